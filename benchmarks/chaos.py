@@ -12,7 +12,6 @@ Requests are the same for the same seed; what happens at the same time is not. T
 broken.
 """
 
-import itertools
 import os
 import random
 import signal
@@ -29,7 +28,6 @@ import httpx
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.bert_shapes import Shape, write_bert
 from benchmarks.chaotic_runner import SEED
@@ -45,7 +43,7 @@ from benchmarks.report import (
     write_figure,
     write_json,
 )
-from benchmarks.server_state import SETTLE_S, busy_of
+from benchmarks.server_state import SETTLE_S, busy_of, total_of
 from benchmarks.servers import READY_TIMEOUT_S, Server, open_server
 from benchmarks.thread_clocks import process_tree
 from benchmarks.unkind_requests import BAD_INPUT, HOSTILE, KIND, MODEL, Plan, plan
@@ -298,20 +296,12 @@ async def wait_settled(server: Server) -> dict[str, float]:
     busy: dict[str, float] = {}
     async with httpx.AsyncClient(trust_env=False, timeout=SETTLE_S) as client:
         with trio.move_on_after(READY_TIMEOUT_S):
-            while await _ready_engines(client, server) < REPLICAS:  # noqa: ASYNC110  (another process)
+            while await total_of(server, "trio_pool_serve_engine", of="ready") < REPLICAS:  # noqa: ASYNC110  (another process)
                 await trio.sleep(0.1)
         with trio.move_on_after(SETTLE_S):
             while busy := busy_of((await client.get(f"{server.url}/load")).json()):  # noqa: ASYNC110
                 await trio.sleep(0.1)
     return busy
-
-
-async def _ready_engines(client: httpx.AsyncClient, server: Server) -> float:
-    text = (await client.get(f"{server.url}/metrics")).text
-    samples = itertools.chain.from_iterable(family.samples for family in text_string_to_metric_families(text))
-    return sum(
-        sample.value for sample in samples if sample.name == "trio_pool_serve_engine" and sample.labels["of"] == "ready"
-    )
 
 
 def show(stories: list[Story]) -> None:

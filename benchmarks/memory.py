@@ -1,12 +1,10 @@
 """How much memory the processes of a server take."""
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
 
-PROC = Path("/proc")
+from benchmarks.thread_clocks import PROC, process_tree
 
 
 @frozen
@@ -24,19 +22,9 @@ class ProcessMemory:
 
 
 def memory_of(pid: int) -> list[ProcessMemory]:
-    """Return the memory of a process and of all it has started, in their order."""
-    found = [_read(one) for one in _family(pid)]
+    """Return the memory of a process and of all it has started, itself first."""
+    found = [_read(one) for one in process_tree(pid)]
     return [memory for memory in found if memory is not None]
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    children: list[str] = []
-    for thread in sorted((PROC / str(pid) / "task").glob("*/children")):
-        with suppress(FileNotFoundError, ProcessLookupError):  # threads come and go
-            children += thread.read_text().split()
-    for child in children:
-        yield from _family(int(child))
 
 
 def _read(pid: int) -> ProcessMemory | None:

@@ -20,7 +20,6 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load import LoadJob, LoadResult, health_probe, run_load, run_load_and_probe
 from benchmarks.machine import describe_machine
@@ -28,6 +27,7 @@ from benchmarks.made_models import make_models
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
 from benchmarks.scenarios import FLAGS, TOKENS, Scenario, scenarios
+from benchmarks.server_state import samples_of
 from benchmarks.servers import Server, open_on_loop, open_ours
 
 QUANTITIES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
@@ -71,14 +71,7 @@ class Lag:
 
 async def scrape_lag(server: Server) -> Buckets:
     """Return the server's histogram of loop lag."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        text = (await client.get(f"{server.url}/metrics")).raise_for_status().text
-    return {
-        float(sample.labels["le"]): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == f"{LAG_METRIC}_bucket"
-    }
+    return {float(sample.labels["le"]): sample.value for sample in await samples_of(server, f"{LAG_METRIC}_bucket")}
 
 
 @define

@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import attrs
 import cyclopts
-import httpx
 import numpy as np
 import trio
 from attrs import frozen
@@ -33,8 +32,8 @@ from benchmarks.load import LoadJob, run_load
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
-from benchmarks.servers import Server, open_ours
-from benchmarks.simulated_scenario import LINK_TIMEOUT_S
+from benchmarks.server_state import total_of
+from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.connectors import UnixConnector
@@ -45,6 +44,11 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
+
+ANSWERED = "trio_pool_serve_requests_total"
+
+LINK_TIMEOUT_S = 1.5
+"""As ``HostConnector`` has it by default."""
 
 SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 128), (4, 128), (16, 128), (1, 512), (4, 512))
 """Rows and tokens of each of the batches."""
@@ -128,22 +132,15 @@ async def measure_requests(seconds: float) -> tuple[float, float]:
             bodies = [json.dumps({"model": MODEL_NAME, "input": each, "encoding_format": "base64"}) for each in inputs]
             job = LoadJob(port=server.port, bodies=bodies, clients=CLIENTS, seconds=seconds, ramp_s=0.0)
             await run_load(attrs.evolve(job, seconds=min(1.0, seconds)))
-            loop_s, answered = _loop_s(server.pid), await _answered(server)
+            loop_s, answered = _loop_s(server.pid), await total_of(server, ANSWERED)
             await run_load(job)
-            costs.append((_loop_s(server.pid) - loop_s) / (await _answered(server) - answered))
+            costs.append((_loop_s(server.pid) - loop_s) / (await total_of(server, ANSWERED) - answered))
     return costs[0], (costs[1] - costs[0]) / (ROWS_OF_SEVERAL - 1)
 
 
 def _loop_s(pid: int) -> float:
     """Return the processor time of a process's first thread."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-async def _answered(server: Server) -> float:
-    """Return how many requests a server has answered."""
-    async with httpx.AsyncClient(trust_env=False) as client:
-        lines = (await client.get(f"{server.url}/metrics")).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("trio_pool_serve_requests_total"))
 
 
 def measure_links(links: int, seconds: float) -> tuple[float, float]:

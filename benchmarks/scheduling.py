@@ -22,12 +22,12 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load import LoadJob, LoadResult, run_load, run_loads
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.server_state import samples_of
 from benchmarks.servers import Server, open_ours
 
 SHORT, LONG, SINGLE = 16, 512, 34
@@ -78,15 +78,9 @@ class TokensComputed:
 
 async def scrape_tokens(server: Server) -> TokensComputed:
     """Return the server's counts of tokens."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        text = (await client.get(f"{server.url}/metrics")).raise_for_status().text
-    samples = {
-        sample.name.removeprefix("trio_pool_serve_"): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("trio_pool_serve_")
-    }
-    return TokensComputed(samples["tokens_total"], samples["batch_tokens_sum"])
+    names = ("trio_pool_serve_tokens_total", "trio_pool_serve_batch_tokens_sum")
+    samples = {sample.name: sample.value for sample in await samples_of(server, *names)}
+    return TokensComputed(*(samples[name] for name in names))
 
 
 @frozen

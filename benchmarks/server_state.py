@@ -1,11 +1,14 @@
-"""What a running server holds: its memory, and what ``/load`` says that it still has to do."""
+"""What a running server holds: its memory, its metrics, and what ``/load`` says that it still has to do."""
 
+import itertools
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import psutil
 import trio
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmarks.servers import Server
 from benchmarks.thread_clocks import process_tree
@@ -21,6 +24,20 @@ def resident_mib(server: Server) -> float:
         with suppress(psutil.Error):
             total += psutil.Process(pid).memory_info().rss
     return total / 2**20
+
+
+async def samples_of(server: Server, *names: str) -> list[Sample]:
+    """Return the samples of some of the server's metrics, read at one time. Cancellation: at once."""
+    async with httpx.AsyncClient(trust_env=False, timeout=SETTLE_S) as client:
+        text = (await client.get(f"{server.url}/metrics")).raise_for_status().text
+    samples = itertools.chain.from_iterable(family.samples for family in text_string_to_metric_families(text))
+    return [sample for sample in samples if sample.name in names]
+
+
+async def total_of(server: Server, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples that have these labels. Cancellation: at once."""
+    samples = await samples_of(server, name)
+    return sum([sample.value for sample in samples if labels.items() <= sample.labels.items()])
 
 
 async def wait_idle(server: Server) -> bool:

@@ -27,7 +27,6 @@ import pybase64
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.machine import describe_machine
 from benchmarks.made_models import IMAGES, make_models
@@ -44,7 +43,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.scenarios import jpeg
-from benchmarks.server_state import wait_idle
+from benchmarks.server_state import total_of, wait_idle
 from benchmarks.servers import Server, open_server
 from benchmarks.thread_clocks import process_tree
 
@@ -123,7 +122,7 @@ class Soak:
         return Trend(per_hour, level, scatter, grows=per_hour > MOST_PER_HOUR[name] * level and rise > scatter)
 
 
-async def take_sample(server: Server, client: httpx.AsyncClient, at_s: float, requests: int) -> Sample:
+async def take_sample(server: Server, at_s: float, requests: int) -> Sample:
     """Return what the server has now. Cancellation: at once."""
     memory = memory_of(server.pid)
     descriptors = threads = 0
@@ -137,15 +136,9 @@ async def take_sample(server: Server, client: httpx.AsyncClient, at_s: float, re
         "RSS, MiB": sum(process.rss_mib for process in memory),
         "descriptors": descriptors,
         "threads": threads,
-        "tasks": await _living_tasks(server, client),
+        "tasks": await total_of(server, "trio_pool_serve_tasks"),
     }
     return Sample(at_s, requests, values)
-
-
-async def _living_tasks(server: Server, client: httpx.AsyncClient) -> float:
-    text = (await client.get(f"{server.url}/metrics")).raise_for_status().text
-    samples = itertools.chain.from_iterable(family.samples for family in text_string_to_metric_families(text))
-    return sum(sample.value for sample in samples if sample.name == "trio_pool_serve_tasks")
 
 
 def image_request(number: int, pictures: Sequence[str]) -> MixedRequest:
@@ -177,13 +170,13 @@ async def measure(server: Server, settings: Settings, words: list[str], pictures
                     soak.failed.append(f"{type(error).__name__}: {error}"[:200])
                 sent += 1
 
-    async with trio.open_nursery() as nursery, httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with trio.open_nursery() as nursery:
         for _ in range(settings.clients):
             nursery.start_soon(send)
         with open_progress() as progress:
             task = progress.add_task("soak", total=round(60 * settings.minutes))
             while (now := time.monotonic()) < end:
-                soak.samples.append(await take_sample(server, client, now - began, sent))
+                soak.samples.append(await take_sample(server, now - began, sent))
                 memory = soak.samples[-1].values["PSS, MiB"]
                 progress.update(task, completed=now - began, description=f"{sent} requests, {memory:.0f} MiB")
                 await trio.sleep(settings.every_s)

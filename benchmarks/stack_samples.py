@@ -37,7 +37,6 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("trio_pool_serve/runner/forward_pass.py", "assembly"),
     ("trio_pool_serve/runner/heads/", "pooling"),
     ("trio_pool_serve/runner/output_copy.py", "pooling"),
-    ("trio_pool_serve/runner/output_copy.py", "pooling"),
     ("trio_pool_serve/runner/", "forward"),
     ("trio_pool_serve/telemetry/", "metrics"),
     ("prometheus_client/", "metrics"),

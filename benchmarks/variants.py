@@ -1,13 +1,11 @@
 """The servers that benchmarks compare: what is run, and with which flags. A new one is a line here."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from attrs import evolve, frozen
 from cyclopts import CycloptsError
 
-from benchmarks.frontends import micro_batching, stepwise, synchronous
-from benchmarks.frontends.installation import label
 from benchmarks.model import MODEL_NAME, MODEL_PATH
 from benchmarks.report import console
 from benchmarks.servers import Server, open_server
@@ -21,20 +19,11 @@ LONG_TEXTS = ("--max-model-len", "512")
 
 @frozen(kw_only=True)
 class Variant:
-    """A way to serve the packaged model: ``python -m`` this ``module``, with the ``flags`` of our own command.
-
-    ``frontend`` is the name that a front end has put into its answers, if it is another than ours.
-    """
+    """A way to serve the packaged model: ``python -m`` this ``module``, with the ``flags`` of our own command."""
 
     name: str
     module: tuple[str, ...] = OURS_MODULE
     flags: tuple[str, ...] = ()
-    frontend: str | None = None
-
-    @property
-    def answers_with(self) -> str:
-        """What must be in the ``Server-Timing`` of its answers."""
-        return label(self.frontend) if self.frontend else ""
 
     def with_flags(self, name: str, *flags: str) -> "Variant":
         """Return the same with more flags, under another name."""
@@ -50,25 +39,6 @@ ENGINES = (
     OURS.with_flags("ours, engine process", "--engine", "process"),
 )
 """Ours by where the engine is."""
-
-FRONT_ENDS = (
-    Variant(name="thread pool (ours)"),
-    Variant(name="sync on the loop", module=("benchmarks.frontends.synchronous",), frontend=synchronous.NAME),
-    Variant(name="micro-batching", module=("benchmarks.frontends.micro_batching",), frontend=micro_batching.NAME),
-    Variant(name="a hop per step", module=("benchmarks.frontends.stepwise",), frontend=stepwise.NAME),
-)
-"""Ways to render on the same engine."""
-
-
-def with_api_processes(variants: Iterable[Variant], processes: int) -> tuple[Variant, ...]:
-    """Return variants with so many API processes each."""
-    return tuple(
-        variant.with_flags(f"{variant.name}, {processes} API processes", "--api-workers", str(processes))
-        for variant in variants
-    )
-
-
-COMPARED_SOMEWHERE = (OURS, NAIVE, *ENGINES, *FRONT_ENDS, *with_api_processes(FRONT_ENDS, 4))
 
 
 def known(variants: Sequence[Variant]) -> list[Variant]:

@@ -187,7 +187,7 @@ def test_the_workflow_runs_the_test_script_on_every_supported_python():
     document = workflow("test.yml")
     assert {"push", "pull_request", "schedule"} == document[True].keys()  # YAML 1.1 reads `on` as true
     job = document["jobs"]["test"]
-    assert commands_of(job) == ["scripts/test ${{ github.event_name == 'schedule' && 'rest' || '' }}"]
+    assert commands_of(job) == ["scripts/size", "scripts/test ${{ github.event_name == 'schedule' && 'rest' || '' }}"]
     prefix = "Programming Language :: Python :: "
     classifiers = PYPROJECT["project"]["classifiers"]
     assert job["strategy"]["matrix"]["python"] == [

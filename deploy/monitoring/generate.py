@@ -482,17 +482,6 @@ def _rule(alert: Alert) -> Json:
     }
 
 
-def prometheus_rule() -> Json:
-    """Return the rules as the Prometheus operator reads them."""
-    labels = {"app.kubernetes.io/name": "trio-pool-serve", "app.kubernetes.io/instance": "trio-pool-serve"}
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {"name": "trio-pool-serve", "labels": labels},
-        "spec": alerts(),
-    }
-
-
 # -- files -----------------------------------------------------------------------------------------------
 
 
@@ -504,8 +493,6 @@ def files() -> Iterable[tuple[Path, str]]:
     yield FOLDER / "alerts.yaml", head + rules
     head = head.replace("beside it", "in deploy/monitoring")
     yield FOLDER.parent / "helm/trio-pool-serve/files/alerts.yaml", head + rules
-    resource = yaml.safe_dump(prometheus_rule(), sort_keys=False, width=10_000)
-    yield FOLDER.parent / "kustomize/components/monitoring/prometheus-rule.yaml", head + resource
 
 
 if __name__ == "__main__":

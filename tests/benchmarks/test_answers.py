@@ -1,9 +1,9 @@
-"""No server is measured whose answers are not the model's, or not those of the front end it is there for."""
+"""No server is measured whose answers are not the model's."""
 
 import numpy as np
 import pytest
 
-from benchmarks.answers import OtherFrontEndError, ask, bodies_of, check_answers, embeddings_body, vectors_of
+from benchmarks.answers import ask, bodies_of, check_answers, embeddings_body, vectors_of
 from benchmarks.model import MODEL_NAME, WrongAnswerError
 from tests.conftest import listening, running
 from trio_pool_serve.config import Config
@@ -33,12 +33,6 @@ async def test_answers_are_compared_with_the_oracle(served):
         await check_answers(served, TEXTS, -oracle)
     with pytest.raises(WrongAnswerError, match="shape"):
         await check_answers(served, TEXTS, oracle[:, :-1])
-
-
-async def test_answers_of_another_front_end_do_not_count(served):
-    oracle = vectors_of((await ask(served, embeddings_body(TEXTS))).json())
-    with pytest.raises(OtherFrontEndError):
-        await check_answers(served, TEXTS, oracle, answers_with="another")
 
 
 def test_texts_are_asked_for_in_requests_of_as_many_as_wanted():

@@ -14,7 +14,7 @@ from benchmarks.peers import NotAPeerError, Peer
 from benchmarks.peers import Settings as PeersSettings
 from benchmarks.report import print_table, write_json
 from benchmarks.rounds import Rounds, median_difference
-from benchmarks.variants import COMPARED_SOMEWHERE, OURS, known
+from benchmarks.variants import OURS, known
 
 THERE = [script for script in SCRIPTS if script.is_there]
 
@@ -137,8 +137,3 @@ def test_servers_with_unknown_flags_are_left_out_loudly(capsys):
     strange = OURS.with_flags("strange", "--no-such-flag", "1")
     assert known([OURS, strange]) == [OURS]
     assert "NOT MEASURED: strange: Unknown option" in capsys.readouterr().out
-
-
-def test_every_server_that_is_compared_has_a_name_of_its_own():
-    names = [variant.name for variant in COMPARED_SOMEWHERE]
-    assert len(set(names)) == len(names)

@@ -1,5 +1,6 @@
 """What ``deploy/`` is rendered to, by the tools that ``scripts/test`` puts into an environment of their own."""
 
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -14,16 +15,14 @@ DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "trio-pool-serve"
 TOOLS = ROOT / ".venv-deploy" / "bin"
 
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+
 needs_tools = pytest.mark.skipif(
-    not (TOOLS / "helm").exists(), reason="scripts/test installs helm, kubectl and the validators, on x86-64"
+    not (TOOLS / "helm").exists(), reason="scripts/test installs helm and the validators, on x86-64"
 )
 
-VARIANTS = {
-    "base": ("base", None),
-    "cpu": ("overlays/cpu", "values-cpu.yaml"),
-    "autoscaled": ("overlays/autoscaled", "values-autoscaled.yaml"),
-}
-"""What Kustomize and Helm have both: the folder of the one, the values of the other."""
+VARIANTS = ("base", "cpu", "autoscaled")
+"""The chart as it is, and with each of its files of values."""
 
 CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 
@@ -45,18 +44,22 @@ def manifests_of(ran: subprocess.CompletedProcess[str]) -> list[Manifest]:
 
 
 @cache
-def kustomized(folder: str) -> list[Manifest]:
-    return manifests_of(run_tool("kubectl", "kustomize", str(DEPLOY / "kustomize" / folder)))
-
-
-@cache
 def templated(*arguments: str, release: str = "trio-pool-serve", namespace: str = "trio-pool-serve") -> list[Manifest]:
     return manifests_of(run_tool("helm", "template", release, str(CHART), "--namespace", namespace, *arguments))
 
 
 def values_of(variant: str) -> list[str]:
-    _, values = VARIANTS[variant]
-    return [] if values is None else ["--values", str(CHART / values)]
+    return [] if variant == "base" else ["--values", str(CHART / f"values-{variant}.yaml")]
+
+
+def rendered(variant: str) -> list[Manifest]:
+    """A variant of the chart, or ``models``, the manifest of the page."""
+    return templated(*values_of(variant)) if variant != "models" else models_of_the_page()
+
+
+def models_of_the_page() -> list[Manifest]:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    return list(yaml.safe_load_all(block))
 
 
 def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.deploy.manifests import kustomized, needs_tools, templated
+from tests.deploy.manifests import VARIANTS, needs_tools, rendered
 from trio_pool_serve.cli import app
 
 pytestmark = needs_tools
@@ -10,7 +10,7 @@ pytestmark = needs_tools
 
 def arguments(zone: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for manifest in [*kustomized("base"), *kustomized("overlays/cpu"), *templated()]:
+    for manifest in (manifest for variant in VARIANTS for manifest in rendered(variant)):
         if manifest["kind"] == "Deployment":
             (container,) = manifest["spec"]["template"]["spec"]["containers"]
             given = [argument.replace("$(ZONE)", zone) for argument in container["args"]]

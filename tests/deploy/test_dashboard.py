@@ -31,7 +31,7 @@ LIMIT_S = 120
 def test_the_files_are_those_that_are_generated():
     generator = runpy.run_path(str(MONITORING / "generate.py"))
     files = dict(generator["files"]())
-    assert len(files) == 4
+    assert len(files) == 3
     assert [path.name for path, text in files.items() if path.read_text() != text] == []
 
 

@@ -3,34 +3,20 @@
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import trio_pool_serve
-from tests.deploy.manifests import (
-    DEPLOY,
-    Manifest,
-    by_name,
-    kustomized,
-    manifests_of,
-    needs_tools,
-    run_tool,
-    templated,
-    values_of,
-)
-from tests.server.server_process import ROOT
+from tests.deploy.manifests import PAGE, by_name, manifests_of, needs_tools, rendered, run_tool, templated, values_of
 from trio_pool_serve.access.key_file import digest_of, read_key_file
 from trio_pool_serve.engine.remote.keys import LinkKeys
-
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 pytestmark = needs_tools
 
 
-def blocks(language: str = "") -> list[str]:
+def blocks() -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.M | re.S)
-    return [block for of, block in found if of == language]
+    return [block for language, block in found if not language]
 
 
 def commands(tool: str) -> list[list[str]]:
@@ -38,58 +24,28 @@ def commands(tool: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith(f"{tool} ")]
 
 
-def rendered_in(folder: str, kustomization: str, root: Path) -> dict[tuple[str, str], Manifest]:
-    """What is rendered of a kustomization in a folder beside ``deploy``."""
-    (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / folder / "kustomization.yaml").write_text(kustomization)
-    if not (root / "deploy").exists():
-        (root / "deploy").symlink_to(DEPLOY)
-    return by_name(manifests_of(run_tool("kubectl", "kustomize", str(root / folder))))
-
-
-def test_the_overlays_of_the_page_are_in_the_folders_that_its_commands_apply():
-    applied = [words[-1] for words in commands("kubectl") if words[1:3] == ["apply", "--kustomize"]]
-    named = re.findall(r"`(\S+)/kustomization.yaml`", PAGE)
-    assert applied == named == ["mine/models", "mine"]
-
-
-def test_the_models_of_the_page_are_downloaded_by_an_image_of_its_registry(tmp_path):
-    models, _ = blocks("yaml")
-    rendered = rendered_in("mine/models", models, tmp_path)
-    assert rendered.keys() == by_name(kustomized("models")).keys()
-    (container,) = rendered["Job", "trio-pool-serve-download"]["spec"]["template"]["spec"]["containers"]
+def test_the_models_of_the_page_are_downloaded_by_an_image_of_its_registry():
+    objects = by_name(rendered("models"))
+    assert objects.keys() == {("PersistentVolumeClaim", "trio-pool-serve-models"), ("Job", "trio-pool-serve-download")}
+    (container,) = objects["Job", "trio-pool-serve-download"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"registry.example.org/trio-pool-serve-cpu:{trio_pool_serve.__version__}"
     (waited_for,) = [words[-1] for words in commands("kubectl") if "wait" in words]
     assert waited_for == "job/trio-pool-serve-download"
 
 
-def test_the_overlay_of_the_page_renders_with_what_it_changes(tmp_path):
-    _, overlay = blocks("yaml")
-    rendered = rendered_in("mine", overlay, tmp_path)
-    assert rendered.keys() == by_name(kustomized("overlays/autoscaled")).keys()
-    for name, image, selector in (
-        ("trio-pool-serve-api", "cpu", None),
-        ("trio-pool-serve-engine-minilm", "cuda", {"cloud.example.org/gpu": "l4"}),
-    ):
-        pod = rendered["Deployment", name]["spec"]["template"]["spec"]
-        assert (
-            pod["containers"][0]["image"]
-            == f"registry.example.org/trio-pool-serve-{image}:{trio_pool_serve.__version__}"
-        )
-        assert pod.get("nodeSelector") == selector
-
-
 def test_the_release_of_the_page_is_that_of_its_values():
     ((_, command, _, name, chart, *more),) = commands("helm")
     assert (command, name, chart) == ("upgrade", "trio-pool-serve", "deploy/helm/trio-pool-serve")
-    rendered = by_name(manifests_of(run_tool("helm", "template", name, chart, *more)))
-    assert rendered.keys() == by_name(kustomized("overlays/autoscaled")).keys()
-    images = [
-        manifest["spec"]["template"]["spec"]["containers"][0]["image"]
-        for (kind, _), manifest in rendered.items()
-        if kind == "Deployment"
-    ]
-    assert all(image.startswith("registry.example.org/trio-pool-serve-") for image in images)
+    released = by_name(manifests_of(run_tool("helm", "template", name, chart, *more)))
+    assert released.keys() == by_name(rendered("autoscaled")).keys()
+    for deployed, image, selector in (
+        ("trio-pool-serve-api", "cpu", None),
+        ("trio-pool-serve-engine-minilm", "cuda", {"cloud.example.org/gpu": "l4"}),
+    ):
+        pod = released["Deployment", deployed]["spec"]["template"]["spec"]
+        of_registry = f"registry.example.org/trio-pool-serve-{image}:{trio_pool_serve.__version__}"
+        assert [container["image"] for container in pod["containers"]] == [of_registry]
+        assert pod.get("nodeSelector") == selector
 
 
 def test_the_secrets_of_the_page_are_those_that_pods_read():
@@ -124,23 +80,11 @@ def test_the_keys_of_the_page_are_keys_of_the_server(tmp_path):
     assert len(keys) == 2
 
 
-def test_engines_on_cpu_are_scaled_by_batches_of_a_cpu(tmp_path):
-    of_both = [word for variant in ("cpu", "autoscaled") for word in values_of(variant)]
-    by_helm = by_name(templated(*of_both))
-    components = "".join(
-        f"  - ../deploy/kustomize/components/{name}\n" for name in ("monitoring", "autoscaling", "cpu")
-    )
-    path = "/spec/triggers/0/metadata/threshold"
-    kustomization = (
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: trio-pool-serve\n"
-        f"resources:\n  - ../deploy/kustomize/base\ncomponents:\n{components}"
-        "patches:\n  - target: {kind: ScaledObject}\n"
-        f"    patch: |-\n      - {{op: replace, path: {path}, value: '2048'}}\n"
-    )
-    assert rendered_in("mine", kustomization, tmp_path) == by_helm
-    engine = by_helm["Deployment", "trio-pool-serve-engine-minilm"]["spec"]["template"]["spec"]["containers"][0]
+def test_engines_on_cpu_are_scaled_by_batches_of_a_cpu():
+    both = by_name(templated(*values_of("cpu"), *values_of("autoscaled")))
+    engine = both["Deployment", "trio-pool-serve-engine-minilm"]["spec"]["template"]["spec"]["containers"][0]
     assert "-cpu:" in engine["image"]
-    triggers = by_helm["ScaledObject", "trio-pool-serve-engine-minilm"]["spec"]["triggers"]
+    triggers = both["ScaledObject", "trio-pool-serve-engine-minilm"]["spec"]["triggers"]
     assert triggers[0]["metadata"]["threshold"] == "2048"
 
 
@@ -156,5 +100,5 @@ def test_each_image_is_built_under_the_name_that_the_manifests_have(target):
 
 
 def _containers() -> list[dict]:
-    templates = [manifest["spec"].get("template", {}) for manifest in kustomized("base")]
+    templates = [manifest["spec"].get("template", {}) for manifest in rendered("base")]
     return [container for template in templates for container in template.get("spec", {}).get("containers", [])]

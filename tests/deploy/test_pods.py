@@ -1,4 +1,4 @@
-"""What the pods of ``deploy/kustomize`` are allowed and asked; those of the chart are the same."""
+"""What pods are allowed and asked."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import trio_pool_serve
-from tests.deploy.manifests import CHART, Manifest, by_name, kustomized, needs_tools
+from tests.deploy.manifests import CHART, VARIANTS, Manifest, by_name, needs_tools, rendered
 
 pytestmark = needs_tools
 
@@ -16,29 +16,28 @@ USER = 10001
 SPARE_S = 15
 """What a pod needs after a drain that took all of its time."""
 
-FOLDERS = ("base", "overlays/cpu", "overlays/autoscaled", "models")
-SERVING = FOLDERS[:-1]
+ALL = (*VARIANTS, "models")
 
 API, ENGINE = ("Deployment", "trio-pool-serve-api"), ("Deployment", "trio-pool-serve-engine-minilm")
 
 
-def pods(folder: str) -> Iterator[Manifest]:
-    for manifest in kustomized(folder):
+def pods(variant: str) -> Iterator[Manifest]:
+    for manifest in rendered(variant):
         if "template" in manifest["spec"]:
             yield manifest["spec"]["template"]["spec"]
 
 
-def pod(folder: str, name: tuple[str, str]) -> Manifest:
-    return by_name(kustomized(folder))[name]["spec"]["template"]["spec"]
+def pod(variant: str, name: tuple[str, str]) -> Manifest:
+    return by_name(rendered(variant))[name]["spec"]["template"]["spec"]
 
 
 def flags(container: Manifest) -> dict[str, str]:
     return dict(re.fullmatch(r"--([\w-]+)(?:=(.*))?", each).groups() for each in container["args"] if each[0] == "-")
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_pods_keep_to_the_restricted_standard_and_write_only_where_they_must(folder):
-    for each in pods(folder):
+@pytest.mark.parametrize("variant", ALL)
+def test_pods_keep_to_the_restricted_standard_and_write_only_where_they_must(variant):
+    for each in pods(variant):
         security = each["securityContext"]
         assert security["runAsNonRoot"] is True
         assert {security["runAsUser"], security["runAsGroup"], security["fsGroup"]} == {USER}
@@ -52,18 +51,18 @@ def test_pods_keep_to_the_restricted_standard_and_write_only_where_they_must(fol
                 "capabilities": {"drop": ["ALL"]},
             }
             written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-            assert written == ({"/data", "/tmp"} if folder != "models" else {"/data", "/tmp", "/models"})
+            assert written == ({"/data", "/tmp"} if variant != "models" else {"/data", "/tmp", "/models"})
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_services_do_not_become_settings(folder):
+@pytest.mark.parametrize("variant", ALL)
+def test_services_do_not_become_settings(variant):
     """The variables of a Service called trio-pool-serve would be those of settings."""
-    assert all(each["enableServiceLinks"] is False for each in pods(folder))
+    assert all(each["enableServiceLinks"] is False for each in pods(variant))
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_containers_say_what_they_need_and_have_a_limit_of_memory(folder):
-    for each in pods(folder):
+@pytest.mark.parametrize("variant", ALL)
+def test_containers_say_what_they_need_and_have_a_limit_of_memory(variant):
+    for each in pods(variant):
         for container in each["containers"]:
             requests, limits = container["resources"]["requests"], container["resources"]["limits"]
             assert {"cpu", "memory"} <= requests.keys()
@@ -71,32 +70,32 @@ def test_containers_say_what_they_need_and_have_a_limit_of_memory(folder):
             assert requests.get("nvidia.com/gpu") == limits.get("nvidia.com/gpu")
 
 
-@pytest.mark.parametrize(("folder", "gpus", "image"), [("base", "1", "cuda"), ("overlays/cpu", None, "cpu")])
-def test_an_engine_has_one_gpu_or_cores_of_its_own(folder, gpus, image):
-    (engine,) = pod(folder, ENGINE)["containers"]
+@pytest.mark.parametrize(("variant", "gpus", "image"), [("base", "1", "cuda"), ("cpu", None, "cpu")])
+def test_an_engine_has_one_gpu_or_cores_of_its_own(variant, gpus, image):
+    (engine,) = pod(variant, ENGINE)["containers"]
     requests, limits = engine["resources"]["requests"], engine["resources"]["limits"]
     assert requests.get("nvidia.com/gpu") == gpus
     assert f"-{image}:" in engine["image"]
     assert gpus or requests == limits, "with static CPU management only equal whole numbers give cores"
-    (api,) = pod(folder, API)["containers"]
+    (api,) = pod(variant, API)["containers"]
     assert "-cpu:" in api["image"]
     assert "nvidia.com/gpu" not in api["resources"]["limits"]
 
 
-@pytest.mark.parametrize("folder", SERVING)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", [API, ENGINE])
-def test_pods_are_spread_over_zones_and_nodes_and_start_where_there_is_but_one(folder, name):
+def test_pods_are_spread_over_zones_and_nodes_and_start_where_there_is_but_one(variant, name):
     """Both have to be named: a pod that has constraints does not get the scheduler's own."""
-    constraints = pod(folder, name)["topologySpreadConstraints"]
+    constraints = pod(variant, name)["topologySpreadConstraints"]
     assert [each["topologyKey"] for each in constraints] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
     for each in constraints:
         assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
 
 
-@pytest.mark.parametrize("folder", SERVING)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", [API, ENGINE])
-def test_a_pod_has_more_time_to_end_than_its_drain_takes(folder, name):
-    each = pod(folder, name)
+def test_a_pod_has_more_time_to_end_than_its_drain_takes(variant, name):
+    each = pod(variant, name)
     (container,) = each["containers"]
     before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     drain = int(flags(container)["drain-timeout-s"])
@@ -123,16 +122,16 @@ def test_the_ports_are_those_of_the_flags():
     listened = [flags(engine)[flag].rpartition(":")[2] for flag in ("listen", "probe-listen")]
     assert [str(each["containerPort"]) for each in engine["ports"]] == listened
     host, _, port = flags(api)["engine-hosts"].partition(":")
-    service = by_name(kustomized("base"))["Service", host]["spec"]
+    service = by_name(rendered("base"))["Service", host]["spec"]
     assert service["clusterIP"] == "None"
     assert [str(each["port"]) for each in service["ports"]] == listened
     assert port == listened[0]
 
 
-@pytest.mark.parametrize("folder", SERVING)
-def test_keys_are_files_and_models_are_read_offline(folder):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_keys_are_files_and_models_are_read_offline(variant):
     for name in (API, ENGINE):
-        each = pod(folder, name)
+        each = pod(variant, name)
         (container,) = each["containers"]
         environment = {variable["name"]: variable for variable in container["env"]}
         assert environment["HF_HUB_OFFLINE"]["value"] == "1"
@@ -158,12 +157,12 @@ def test_the_job_downloads_the_model_into_the_volume_that_is_served():
         for each in (download, api)
     )
     assert downloaded == served
-    assert ("PersistentVolumeClaim", served) in by_name(kustomized("models"))
+    assert ("PersistentVolumeClaim", served) in by_name(rendered("models"))
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_images_are_of_this_version(folder):
-    for each in pods(folder):
+@pytest.mark.parametrize("variant", ALL)
+def test_the_images_are_of_this_version(variant):
+    for each in pods(variant):
         for container in each["containers"]:
             assert container["image"].rpartition(":")[2] == trio_pool_serve.__version__
     assert (

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.manifests import Manifest, by_name, kustomized, needs_tools, of_kind
+from tests.deploy.manifests import VARIANTS, Manifest, by_name, needs_tools, of_kind, rendered
 from trio_pool_serve.engine.engine import EngineStatistics
 from trio_pool_serve.telemetry.metrics import PREFIX
 
 pytestmark = needs_tools
 
-ALL = "overlays/autoscaled"
+ALL = "autoscaled"
 """Has objects of every kind."""
 
 
 def deployments() -> dict[str, Manifest]:
-    return {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(kustomized(ALL), "Deployment")}
+    return {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(rendered(ALL), "Deployment")}
 
 
 def selected_by(labels: dict[str, str]) -> list[str]:
@@ -31,7 +31,7 @@ API, ENGINE = ["trio-pool-serve-api"], ["trio-pool-serve-engine-minilm"]
 
 def test_all_selectors_select_the_pods_of_one_deployment():
     found: list[tuple[str, list[str]]] = []
-    for (kind, name), manifest in by_name(kustomized(ALL)).items():
+    for (kind, name), manifest in by_name(rendered(ALL)).items():
         spec: dict[str, Any] = manifest["spec"]
         match kind:
             case "Service":
@@ -68,9 +68,7 @@ DNS = [("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)]
 
 
 def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
-    policies = {
-        manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(kustomized(ALL), "NetworkPolicy")
-    }
+    policies = {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(rendered(ALL), "NetworkPolicy")}
     api, engine = policies["trio-pool-serve-api"], policies["trio-pool-serve-engine"]
     assert all(sorted(policy["policyTypes"]) == ["Egress", "Ingress"] for policy in (api, engine))
     assert [(peers(rule, "from"), ports(rule)) for rule in engine["ingress"]] == [
@@ -85,9 +83,9 @@ def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
 
 
 def test_prometheus_finds_each_port_with_metrics():
-    services = of_kind(kustomized(ALL), "Service")
+    services = of_kind(rendered(ALL), "Service")
     scraped = []
-    for monitor in of_kind(kustomized(ALL), "ServiceMonitor"):
+    for monitor in of_kind(rendered(ALL), "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"]
         (service,) = (each for each in services if wanted.items() <= each["metadata"]["labels"].items())
         for endpoint in monitor["spec"]["endpoints"]:
@@ -100,14 +98,14 @@ def test_prometheus_finds_each_port_with_metrics():
 
 
 def test_keda_alone_decides_how_many_engines_there_are():
-    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    (scaled,) = of_kind(rendered(ALL), "ScaledObject")
     assert [scaled["spec"]["scaleTargetRef"]["name"]] == ENGINE
     assert "replicas" not in deployments()[ENGINE[0]]
     assert "replicas" in deployments()[API[0]]
 
 
 def test_queries_ask_for_metrics_and_labels_that_there_are():
-    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    (scaled,) = of_kind(rendered(ALL), "ScaledObject")
     (container,) = deployments()[ENGINE[0]]["template"]["spec"]["containers"]
     gauges = EngineStatistics("ready", *[0] * 11).gauges()
     asked = []
@@ -118,13 +116,13 @@ def test_queries_ask_for_metrics_and_labels_that_there_are():
         assert asked[-1] in gauges[metric.removeprefix(PREFIX)]
         assert labels.pop("model") == container["args"][1].partition("=")[0]
         assert labels == {"namespace": scaled["metadata"]["namespace"], "service": "trio-pool-serve-engine"}
-        assert by_name(kustomized(ALL))["Service", labels["service"]]["metadata"]["namespace"] == labels["namespace"]
+        assert by_name(rendered(ALL))["Service", labels["service"]]["metadata"]["namespace"] == labels["namespace"]
     assert asked == ["queued_tokens", "in_flight_batches"]
 
 
 def test_queries_average_a_sum_so_that_an_engine_and_its_successor_are_not_both_counted():
     """A sum of averages has each engine that ended within the window in full, beside the one that replaced it."""
-    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    (scaled,) = of_kind(rendered(ALL), "ScaledObject")
     queries = [re.sub(r"\{.*?\}", "", trigger["metadata"]["query"]) for trigger in scaled["spec"]["triggers"]]
     assert queries == [
         "avg_over_time(sum(trio_pool_serve_engine)[1m:15s])",
@@ -132,6 +130,6 @@ def test_queries_average_a_sum_so_that_an_engine_and_its_successor_are_not_both_
     ]
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/cpu", ALL, "models"])
-def test_all_objects_are_in_one_namespace(folder):
-    assert {manifest["metadata"]["namespace"] for manifest in kustomized(folder)} == {"trio-pool-serve"}
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_objects_are_in_one_namespace(variant):
+    assert {manifest["metadata"]["namespace"] for manifest in rendered(variant)} == {"trio-pool-serve"}

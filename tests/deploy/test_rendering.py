@@ -1,21 +1,23 @@
-"""Kustomize and Helm render the same, and Kubernetes and its operators would accept it."""
+"""Helm renders the chart, and Kubernetes and its operators would accept what it renders."""
 
 import copy
 import json
 import re
 
 import pytest
+import yaml
 
 from tests.deploy.manifests import (
     CHART,
     CUSTOM_RESOURCES,
     DEPLOY,
+    PAGE,
     VARIANTS,
     Manifest,
     by_name,
-    kustomized,
     needs_tools,
     of_kind,
+    rendered,
     run_tool,
     templated,
     values_of,
@@ -30,38 +32,21 @@ CHECK_CUSTOM = str(ROOT / "tests" / "deploy" / "programs" / "check_custom_resour
 OLDEST, NEWEST = "1.30", "1.37"
 """The oldest Kubernetes that the chart accepts, and the newest whose schemas the validator has."""
 
-RENDERED = {
-    **{f"kustomize {variant}": lambda folder=folder: kustomized(folder) for variant, (folder, _) in VARIANTS.items()},
-    **{f"helm {variant}": lambda variant=variant: templated(*values_of(variant)) for variant in VARIANTS},
-    "kustomize models": lambda: kustomized("models"),
-    "helm, with all values": lambda: templated(
-        *("--values", str(ROOT / "tests" / "deploy" / "all-values.yaml")), release="other", namespace="elsewhere"
-    ),
-}
+
+def with_all_values() -> list[Manifest]:
+    values = str(ROOT / "tests" / "deploy" / "all-values.yaml")
+    return templated("--values", values, release="other", namespace="elsewhere")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_kustomize_and_helm_say_the_same(variant):
-    by_kustomize = by_name(kustomized(VARIANTS[variant][0]))
-    by_helm = by_name(templated(*values_of(variant)))
-    assert by_kustomize.keys() == by_helm.keys()
-    for name, manifest in by_kustomize.items():
-        assert manifest == by_helm[name], name
-
-
-def test_every_kustomization_and_every_file_of_values_is_rendered():
-    overlays = {
-        path.parent.relative_to(DEPLOY / "kustomize") for path in DEPLOY.glob("kustomize/**/kustomization.yaml")
-    }
-    rendered = {folder for folder, _ in VARIANTS.values()} | {"models"}
-    assert {str(folder) for folder in overlays if folder.parts[0] != "components"} == rendered
-    assert {path.name for path in CHART.glob("values-*.yaml")} == {values for _, values in VARIANTS.values() if values}
+def test_every_file_of_values_is_rendered():
+    assert {path.stem for path in CHART.glob("values*.yaml")} == {"values", "values-cpu", "values-autoscaled"}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("rendered", RENDERED)
-def test_kubernetes_accepts_every_object(rendered, version, tmp_path):
-    built_in = [manifest for manifest in RENDERED[rendered]() if manifest["kind"] not in CUSTOM_RESOURCES]
+@pytest.mark.parametrize("variant", [*VARIANTS, "models", "all values"])
+def test_kubernetes_accepts_every_object(variant, version, tmp_path):
+    manifests = with_all_values() if variant == "all values" else rendered(variant)
+    built_in = [manifest for manifest in manifests if manifest["kind"] not in CUSTOM_RESOURCES]
     file = write(built_in, tmp_path / "manifests.yaml")
     validated = run_tool("kubernetes-validate", "--strict", "--kubernetes-version", version, str(file))
     assert validated.returncode == 0, validated.stdout + validated.stderr
@@ -73,7 +58,7 @@ def test_the_chart_accepts_the_oldest_kubernetes_that_is_checked():
 
 
 def test_an_unknown_field_is_noticed(tmp_path):
-    (deployment, *_) = of_kind(copy.deepcopy(kustomized("base")), "Deployment")
+    (deployment, *_) = of_kind(copy.deepcopy(rendered("base")), "Deployment")
     deployment["spec"]["template"]["spec"]["graceSeconds"] = 60
     validated = run_tool("kubernetes-validate", "--strict", str(write([deployment], tmp_path / "manifests.yaml")))
     assert validated.returncode == 1
@@ -81,18 +66,18 @@ def test_an_unknown_field_is_noticed(tmp_path):
 
 
 def with_mistakes() -> list[Manifest]:
-    (scaled,) = of_kind(copy.deepcopy(kustomized("overlays/autoscaled")), "ScaledObject")
+    (scaled,) = of_kind(copy.deepcopy(rendered("autoscaled")), "ScaledObject")
     scaled["spec"]["maxReplicas"] = 3
     scaled["spec"]["triggers"][0]["metadata"]["query"] = "sum(a"
-    (monitor, _) = of_kind(copy.deepcopy(kustomized("overlays/autoscaled")), "ServiceMonitor")
+    (monitor, _) = of_kind(copy.deepcopy(rendered("autoscaled")), "ServiceMonitor")
     del monitor["spec"]["selector"]
     return [scaled, monitor]
 
 
 @pytest.mark.slow
 def test_the_operators_accept_their_objects_and_would_not_accept_mistakes():
-    rendered = RENDERED["kustomize autoscaled"]() + RENDERED["helm, with all values"]()
-    custom = [manifest for manifest in rendered if manifest["kind"] in CUSTOM_RESOURCES]
+    manifests = rendered("autoscaled") + with_all_values()
+    custom = [manifest for manifest in manifests if manifest["kind"] in CUSTOM_RESOURCES]
     assert [manifest["kind"] for manifest in custom].count("ScaledObject") == 3
     checked = run_tool("python", CHECK_CUSTOM, given=json.dumps(custom + with_mistakes()))
     assert checked.returncode == 0, checked.stderr
@@ -101,6 +86,11 @@ def test_the_operators_accept_their_objects_and_would_not_accept_mistakes():
     assert [problem.partition(": ")[0] for problem in of_scaled] == ["has fields that its definition lacks", "sum(a"]
     assert len(of_monitor) == 1
     assert "selector" in of_monitor[0]
+
+
+def test_the_alerts_are_those_of_a_prometheus_without_the_operator():
+    (rule,) = of_kind(rendered("autoscaled"), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((DEPLOY / "monitoring" / "alerts.yaml").read_text())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -125,16 +115,16 @@ def test_values_that_make_no_sense_are_refused(values, message):
 
 
 def test_two_models_have_engines_of_their_own_behind_one_name():
-    rendered = by_name(RENDERED["helm, with all values"]())
-    api = rendered["Deployment", "other-api"]["spec"]["template"]["spec"]["containers"][0]
+    manifests = by_name(with_all_values())
+    api = manifests["Deployment", "other-api"]["spec"]["template"]["spec"]["containers"][0]
     assert api["args"][1:4] == [
         "minilm=/models/all-MiniLM-L6-v2",
         "reranker=/models/bge-reranker",
         "--engine-hosts=other-engine:9000",
     ]
-    service = rendered["Service", "other-engine"]["spec"]["selector"]
+    service = manifests["Service", "other-engine"]["spec"]["selector"]
     for number, model in enumerate(("minilm", "reranker"), 1):
-        engine = rendered["Deployment", f"other-engine-{model}"]["spec"]["template"]
+        engine = manifests["Deployment", f"other-engine-{model}"]["spec"]["template"]
         assert engine["spec"]["containers"][0]["args"][1] == api["args"][number]
         assert service.items() <= engine["metadata"]["labels"].items()
         for flag in ("--dtype=float32", "--normalize"):
@@ -146,12 +136,10 @@ def test_two_models_have_engines_of_their_own_behind_one_name():
     ("named", "command"),
     [
         ("Helm", ("helm", "version", "--template", "{{.Version}}")),
-        ("Kustomize v", ("kubectl", "version", "--client")),
         ("hadolint", ("hadolint", "--version")),
         ("kubernetes-validate", ("kubernetes-validate", "--version")),
     ],
 )
 def test_the_tools_are_those_that_the_page_names(named, command):
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    (version,) = set(re.findall(rf"\b{named} ?(\d[\d.]*\d)", page))
+    (version,) = set(re.findall(rf"\b{named} (\d[\d.]*\d)", PAGE))
     assert version in run_tool(*command).stdout

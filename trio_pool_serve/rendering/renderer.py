@@ -31,7 +31,7 @@ from trio_pool_serve.types import Client, RenderedPrompt, TokenIds
 T = TypeVar("T")
 
 LOOP_CHARACTERS = 320
-"""Tokenising this many characters takes about as long as a thread hop (``benchmarks/hop_size.py``)."""
+"""Tokenising this many characters takes about as long as a thread hop (``docs/structure.md``)."""
 
 ANYBODY = Client()
 

@@ -182,12 +182,12 @@ async def test_images_have_limits(monkeypatch, module, name, limit, told):
 
 
 def test_an_image_may_be_as_large_as_a_body():
-    sizes = [MediaLoader(InputConfig(), 10.0, Offload(), max_body_bytes=most).max_bytes for most in (1, 2**25)]
+    sizes = [MediaLoader(InputConfig(), Offload(), max_body_bytes=most).max_bytes for most in (1, 2**25)]
     assert sizes == [20 * 2**20, 2**25]
 
 
 def test_an_eighth_of_the_memory_budget_is_for_the_cache():
-    assert MediaLoader(InputConfig(), 10.0, Offload(), MemoryBudget(8000)).cache.max_bytes == 1000
+    assert MediaLoader(InputConfig(), Offload(), MemoryBudget(8000)).cache.max_bytes == 1000
 
 
 async def test_settings_restrict_hosts():

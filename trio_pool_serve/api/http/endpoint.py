@@ -21,7 +21,7 @@ Job = TypeVar("Job")
 
 LOOP_BYTES = 16 * 1024
 """Bodies and responses up to this size are decoded and encoded on the loop. Texts and base64 take less time
-than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
+than a thread hop then, token ids and decimal numbers about two (``docs/structure.md``)."""
 
 LOOP_ROWS = 64
 """Responses with more rows are encoded in a thread however short those are: each costs a few microseconds."""
