@@ -1,5 +1,6 @@
 """The real device: it computes what the processor computes, and its copies overlap with its launches."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 import trio
+from attrs import define, field
+from torch import Tensor
 
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from tests.runner.test_varlen import PACKED
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
-from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
+from trio_pool_serve.runner.output_copy import OutputCopier, Split
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenEmbed, Vectors
 
@@ -27,23 +30,20 @@ LONG_COPY_CYCLES = 2_000_000_000
 """About a second: any launch is over sooner."""
 
 
-class SlowCopyBackend(CudaCopyBackend):
-    """The real one, whose copies can be held up on their stream."""
+@define(eq=False)
+class SlowCopier(OutputCopier):
+    """The real one, whose copies can be held up on their stream, once it is open."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.slow = False
-        self.events: list[torch.cuda.Event] = []
+    slow: bool = field(default=False, init=False)
+    events: list[torch.cuda.Event] = field(factory=list, init=False)
 
-    def wait_for_compute(self, stream: torch.cuda.Stream) -> None:
-        super().wait_for_compute(stream)
+    def start(self, tensors: Sequence[Tensor], split: Split) -> PooledBatch:
         if self.slow:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream):
                 torch.cuda._sleep(LONG_COPY_CYCLES)
-
-    def blocking_event(self) -> Any:
-        self.events.append(super().blocking_event())
-        return self.events[-1]
+        handle = super().start(tensors, split)
+        self.events.append(handle._event)
+        return handle
 
 
 async def awaited(handles: list[PooledBatch]) -> list[list[Vectors]]:
@@ -62,11 +62,10 @@ def on_cuda(minilm: Path) -> ServedModel:
 
 
 @pytest.fixture
-def slow_copies(on_cuda: ServedModel) -> SlowCopyBackend:
+def slow_copies(on_cuda: ServedModel) -> SlowCopier:
     """Make the copies of ``on_cuda`` slow on request."""
-    backend = SlowCopyBackend(on_cuda.runner.device)
-    on_cuda.runner.copier = OutputCopier(backend, Offload())
-    return backend
+    on_cuda.runner.copier = copier = SlowCopier(on_cuda.runner.device, Offload())
+    return copier
 
 
 async def test_every_family_agrees_with_the_processor(path: Path):
@@ -92,7 +91,7 @@ async def test_half_precision_points_where_float32_does(on_cuda: ServedModel, mi
 
 
 async def test_the_next_launch_returns_before_the_copy_before_it_has_ended(
-    on_cuda: ServedModel, slow_copies: SlowCopyBackend
+    on_cuda: ServedModel, slow_copies: SlowCopier
 ):
     batch = Batch(tuple(await on_cuda.requests(TEXTS)))
     expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
@@ -107,7 +106,7 @@ async def test_the_next_launch_returns_before_the_copy_before_it_has_ended(
 
 
 async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
-    on_cuda: ServedModel, slow_copies: SlowCopyBackend
+    on_cuda: ServedModel, slow_copies: SlowCopier
 ):
     """The allocator would hand their memory to the next batch, were they freed too early."""
     batches = [Batch(tuple(await on_cuda.requests([text] * 4))) for text in TEXTS]
@@ -120,7 +119,7 @@ async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
         assert largest_difference(rows, rows_expected) < TOLERANCE
 
 
-async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedModel, slow_copies: SlowCopyBackend):
+async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedModel, slow_copies: SlowCopier):
     batch = Batch(tuple(await on_cuda.requests(TEXTS)))
     expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
     slow_copies.events.clear()
@@ -187,13 +186,12 @@ async def test_the_budget_is_found_on_the_device(minilm: Path):
 async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
     """Token vectors are copied to the host while the next batch is replayed."""
     served = half(minilm)
-    backend = SlowCopyBackend(served.runner.device)
-    served.runner.copier = OutputCopier(backend, Offload())
+    served.runner.copier = copier = SlowCopier(served.runner.device, Offload())
     batches = [Batch(tuple(await served.ask([text] * 4, [(TokenEmbed(),)] * 4))) for text in TEXTS]
     expected = [await awaited([served.runner.launch(batch)]) for batch in batches]
-    backend.slow = True
+    copier.slow = True
     first = served.runner.launch(batches[0])
-    backend.slow = False
+    copier.slow = False
     handles = [first, *(served.runner.launch(batch) for batch in batches[1:])]
     for rows, (rows_expected,) in zip(await awaited(handles), expected, strict=True):
         assert largest_difference(rows, rows_expected) == 0

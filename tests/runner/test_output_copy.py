@@ -1,10 +1,10 @@
-"""The event bridge, on a processor: a device whose copies end when the test says so."""
+"""Copies to the host, on a simulated device where they end when the test says so."""
 
 import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from attrs import define, field
 from torch import Tensor
 from trio.testing import wait_all_tasks_blocked
 
+from tests.simgpu.activity import watched
+from tests.simgpu.device import DeviceModule, simulated_device
+from tests.simgpu.streams import Event
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
@@ -36,25 +39,29 @@ PATIENCE_S = 60
 """After which a test that would hang fails instead."""
 
 
-@define(eq=False)
-class FakeEvent:
-    """Fires when ``fire`` is called; the copy it marks ends then, with ``error`` if there is one."""
+class HeldEvent(Event):
+    """An event that fires when ``fire`` is called; the copy that it marks ends then, with ``error`` if there is one."""
 
-    name: str
-    trace: list[str]
-    error: Exception | None = None
-    awaited: threading.Event = field(factory=threading.Event, init=False)
-    """Set once a thread waits for the copy."""
-    _fired: threading.Event = field(factory=threading.Event, init=False)
+    def __init__(self, name: str, trace: list[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.name = name
+        self.trace = trace
+        self.stream: Any = None
+        self.error: Exception | None = None
+        self.awaited = threading.Event()
+        """Set once a thread waits for the copy."""
+        self._fired = threading.Event()
 
     def record(self, stream: Any) -> None:
-        self.trace.append(f"record {self.name} on {stream}")
+        super().record(stream)
+        self.stream = stream
 
     def synchronize(self) -> None:
         self.awaited.set()
         assert self._fired.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
+        super().synchronize()
 
     def fire(self) -> None:
         self.trace.append(f"{self.name} fires")
@@ -62,39 +69,16 @@ class FakeEvent:
 
 
 @define(eq=False)
-class FakeCopyBackend:
-    """Traces what is asked of it. The copies are done at once, as if the device were very quick."""
+class HeldDevice:
+    """The simulated device, where copies end when the test says so."""
 
+    device: torch.device
     trace: list[str] = field(factory=list)
-    threads: set[int] = field(factory=set)
-    """Those that have made the device their own."""
-    events: list[FakeEvent] = field(factory=list)
+    events: list[HeldEvent] = field(factory=list)
+    """Of the copies, in the order in which they began."""
 
-    def use_device(self) -> None:
-        self.threads.add(threading.get_ident())
-
-    def open_stream(self) -> str:
-        self.trace.append("open stream")
-        return "side stream"
-
-    def wait_for_compute(self, stream: str) -> None:
-        self.trace.append(f"{stream} waits for compute")
-
-    @contextmanager
-    def on_stream(self, stream: str) -> Iterator[None]:
-        self.trace.append(f"enter {stream}")
-        yield
-        self.trace.append(f"leave {stream}")
-
-    def protect(self, rows: Tensor, stream: str) -> None:
-        self.trace.append(f"{stream} shares the rows")
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        self.trace.append("host buffer")
-        return torch.full_like(like, torch.nan)
-
-    def blocking_event(self) -> FakeEvent:
-        self.events.append(FakeEvent(f"event {len(self.events)}", self.trace))
+    def open_event(self, **options: Any) -> HeldEvent:
+        self.events.append(HeldEvent(f"event {len(self.events)}", self.trace, **options))
         return self.events[-1]
 
 
@@ -133,19 +117,23 @@ class CopyingRunner:
     def launch(self, batch: Batch) -> PooledBatch:
         index = len(self.rows)
         self.trace.append(f"launch {index}")
-        rows = torch.tensor([[request.tokens, request.prompt.token_ids[0]] for request in batch.requests]).float()
+        numbers = [[request.tokens, request.prompt.token_ids[0]] for request in batch.requests]
+        rows = torch.tensor(numbers).float().to(self.copier.device)
         self.rows.append(weakref.ref(rows))
         handle = self.copier.start([rows], split_rows)
         self.launched[index].set()
         return handle
 
     def describe(self) -> str:
-        return "copies through a fake device"
+        return "copies"
 
 
 @pytest.fixture
-def backend() -> FakeCopyBackend:
-    return FakeCopyBackend()
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDevice]:
+    with simulated_device() as device:
+        held = HeldDevice(device)
+        monkeypatch.setattr(DeviceModule, "Event", staticmethod(held.open_event))
+        yield held
 
 
 @pytest.fixture
@@ -155,8 +143,8 @@ def offload() -> Offload:
 
 
 @pytest.fixture
-def copier(backend: FakeCopyBackend, offload: Offload) -> OutputCopier:
-    return OutputCopier(backend, offload)
+def copier(held: HeldDevice, offload: Offload) -> OutputCopier:
+    return OutputCopier(held.device, offload)
 
 
 async def happens(event: threading.Event) -> None:
@@ -173,7 +161,7 @@ async def wait_for(handle: PooledBatch) -> None:
 
 def started(copier: OutputCopier, shape: tuple[int, int] = (2, 3)) -> tuple[PooledBatch, "weakref.ref[Tensor]"]:
     """Start a copy of rows that only the copy keeps alive."""
-    rows = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+    rows = torch.arange(float(shape[0] * shape[1]), device=copier.device).reshape(shape) * 2
     return copier.start([rows], split_rows), weakref.ref(rows)
 
 
@@ -185,80 +173,80 @@ def is_alive(ref: "weakref.ref[Tensor]") -> bool:
 # -- order --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_opened_before_the_first_copy(copier: OutputCopier, backend: FakeCopyBackend):
-    assert backend.trace == []
+def test_nothing_is_opened_before_the_first_copy(copier: OutputCopier, held: HeldDevice):
+    assert copier._stream is None
+    assert held.events == []
 
 
-def test_a_copy_waits_for_compute_and_is_marked_on_its_own_stream(copier: OutputCopier, backend: FakeCopyBackend):
-    started(copier)
-    assert backend.trace == [
-        "open stream",
-        "side stream waits for compute",
-        "host buffer",
-        "enter side stream",
-        "record event 0 on side stream",
-        "leave side stream",
-        "side stream shares the rows",
-    ]
+def test_copies_wait_for_the_compute_before_them_and_nothing_else_does(copier: OutputCopier, held: HeldDevice):
+    """The simulator would find a copy that is not ordered, and one or an allocation that the host waits for."""
+    with watched() as activity:
+        handles = [started(copier)[0] for _ in range(3)]
+    activity.require_asynchronous()
+    assert activity.copies_to_host == len(handles)
 
 
-def test_all_copies_share_one_stream_and_have_events_of_their_own(copier: OutputCopier, backend: FakeCopyBackend):
+def test_memory_is_not_used_again_before_it_is_copied(copier: OutputCopier, held: HeldDevice):
+    """The simulator would find memory that is freed while a copy reads it."""
+    with watched() as activity:
+        handle, rows = started(copier)
+        del handle
+        assert not is_alive(rows)
+    assert activity.races == []
+
+
+def test_all_copies_share_one_stream_and_have_events_of_their_own(copier: OutputCopier, held: HeldDevice):
     for _ in range(3):
         started(copier)
-    assert backend.trace.count("open stream") == 1
-    assert [line for line in backend.trace if line.startswith("record")] == [
-        f"record event {index} on side stream" for index in range(3)
-    ]
+    (stream,) = {event.stream for event in held.events}
+    assert stream is not DeviceModule.current_stream()
+    assert len(held.events) == 3
+    assert all(event.blocking for event in held.events)
 
 
-def test_every_copy_waits_for_the_compute_before_it(copier: OutputCopier, backend: FakeCopyBackend):
-    for _ in range(2):
-        started(copier)
-    assert backend.trace.count("side stream waits for compute") == 2
-
-
-def test_starting_a_copy_does_not_wait_for_it(copier: OutputCopier, backend: FakeCopyBackend):
+def test_starting_a_copy_does_not_wait_for_it(copier: OutputCopier, held: HeldDevice):
     started(copier)
-    assert not backend.events[0].awaited.is_set()
+    assert not held.events[0].awaited.is_set()
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
-async def test_awaiting_gives_what_is_made_of_all_tensors(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_awaiting_gives_what_is_made_of_all_tensors(copier: OutputCopier, held: HeldDevice):
     def split(arrays: Sequence[Vectors]) -> list[tuple[Vectors, ...]]:
         return [tuple(rows) for rows in zip(*arrays, strict=True)]
 
-    handle = copier.start([torch.tensor([[1.0, 2.0], [4.0, 5.0]]), torch.tensor([[7.0], [8.0]])], split)
-    backend.events[0].fire()
+    tensors = [torch.tensor([[1.0, 2.0], [4.0, 5.0]]), torch.tensor([[7.0], [8.0]])]
+    handle = copier.start([tensor.to(held.device) for tensor in tensors], split)
+    held.events[0].fire()
     assert [[value.tolist() for value in row] for row in await handle] == [[[1, 2], [7]], [[4, 5], [8]]]
 
 
-async def test_taking_rows_apart_is_not_done_on_the_loop(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_taking_rows_apart_is_not_done_on_the_loop(copier: OutputCopier, held: HeldDevice):
     threads = []
 
     def split(arrays: Sequence[Vectors]) -> list[tuple[Vectors, ...]]:
         threads.append(threading.get_ident())
         return split_rows(arrays)
 
-    handle = copier.start([torch.ones(1, 2)], split)
-    backend.events[0].fire()
+    handle = copier.start([torch.ones(1, 2, device=held.device)], split)
+    held.events[0].fire()
     await handle
     assert threads != [threading.get_ident()]
 
 
-async def test_awaiting_does_not_return_before_the_event_has_fired(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_awaiting_does_not_return_before_the_event_has_fired(copier: OutputCopier, held: HeldDevice):
     async def wait(handle: PooledBatch) -> None:
         await handle
-        backend.trace.append("awaited")
+        held.trace.append("awaited")
 
     handle, _ = started(copier)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, handle)
-        await happens(backend.events[0].awaited)
-        assert "awaited" not in backend.trace
-        backend.events[0].fire()
-    assert backend.trace[-2:] == ["event 0 fires", "awaited"]
+        await happens(held.events[0].awaited)
+        assert "awaited" not in held.trace
+        held.events[0].fire()
+    assert held.trace[-2:] == ["event 0 fires", "awaited"]
 
 
 async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
@@ -269,14 +257,14 @@ async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
 # -- the lifetime of the device's rows ------------------------------------------------------------------------
 
 
-async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: OutputCopier, held: HeldDevice):
     handle, rows = started(copier)
     async with trio.open_nursery() as nursery:
         assert is_alive(rows)
         nursery.start_soon(wait_for, handle)
-        await happens(backend.events[0].awaited)
+        await happens(held.events[0].awaited)
         assert is_alive(rows)
-        backend.events[0].fire()
+        held.events[0].fire()
     assert not is_alive(rows)
 
 
@@ -287,23 +275,23 @@ async def test_a_handle_that_is_never_awaited_keeps_the_rows_as_long_as_itself(c
     assert not is_alive(rows)
 
 
-async def test_device_rows_outlive_a_cancelled_waiter(copier: OutputCopier, backend: FakeCopyBackend, offload: Offload):
+async def test_device_rows_outlive_a_cancelled_waiter(copier: OutputCopier, held: HeldDevice, offload: Offload):
     handle, rows = started(copier)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for, handle)
-        await happens(backend.events[0].awaited)
+        await happens(held.events[0].awaited)
         nursery.cancel_scope.cancel()
     del handle
     assert is_alive(rows)
-    backend.events[0].fire()
+    held.events[0].fire()
     await copy_thread_is_free(offload)
     assert not is_alive(rows)
 
 
-async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier, held: HeldDevice):
     handle, rows = started(copier)
-    backend.events[0].error = RuntimeError("the copy failed")
-    backend.events[0].fire()
+    held.events[0].error = RuntimeError("the copy failed")
+    held.events[0].fire()
     with pytest.raises(RuntimeError, match="the copy failed"):
         await handle
     assert not is_alive(rows)
@@ -312,46 +300,46 @@ async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier,
 # -- cancellation -------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_waiter_leaves_before_the_event_has_fired(copier: OutputCopier, backend: FakeCopyBackend):
+async def test_a_cancelled_waiter_leaves_before_the_event_has_fired(copier: OutputCopier, held: HeldDevice):
     handle, _ = started(copier)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for, handle)
-        await happens(backend.events[0].awaited)
+        await happens(held.events[0].awaited)
         nursery.cancel_scope.cancel()
-    assert "event 0 fires" not in backend.trace
-    backend.events[0].fire()
+    assert "event 0 fires" not in held.trace
+    held.events[0].fire()
 
 
 async def test_a_cancelled_waiters_thread_keeps_its_token_until_the_event_has_fired(
-    copier: OutputCopier, backend: FakeCopyBackend, offload: Offload
+    copier: OutputCopier, held: HeldDevice, offload: Offload
 ):
     handle, _ = started(copier)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for, handle)
-        await happens(backend.events[0].awaited)
+        await happens(held.events[0].awaited)
         nursery.cancel_scope.cancel()
     assert offload.statistics()["copy"].borrowed == 1
-    backend.events[0].fire()
+    held.events[0].fire()
     await copy_thread_is_free(offload)
     assert offload.statistics()["copy"].borrowed == 0
 
 
 async def test_a_waiter_cancelled_while_it_waits_for_a_thread_leaves_at_once(
-    copier: OutputCopier, backend: FakeCopyBackend, offload: Offload
+    copier: OutputCopier, held: HeldDevice, offload: Offload
 ):
     first, _ = started(copier)
     second, _ = started(copier)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for, first)
-        await happens(backend.events[0].awaited)
+        await happens(held.events[0].awaited)
         async with trio.open_nursery() as inner:
             inner.start_soon(wait_for, second)
             await wait_all_tasks_blocked()
             assert offload.statistics()["copy"].waiting == 1
             inner.cancel_scope.cancel()
         assert offload.statistics()["copy"].waiting == 0
-        assert not backend.events[1].awaited.is_set()
-        backend.events[0].fire()
+        assert not held.events[1].awaited.is_set()
+        held.events[0].fire()
 
 
 # -- under an engine ----------------------------------------------------------------------------------------
@@ -363,7 +351,7 @@ class Stage:
 
     engine: LocalEngine
     runner: CopyingRunner
-    backend: FakeCopyBackend
+    held: HeldDevice
     offload: Offload
     nursery: trio.Nursery
     answers: dict[str, list[float]] = field(factory=dict)
@@ -388,14 +376,14 @@ class Stage:
     async def copying(self, index: int) -> None:
         """Wait until a thread waits for the copy of launch ``index``."""
         await happens(self.runner.launched[index])
-        await happens(self.backend.events[index].awaited)
+        await happens(self.held.events[index].awaited)
 
 
 @asynccontextmanager
-async def staged(max_in_flight: int) -> AsyncIterator[Stage]:
+async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     """Run an engine while the block runs, then until all its children have answers."""
-    backend, offload = FakeCopyBackend(), Offload(copy=max_in_flight)
-    runner = CopyingRunner(OutputCopier(backend, offload), backend.trace)
+    offload = Offload(copy=max_in_flight)
+    runner = CopyingRunner(OutputCopier(held.device, offload), held.trace)
     engine = LocalEngine(
         lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=max_in_flight)
     )
@@ -403,39 +391,39 @@ async def staged(max_in_flight: int) -> AsyncIterator[Stage]:
         await nursery.start(engine.run)
         await engine.wait_ready()
         async with trio.open_nursery() as waiters:
-            yield Stage(engine, runner, backend, offload, waiters)
+            yield Stage(engine, runner, held, offload, waiters)
         nursery.cancel_scope.cancel()
 
 
-async def test_the_next_batch_is_launched_while_the_copy_before_it_runs():
-    async with staged(max_in_flight=2) as stage:
+async def test_the_next_batch_is_launched_while_the_copy_before_it_runs(held: HeldDevice):
+    async with staged(held, max_in_flight=2) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         stage.submit("b", 4)
         await stage.copying(1)
-        for event in stage.backend.events:
+        for event in stage.held.events:
             event.fire()
-    trace = [line for line in stage.backend.trace if line.startswith("launch") or line.endswith("fires")]
+    trace = [line for line in stage.held.trace if line.startswith("launch") or line.endswith("fires")]
     assert trace == ["launch 0", "launch 1", "event 0 fires", "event 1 fires"]
     assert stage.answers == {"a": [3, 7], "b": [4, 7]}
 
 
-async def test_copies_may_end_out_of_order():
-    async with staged(max_in_flight=2) as stage:
+async def test_copies_may_end_out_of_order(held: HeldDevice):
+    async with staged(held, max_in_flight=2) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         stage.submit("b", 4)
         await stage.copying(1)
-        stage.backend.events[1].fire()
+        stage.held.events[1].fire()
         await stage.settled["b"].wait()
         assert "a" not in stage.answers
-        stage.backend.events[0].fire()
+        stage.held.events[0].fire()
     assert stage.answers == {"a": [3, 7], "b": [4, 7]}
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-async def test_no_more_batches_are_in_flight_than_allowed(max_in_flight: int):
-    async with staged(max_in_flight) as stage:
+async def test_no_more_batches_are_in_flight_than_allowed(held: HeldDevice, max_in_flight: int):
+    async with staged(held, max_in_flight) as stage:
         for index in range(max_in_flight):
             stage.submit(f"in flight {index}", 3)
             await stage.copying(index)
@@ -444,93 +432,93 @@ async def test_no_more_batches_are_in_flight_than_allowed(max_in_flight: int):
         assert stage.engine.statistics().queued_rows == 1
         assert stage.engine.statistics().in_flight_batches == max_in_flight
         assert stage.offload.statistics()["launch"].borrowed == 0
-        stage.backend.events[0].fire()
+        stage.held.events[0].fire()
         await stage.copying(max_in_flight)
-        for event in stage.backend.events[1:]:
+        for event in stage.held.events[1:]:
             event.fire()
-    trace = [line for line in stage.backend.trace if line.startswith("launch") or line.endswith("fires")]
+    trace = [line for line in stage.held.trace if line.startswith("launch") or line.endswith("fires")]
     assert trace.index("event 0 fires") + 1 == trace.index(f"launch {max_in_flight}")
     assert stage.answers["waiting"] == [4, 7]
 
 
-async def test_rows_that_wait_for_a_slot_ride_in_one_batch():
-    async with staged(max_in_flight=1) as stage:
+async def test_rows_that_wait_for_a_slot_ride_in_one_batch(held: HeldDevice):
+    async with staged(held, max_in_flight=1) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         for name in "bcd":
             stage.submit(name, 4)
         await wait_all_tasks_blocked()
-        stage.backend.events[0].fire()
+        stage.held.events[0].fire()
         await stage.copying(1)
-        stage.backend.events[1].fire()
+        stage.held.events[1].fire()
     assert len(stage.runner.rows) == 2
     assert set(stage.answers) == set("abcd")
 
 
-async def test_the_engine_keeps_no_device_rows_of_answered_batches():
-    async with staged(max_in_flight=2) as stage:
+async def test_the_engine_keeps_no_device_rows_of_answered_batches(held: HeldDevice):
+    async with staged(held, max_in_flight=2) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         assert is_alive(stage.runner.rows[0])
-        stage.backend.events[0].fire()
+        stage.held.events[0].fire()
     assert not is_alive(stage.runner.rows[0])
 
 
-async def test_an_error_from_an_event_fails_its_own_batch_only(caplog: pytest.LogCaptureFixture):
-    async with staged(max_in_flight=2) as stage:
+async def test_an_error_from_an_event_fails_its_own_batch_only(held: HeldDevice, caplog: pytest.LogCaptureFixture):
+    async with staged(held, max_in_flight=2) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         stage.submit("b", 4)
         await stage.copying(1)
-        stage.backend.events[0].error = RuntimeError("the copy failed")
-        stage.backend.events[0].fire()
+        stage.held.events[0].error = RuntimeError("the copy failed")
+        stage.held.events[0].fire()
         await stage.settled["a"].wait()
         assert stage.engine.statistics().state == "ready"
-        stage.backend.events[1].fire()
+        stage.held.events[1].fire()
     assert isinstance(stage.errors["a"], BatchFailedError)
     assert stage.answers == {"b": [4, 7]}
     assert "the copy failed" in caplog.text
 
 
-async def test_the_engine_goes_on_after_an_error_from_an_event():
-    async with staged(max_in_flight=1) as stage:
+async def test_the_engine_goes_on_after_an_error_from_an_event(held: HeldDevice):
+    async with staged(held, max_in_flight=1) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
-        stage.backend.events[0].error = RuntimeError("the copy failed")
-        stage.backend.events[0].fire()
+        stage.held.events[0].error = RuntimeError("the copy failed")
+        stage.held.events[0].fire()
         stage.submit("b", 4)
         await stage.copying(1)
-        stage.backend.events[1].fire()
+        stage.held.events[1].fire()
     assert set(stage.errors) == {"a"}
     assert stage.answers == {"b": [4, 7]}
 
 
 @pytest.mark.parametrize("error", [RunnerDeadError("the device is gone"), torch.AcceleratorError("illegal address")])
-async def test_a_dead_device_found_by_an_event_kills_the_engine(error: Exception):
+async def test_a_dead_device_found_by_an_event_kills_the_engine(held: HeldDevice, error: Exception):
     with pytest.RaisesGroup(pytest.RaisesExc(EngineDeadError, match=str(error))):
-        async with staged(max_in_flight=2) as stage:
+        async with staged(held, max_in_flight=2) as stage:
             stage.submit("copying", 3)
             await stage.copying(0)
             stage.submit("in flight", 4)
             await stage.copying(1)
             stage.submit("queued", 5)
             await wait_all_tasks_blocked()
-            stage.backend.events[0].error = error
-            stage.backend.events[0].fire()
+            stage.held.events[0].error = error
+            stage.held.events[0].fire()
     assert stage.engine.statistics().state == "dead"
     assert {name: type(error) for name, error in stage.errors.items()} == dict.fromkeys(
         ("copying", "in flight", "queued"), EngineDeadError
     )
-    stage.backend.events[1].fire()
+    stage.held.events[1].fire()
 
 
-async def test_a_stopped_engine_leaves_its_copies_to_their_threads():
-    async with staged(max_in_flight=1) as stage:
+async def test_a_stopped_engine_leaves_its_copies_to_their_threads(held: HeldDevice):
+    async with staged(held, max_in_flight=1) as stage:
         stage.submit("a", 3)
         await stage.copying(0)
         stage.nursery.cancel_scope.cancel()
     assert is_alive(stage.runner.rows[0])
     assert stage.offload.statistics()["copy"].borrowed == 1
-    stage.backend.events[0].fire()
+    stage.held.events[0].fire()
     await copy_thread_is_free(stage.offload)
     assert not is_alive(stage.runner.rows[0])

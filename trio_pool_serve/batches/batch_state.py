@@ -21,8 +21,6 @@ TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
 
 FINAL = frozenset(status for status, following in TRANSITIONS.items() if not following)
 
-UNFINISHED = frozenset(TRANSITIONS) - FINAL
-
 
 def time_of(status: BatchStatus) -> str:
     """Return the name of the time at which a batch has come into a state."""

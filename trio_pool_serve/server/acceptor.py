@@ -22,8 +22,9 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.server.contained_connection import LINGER_S, serve_connection
-from trio_pool_serve.server.early_refusals import REFUSAL, EarlyRefusals, RefusingApp
+from trio_pool_serve.server.early_refusals import REFUSAL, EarlyRefusals
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.server_context import ServerContext, address_of
 from trio_pool_serve.server.tls import Certificates
@@ -160,7 +161,7 @@ async def serve_app(
     stop: trio.Event,
     *,
     tls: Certificates | None = None,
-    refusing: RefusingApp | None = None,
+    refusing: PoolServeApp | None = None,
 ) -> None:
     """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.
 

@@ -12,18 +12,18 @@ import contextlib
 import logging
 import math
 import socket
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from attrs import define, field
 from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.http_connection import MAX_RECEIVED
 from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
-from trio_pool_serve.server.outgoing_response import Headers, OutgoingResponse
+from trio_pool_serve.server.outgoing_response import OutgoingResponse
 from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import ServerContext, address_of
 
@@ -42,21 +42,11 @@ MAX_ADDRESSES = 4096
 """That are remembered."""
 
 
-class RefusingApp(Protocol):
-    """An ASGI app that can tell without waiting that it will not compute a request."""
-
-    def is_refusing(self, waited_s: float) -> bool:
-        """Return whether ``refuse_early`` may refuse a request that has waited for so long to be read."""
-
-    def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> tuple[int, Headers, bytes] | None:
-        """Return status, headers and body of the refusal of a request; ``None`` for one that is to be handled."""
-
-
 @define(eq=False)
 class EarlyRefusals:
     """Answers the requests of new connections that ``app`` refuses early."""
 
-    app: RefusingApp
+    app: PoolServeApp
     config: Config
     context: ServerContext
     _refused_at: dict[str, float] = field(init=False, factory=dict)

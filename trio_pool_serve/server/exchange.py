@@ -5,7 +5,7 @@ from typing import Any
 
 import trio
 
-from trio_pool_serve.api.http.connection import RequestListener
+from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.server.incoming_request import IncomingRequest
 from trio_pool_serve.server.outgoing_response import OutgoingResponse, ServerHeaders
 
@@ -38,7 +38,7 @@ class Exchange:
         self._is_last = is_last
         self._write = write
         self._head = b""
-        self._listener: RequestListener | None = None
+        self._listener: PoolServeConnection | None = None
         self._unreceived: list[bytes] = []
         self._body_has_ended = False
         self._end_is_received = False
@@ -47,7 +47,7 @@ class Exchange:
 
     # -- for the app ------------------------------------------------------------------------------------------------
 
-    def deliver_to(self, listener: RequestListener) -> None:
+    def deliver_to(self, listener: PoolServeConnection) -> None:
         """Deliver what has arrived, and all that will, to ``listener``; ``receive`` is not used any more."""
         self._listener = listener
         if self._unreceived or self._body_has_ended:

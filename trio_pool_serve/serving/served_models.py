@@ -231,10 +231,10 @@ class ServedModels:
         if not self.are_loaded.is_set():
             raise EngineLoadingError("The model is being loaded.")
 
-    def folder_of(self, name: str | None = None, *, among: Collection[str] | None = None) -> AnyModelFolder:
+    def folder_of(self, name: str | None = None) -> AnyModelFolder:
         """Return the folder of a model, which may be unloaded. Raises as ``find`` and ``loaded_nowait``."""
         self.require_started()
-        folder = self.find(name, among=among).known_folder
+        folder = self.find(name).known_folder
         if folder is None:
             raise EngineLoadingError("The model is being loaded.")
         return folder

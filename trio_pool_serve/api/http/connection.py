@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlparse
 
 import trio
@@ -24,17 +24,8 @@ SILENCE_S = 1.0
 
 
 DELIVER_TO = "trio_pool_serve.deliver_to"
-"""The ASGI extension of a server that can deliver a request to a ``RequestListener``: the function that makes it so."""
-
-
-class RequestListener(Protocol):
-    """What is told of a request at once, where ASGI's ``receive`` needs a task that waits."""
-
-    def take(self, data: bytes, *, is_last: bool) -> None:
-        """Take a piece of the body; never waits."""
-
-    def leave(self) -> None:
-        """Note that the client has disconnected."""
+"""The ASGI extension of a server that can deliver a request to a ``PoolServeConnection``, by ``take`` and ``leave``:
+the function that makes it so. ASGI's ``receive`` would need a task that waits."""
 
 
 class PoolServeConnection(TrioASGIHTTPConnection):

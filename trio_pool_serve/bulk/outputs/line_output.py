@@ -34,11 +34,6 @@ class LineOutput:
         if not self._position.n_bytes and (header := self._encoder.header()):
             self._append(self._members.add(header))
 
-    @property
-    def committed_rows(self) -> int:
-        """How many rows the last commit covers."""
-        return self._position.rows
-
     def write(self, rows: Rows) -> None:
         """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
         self._check_open()

@@ -19,10 +19,6 @@ class OutputTable(Protocol):
     output can be opened again at its position.
     """
 
-    @property
-    def committed_rows(self) -> int:
-        """How many rows the last commit covers."""
-
     def write(self, rows: Rows) -> None:
         """Write rows, each with a value or None for each column: strings, ids, and numpy arrays as in the types."""
 

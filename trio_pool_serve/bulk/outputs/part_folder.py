@@ -50,11 +50,6 @@ class PartFolder:
         with storage_errors(folder):
             self._prepare(fresh=position is None)
 
-    @property
-    def committed_rows(self) -> int:
-        """How many rows the last commit covers."""
-        return self._position.rows
-
     def write(self, rows: Rows) -> None:
         """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
         self._check_open()

@@ -15,7 +15,7 @@ from trio_pool_serve.runner.computation import choose_computation, refuse_imposs
 from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
+from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
@@ -52,7 +52,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         default_batch_tokens=_default_batch_tokens(loaded, params),
         max_tokens=folder.max_model_len,
-        copier=OutputCopier(CudaCopyBackend(device), offload) if device.type != "cpu" else None,
+        copier=OutputCopier(device, offload) if device.type != "cpu" else None,
     )
     _try(runner.warm_up)
     compute_params = ComputeParams(

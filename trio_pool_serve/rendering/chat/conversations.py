@@ -29,7 +29,7 @@ from trio_pool_serve.prompts import (
 )
 from trio_pool_serve.rendering.chat.chat_format import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
-from trio_pool_serve.rendering.media.image_processor import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageFormat
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
@@ -55,7 +55,7 @@ class ImageLoader(Protocol):
     async def fetch(self, part: ImagePart, held: Reservation) -> ImagePart:
         """Return an image with its bytes if they are elsewhere. Raises ``MediaError``. Cancellation: at once."""
 
-    async def load(self, part: ImagePart, processor: ImageProcessor, client: Client) -> ImageFeatures:
+    async def load(self, part: ImagePart, processor: FolderProcessor, client: Client) -> ImageFeatures:
         """Return a fetched image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
 
 

@@ -7,7 +7,7 @@ from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.decoding_bounds import count_scans, has_too_many_scans
-from trio_pool_serve.rendering.media.image_processor import ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -69,6 +69,6 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     return rgb if transposition is None else rgb.transpose(transposition)
 
 
-def features_of(encoded: bytes, processor: ImageProcessor) -> ImageFeatures:
+def features_of(encoded: bytes, processor: FolderProcessor) -> ImageFeatures:
     """Return the features of an encoded image. Raises ``MediaError``."""
     return processor(decode_image(encoded, MAX_PIXELS))

@@ -17,41 +17,6 @@ from PIL.Image import Image
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
-
-class ImageProcessor(Protocol):
-    """Prepares an image for the model's forward pass."""
-
-    @property
-    def key(self) -> str:
-        """Identifies processors with the same output: part of the key of cached images."""
-
-    def __call__(self, image: Image) -> ImageFeatures:
-        """Return the features of one decoded RGB image. Runs in any thread, several at once.
-
-        Raises ``MediaError`` for an image that the model does not support.
-        """
-
-
-class ImageFormat(Protocol):
-    """Places images among the tokens of one model's inputs."""
-
-    @property
-    def processor(self) -> ImageProcessor:
-        """The processor of this model's images."""
-
-    def alone(self, image: ImageFeatures) -> RenderedPrompt | None:
-        """Return the model input of an image without text.
-
-        ``None`` if it is rendered as a conversation whose only message is the image.
-        """
-
-    def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
-        """Return the model input with each placeholder among ``token_ids`` replaced by an image, in order.
-
-        Raises ``InvalidRequestError`` unless there are as many placeholders as images.
-        """
-
-
 MAX_ASPECT_RATIO = 200
 """Maximum ratio of an image's longer side to its shorter one.
 
@@ -69,12 +34,13 @@ class ImageTokens(Protocol):
 
 @frozen(kw_only=True)
 class FolderProcessor:
-    """An image processor: a class of transformers and its settings."""
+    """Prepares images for a model's forward pass: a class of transformers and its settings."""
 
     class_name: str
     settings: Mapping[str, Any] = field(repr=False)
     image_tokens: ImageTokens
     key: str = field(init=False)
+    """Identifies processors with the same output: part of the key of cached images."""
 
     def __attrs_post_init__(self) -> None:
         text = json.dumps([self.class_name, self.settings, repr(self.image_tokens)], sort_keys=True)
@@ -83,7 +49,8 @@ class FolderProcessor:
     def __call__(self, image: Image) -> ImageFeatures:
         """Return the features of one RGB image; every array's first dimension counts images, or their patches.
 
-        Raises ``MediaError`` for an image of a shape that the model does not support.
+        Runs in any thread, several at once. Raises ``MediaError`` for an image of a shape that the model does not
+        support.
         """
         width, height = image.size
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
@@ -104,6 +71,26 @@ class FolderProcessor:
         import transformers  # imported here: it takes seconds, and only models with images need it
 
         return getattr(transformers, f"{self.class_name}Pil").from_dict(dict(self.settings))
+
+
+class ImageFormat(Protocol):
+    """Places images among the tokens of one model's inputs."""
+
+    @property
+    def processor(self) -> FolderProcessor:
+        """The processor of this model's images."""
+
+    def alone(self, image: ImageFeatures) -> RenderedPrompt | None:
+        """Return the model input of an image without text.
+
+        ``None`` if it is rendered as a conversation whose only message is the image.
+        """
+
+    def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
+        """Return the model input with each placeholder among ``token_ids`` replaced by an image, in order.
+
+        Raises ``InvalidRequestError`` unless there are as many placeholders as images.
+        """
 
 
 def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

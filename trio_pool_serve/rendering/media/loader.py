@@ -14,7 +14,7 @@ from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.image_processor import ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client, ImageFeatures
@@ -77,7 +77,7 @@ class MediaLoader:
                 raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")
         raise InvalidRequestError("The URL of an image must begin with data:, http:, https: or file:.")
 
-    async def load(self, part: ImagePart, processor: ImageProcessor, client: Client) -> ImageFeatures:
+    async def load(self, part: ImagePart, processor: FolderProcessor, client: Client) -> ImageFeatures:
         """Return the features of an image that ``fetch`` returned, from the cache if it has its bytes.
 
         A client's turn lasts until its image is prepared. Raises ``InvalidRequestError`` for a URL that is malformed or

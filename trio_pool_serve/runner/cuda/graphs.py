@@ -14,7 +14,7 @@ later batch writes.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
@@ -64,13 +64,6 @@ def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int
     return sorted(shapes, reverse=True)
 
 
-class GraphBackend(Protocol):
-    """Capturing on one kind of device. Tests implement it on CPU."""
-
-    def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
-        """Return the tensor that ``compute`` writes its result to, and a function that computes it again."""
-
-
 class CudaGraphBackend:
     """Captures CUDA graphs. They share one pool of memory, since they never run at the same time.
 
@@ -84,7 +77,10 @@ class CudaGraphBackend:
         self._pool: Any = None
 
     def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
-        """Compute once on a side stream, because libraries allocate memory on first use; then capture."""
+        """Return the tensor that ``compute`` writes its result to, and a function that computes it again.
+
+        Computes once on a side stream, because libraries allocate memory on first use; then captures.
+        """
         cuda, current = self._cuda, self._cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with cuda.stream(self._stream):
@@ -117,7 +113,7 @@ class GraphedBackbone:
     """A packed backbone whose plain batches are replayed as graphs, if they fit one; ``packed`` computes the others."""
 
     packed: PackedBackbone
-    backend: GraphBackend
+    backend: CudaGraphBackend
     device: torch.device
     _graphs: list[Graph] = field(factory=list, init=False)
     """In order of their shapes."""
