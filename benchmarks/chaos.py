@@ -88,7 +88,6 @@ class Settings:
     seed: int = 0
     idle_s: float = 20.0
     model: Literal["minilm"] | Shape = "tiny"
-    engine_link: Literal["unix", "tcp"] = "unix"
     output_dir: Path = RESULTS
 
     def __attrs_post_init__(self) -> None:
@@ -345,7 +344,7 @@ async def run(settings: Settings) -> list[Story]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(MODEL_PATH) if settings.model == "minilm" else write_bert(Path(folder), settings.model)
         for _ in range(settings.rounds):
-            command = ["benchmarks.chaotic_server", f"{MODEL}={model}", *FLAGS, "--engine-link", settings.engine_link]
+            command = ["benchmarks.chaotic_server", f"{MODEL}={model}", *FLAGS]
             async with open_server("chaos", command, ready_path="/readyz") as server:
                 await wait_settled(server)
                 stories.append(await tell(server, settings))

@@ -1,9 +1,8 @@
 """What does it cost that an engine is on another machine? Requests/s and latency over TCP, against a Unix socket.
 
-The same model in an engine process behind a Unix socket, behind TCP by the loopback interface, and in
-``trio-pool-serve engine`` in a network namespace, to which a virtual cable leads. All are loaded in turns. Then the
-cable is cut under load: how long until every request that was there is told, and how long until all is well once it
-is mended?
+The same model in an engine process behind a Unix socket, and in ``trio-pool-serve engine`` in a network namespace, to
+which a virtual cable leads. Both are loaded in turns. Then the cable is cut under load: how long until every request
+that was there is told, and how long until all is well once it is mended?
 
     python -m benchmarks.engine_links
 """
@@ -32,7 +31,7 @@ from benchmarks.report import RESULTS, console, open_steps, print_table, setting
 from benchmarks.rounds import Rounds, median_difference
 from benchmarks.servers import Server, open_server
 
-UNIX, LOOPBACK, CABLE = "Unix socket", "TCP, loopback", "TCP, another namespace"
+UNIX, CABLE = "Unix socket", "TCP, another namespace"
 
 TOKENS, TEXTS = 34, 256
 
@@ -122,12 +121,10 @@ class Compared:
 
 
 async def open_compared(stack: AsyncExitStack, folder: Path, model: str) -> Compared:
-    """Start all servers; the one with another namespace only where there can be one."""
+    """Start both servers; the one with another namespace only where there can be one."""
     named = f"{MODEL_NAME}={model}"
     module = ["trio_pool_serve", "serve", named]
-    servers = {}
-    for name, flags in ((UNIX, OWN), (LOOPBACK, (*OWN, "--engine-link", "tcp"))):
-        servers[name] = await stack.enter_async_context(open_server(name, [*module, *flags], ready_path="/readyz"))
+    servers = {UNIX: await stack.enter_async_context(open_server(UNIX, [*module, *OWN], ready_path="/readyz"))}
     try:
         machine = stack.enter_context(open_machine())
     except NoNamespacesError as error:

@@ -31,19 +31,11 @@ WRITTEN = {
     "compile": ("true", True),
     "max_model_len": ("99", 99),
     "engine": ("process", "process"),
-    "engine_link": ("tcp", "tcp"),
     "engine_hosts": ("a:9000,b:9000", "a:9000,b:9000"),
     "key_file": ("/etc/engine.key", Path("/etc/engine.key")),
     "zone": ("eu-1", "eu-1"),
-    "link_timeout_s": ("2.5", 2.5),
-    "retry_lost": ("true", True),
-    "ray_address": ("10.0.0.1:6379", "10.0.0.1:6379"),
     "gpus_per_replica": ("0.5", 0.5),
-    "cpus_per_replica": ("2", 2.0),
-    "scale_up_queue_s": ("0.5", 0.5),
-    "scale_down_after_s": ("300", 300.0),
     "replicas": ("3", 3),
-    "replicas_per_gpu": ("2", 2),
     "api_workers": ("2", 2),
     "plugins": ("one.module,another", "one.module,another"),
     "long_text": ("chunk", "chunk"),
@@ -82,7 +74,6 @@ WRITTEN = {
     "stall_timeout_s": ("1.5", 1.5),
     "batch_retry_s": ("0", 0.0),
     "probe_interval_s": ("20", 20.0),
-    "max_engine_restarts": ("3", 3),
     "renderer_num_workers": ("5", 5),
     "media_num_workers": ("4", 4),
     "postprocess_num_workers": ("6", 6),
@@ -131,7 +122,7 @@ def test_every_setting_is_tried_here():
 
 
 APART = {
-    "default_prompt", "idle_unload_s", "max_loaded_models", "model_api", "replicas_per_gpu", "truncate_by_default",
+    "default_prompt", "idle_unload_s", "max_loaded_models", "model_api", "truncate_by_default",
 }  # fmt: skip
 """Settings that exclude others."""
 
@@ -260,17 +251,12 @@ WRONG = {
     "only any other name": (["m", "--served-model-name", "*"], "--served-model-name"),
     "two models of any name": (["m", "--served-model-name", "a,*,*"], "same name"),
     "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
-    "two numbers of replicas": (["m", "--replicas", "2", "--replicas-per-gpu", "2"], "give one of them"),
-    "no number of replicas": (["m", "--replicas", "0"], "neither a number nor a range"),
-    "replicas that are no range": (["m", "--engine", "ray", "--replicas", "1-8"], "neither a number nor a range"),
+    "no number of replicas": (["m", "--replicas", "0"], "--replicas: `0` is not a number, a range such as 1..8, or"),
+    "replicas that are no range": (["m", "--engine", "ray", "--replicas", "1-8"], "`1-8` is not a number, a range"),
+    "no number of replicas per GPU": (["m", "--replicas", "/gpu"], "a number per GPU such as 2/gpu"),
     "a range of replicas on this machine": (["m", "--engine", "process", "--replicas", "1..8"], "--engine ray"),
     "a range from above": (["m", "--engine", "ray", "--replicas", "8..1"], "no number in it"),
-    "replicas that could never be added": (
-        ["m", "--engine", "ray", "--replicas", "1..8", "--scale-up-queue-s", "5"],
-        "above --max-queue-s 5",
-    ),
-    "replicas on each GPU by Ray": (["m", "--engine", "ray", "--replicas-per-gpu", "2"], "--gpus-per-replica"),
-    "an address of Ray's client": (["m", "--ray-address", "ray://a:10001"], "ray_address"),
+    "replicas on each GPU by Ray": (["m", "--engine", "ray", "--replicas", "2/gpu"], "--gpus-per-replica"),
     "more than one GPU": (["m", "--gpus-per-replica", "2"], "gpus_per_replica"),
     "no template": (["m", "--chat-template", ""], "chat_template"),
     "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),
@@ -302,11 +288,6 @@ def test_the_command_says_in_one_line_what_is_wrong_with_its_settings(capfd, mon
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("replicas", ["4", "4..4"])
-def test_a_number_of_replicas_that_does_not_change_is_not_compared_with_the_queue(replicas):
-    read_config(["m", "--engine", "ray", "--replicas", replicas, "--scale-up-queue-s", "9"])
-
-
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
     toml = tmp_path / "settings.toml"
     toml.write_text("prot = 8000\n")
@@ -329,6 +310,14 @@ def test_help_groups_and_explains_every_setting(capsys, monkeypatch):
 
 def test_the_api_key_is_not_shown_where_settings_are_printed():
     assert "hunter2" not in repr(read_config(["m", "--api-key", "hunter2"]))
+
+
+def test_replicas_may_be_counted_by_gpu_where_there_are_gpus():
+    config = read_config(["m", "--device", "cuda", "--replicas", "2/gpu"])
+    assert (config.processes.replicas_per_gpu, config.processes.replica_range) == (2, None)
+    check_references(config)
+    with pytest.raises(ValueError, match=r"^--replicas 2/gpu needs a GPU; on CPU give a number, such as 2\.$"):
+        check_references(read_config(["m", "--device", "cpu", "--replicas", "2/gpu"]))
 
 
 @pytest.mark.parametrize(("written", "meant"), [("8", (8, 8)), ("1..8", (1, 8)), ("3..3", (3, 3))])

@@ -33,6 +33,7 @@ from trio_pool_serve.config import (
     TimeLimitsConfig,
     import_plugins,
 )
+from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
@@ -251,6 +252,8 @@ def check_references(config: Config) -> None:
         raise ValueError("--model-api requires --api-key or --api-keys-file: otherwise any client could load models.")
     if config.processes.engine == "ray" and find_spec("ray") is None:
         raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
+    if config.processes.replicas_per_gpu is not None and not has_gpu(config.loading):
+        raise ValueError(f"--replicas {config.processes.replicas} needs a GPU; on CPU give a number, such as 2.")
     computes_here = config.processes.engine not in ("hosts", "ray") and not config.hosts.engine_hosts
     if config.loading.dtype == "int8" and computes_here and find_spec("nncf") is None:
         raise ValueError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")

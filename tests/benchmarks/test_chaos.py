@@ -11,11 +11,8 @@ from tests.server.server_process import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link", ["unix", "tcp"])
-def test_a_server_keeps_its_promises_through_hundreds_of_unkind_requests(tmp_path, link):
+def test_a_server_keeps_its_promises_through_hundreds_of_unkind_requests(tmp_path):
     command = [
-        "--engine-link",
-        link,
         "--requests",
         "250",
         "--warm",

@@ -119,11 +119,11 @@ def test_a_cpu_build_gets_several_replicas_and_a_given_number_wins():
     ("settings", "gpus", "replicas"),
     [
         ({}, 8, 8),
-        ({"replicas_per_gpu": 2}, 8, 16),
+        ({"replicas": "2/gpu"}, 8, 16),
         ({"replicas": 3}, 8, 3),
         ({}, 1, 1),
         ({}, 0, 1),
-        ({"replicas_per_gpu": 2}, 0, 2),
+        ({"replicas": "2/gpu"}, 0, 2),
     ],
     ids=str,
 )
@@ -136,5 +136,5 @@ def test_each_gpu_gets_so_many_replicas_unless_their_number_is_given(settings, g
 
 
 def test_on_cpu_gpus_do_not_count():
-    config = Config(models=("m",), loading=ModelConfig(device="cpu"), processes=ProcessesConfig(replicas_per_gpu=40))
-    assert replicas_of(with_replicas(config, 0)) == replicas_of(config) <= 4
+    config = Config(models=("m",), loading=ModelConfig(device="cpu"))
+    assert replicas_of(with_replicas(config, 40)) == replicas_of(config) <= 4

@@ -36,6 +36,11 @@ class ClusterProcess:
     process: subprocess.Popen
     address: str
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a server that uses the cluster, with a CPU for each replica."""
+        return {"RAY_ADDRESS": self.address, "OMP_NUM_THREADS": "1"}
+
     def tell(self, *words: str) -> str:
         """Have it do something; return what it answers."""
         self.process.stdin.write(" ".join(words) + "\n")

@@ -4,6 +4,7 @@ Its argument is the address of a cluster.
 """
 
 import json
+import os
 import signal
 import sys
 
@@ -15,9 +16,10 @@ from trio_pool_serve.errors import PoolServeError
 
 
 async def main(address: str) -> None:
-    config = RayConfig(ray_address=address)
+    os.environ["RAY_ADDRESS"] = address
+    config = RayConfig()
     before = signal.getsignal(signal.SIGTERM)
-    async with open_cluster(config) as cluster:
+    async with open_cluster() as cluster:
         say("handler kept", signal.getsignal(signal.SIGTERM) is before)
         group = await cluster.reserve(config, set())
         actor = await cluster.start(config, group)

@@ -36,7 +36,7 @@ from tests.server.server_process import (
 )
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import RayConfig
-from trio_pool_serve.engine.remote.ray_cluster import open_cluster
+from trio_pool_serve.engine.remote.ray_cluster import open_cluster, resources_of
 from trio_pool_serve.errors import ModelLoadError
 
 
@@ -58,11 +58,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pipes: Path) -> Iterator[C
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, folder: Path, cluster: ClusterProcess, *flags: str, replicas: int | str = 2
+    tmp_path: Path, folder: Path, cluster: ClusterProcess, *flags: str, replicas: int | str = 2, threads: int = 1
 ) -> AsyncIterator[ServerProcess]:
     """Have a server whose replicas are all ready, the least number of a range."""
-    by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", str(replicas))
-    async with launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED) as server:
+    by_ray = ("--engine", "ray", "--replicas", str(replicas))
+    env = cluster.variables | {"OMP_NUM_THREADS": str(threads)}
+    async with launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED, env=env) as server:
         await until_ready(server, int(str(replicas).partition("..")[0]))
         yield server
 
@@ -122,7 +123,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
 async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows_before_it_ends(
     tmp_path, scripted_folder, cluster, pipes
 ):
-    flags = ("--scale-up-queue-s", "0.1", "--scale-down-after-s", "30")
+    flags = ("--max-queue-s", "2.5")
     async with serving(tmp_path, scripted_folder, cluster, *flags, replicas="1..2") as server:
         async with trio.open_nursery() as flood:
             for _ in range(8):
@@ -158,7 +159,8 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
 async def keep_embedding(server: ServerProcess, rows: list[list[int]]) -> None:
     async with client_of(server.url) as client:
         while True:
-            assert (await client.post("/v1/embeddings", json={"input": rows})).status_code == 200
+            answer = await client.post("/v1/embeddings", json={"input": rows})
+            assert answer.status_code in (200, 429)  # the queue may be as long as it is allowed to be
 
 
 async def until_of_each(server: ServerProcess, replicas: int, what: str, least: int) -> None:
@@ -176,9 +178,11 @@ async def until_of_each(server: ServerProcess, replicas: int, what: str, least: 
 async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_folder, cluster, pipes):
     flags = ("--max-in-flight", "1")
     async with (
-        serving(tmp_path, scripted_folder, cluster, *flags, replicas=1) as server,
+        serving(tmp_path, scripted_folder, cluster, *flags, replicas=1, threads=2) as server,
         trio.open_nursery() as nursery,
     ):
+        (engine,) = cluster.processes(ENGINE_PROCESS)
+        assert engine.environ()["OMP_NUM_THREADS"] == "2"  # as many as CPUs are reserved, though the node has 1
         nursery.start_soon(ask, server, script.WAITS)
         await read(pipes / "launched")
         async with trio.open_nursery() as clients:
@@ -252,8 +256,8 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         cluster = stack.enter_context(ray_cluster(tmp_path, port=port, **soon))
         cluster.add_node(2)
-        by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", "2")
-        launch = launched(tmp_path, str(scripted_folder), *by_ray, command=SCRIPTED, env=soon)
+        by_ray = ("--engine", "ray", "--replicas", "2")
+        launch = launched(tmp_path, str(scripted_folder), *by_ray, command=SCRIPTED, env=soon | cluster.variables)
         server = await stack.enter_async_context(launch)
         await until_ready(server, 2)
         for _ in range(4):
@@ -277,10 +281,23 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
     assert {*statuses} <= {200, 503}
 
 
-async def test_a_cluster_that_cannot_be_reached_is_said_to_be_so():
-    with pytest.raises(ModelLoadError, match="cannot be reached"):
-        async with open_cluster(RayConfig(ray_address=f"127.0.0.1:{free_port()}")):
+@pytest.mark.parametrize(
+    ("address", "said"), [("127.0.0.1:1", "cannot be reached"), ("ray://127.0.0.1:10001", "give HOST:PORT")]
+)
+async def test_a_cluster_that_cannot_be_used_is_said_to_be_so(monkeypatch, address, said):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ModelLoadError, match=f"RAY_ADDRESS {address}.*{said}"):
+        async with open_cluster():
             pass
+
+
+@pytest.mark.parametrize(("threads", "cpus"), [(None, 1), ("3", 3), ("0", 1), ("4,2", 1)])
+def test_a_cpu_is_reserved_for_each_thread_of_a_replica(monkeypatch, threads, cpus):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert resources_of(RayConfig()) == {"CPU": cpus}
+    assert resources_of(RayConfig(gpus_per_replica=0.5)) == {"CPU": cpus, "GPU": 0.5}
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):

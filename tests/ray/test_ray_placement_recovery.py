@@ -40,8 +40,8 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
 async def serving(
     tmp_path: Path, model: Path, cluster: ClusterProcess, replicas: str, *flags: str
 ) -> AsyncIterator[ServerProcess]:
-    by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", replicas, "--dtype", "float32")
-    async with launched(tmp_path, str(model), *by_ray, *flags, command=COMMAND) as server:
+    by_ray = ("--engine", "ray", "--replicas", replicas, "--dtype", "float32")
+    async with launched(tmp_path, str(model), *by_ray, *flags, command=COMMAND, env=cluster.variables) as server:
         yield server
 
 
@@ -105,8 +105,10 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
 
 async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_nodes(tmp_path, minilm, cluster):
     cluster.add_node(2)
-    by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", "2")
-    async with launched(tmp_path, str(minilm), *by_ray, command=COMMAND, wait_ready=False) as server:
+    by_ray = ("--engine", "ray", "--replicas", "2")
+    async with launched(
+        tmp_path, str(minilm), *by_ray, command=COMMAND, env=cluster.variables, wait_ready=False
+    ) as server:
         await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 2)
         assert "is ready" not in server.log
         server.signal(signal.SIGKILL)
@@ -134,17 +136,17 @@ async def until_states(server: ServerProcess, *states: str) -> None:
 
 async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):
     cluster.add_node(2)
-    flags = ("--scale-up-queue-s", "0.05", "--scale-down-after-s", "5")
-    async with serving(tmp_path, minilm, cluster, "1..2", *flags) as server:
+    async with serving(tmp_path, minilm, cluster, "1..2", "--max-queue-s", "5") as server:
         await until_ready(server, 1)
-        async with asking(server, TEXTS[:1], 1, pause_s=0.1) as statuses:
+        async with asking(server, TEXTS[:1], 1, pause_s=0.3) as statuses:
             async with asking(server, [text * 6 for text in TEXTS], 8, pause_s=0) as of_flood:
                 await until_ready(server, 2)
             await server.wait_logged("is drained")
             await until_ready(server, 1)
             await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
         statuses += of_flood
-        assert set(statuses) == {200}, statuses
+        assert statuses[200]
+        assert set(statuses) <= {200, 429}, statuses  # the queue may be as long as it is allowed to be
 
 
 def test_errors_of_ray_are_ours_and_the_handler_of_sigterm_stays(cluster):

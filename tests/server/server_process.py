@@ -30,9 +30,6 @@ ENGINE_PROCESS, API_PROCESS, RAY_PROCESS = [
 ]
 
 
-ENGINE_LINK = "unix"
-"""What connects API processes and engine processes, in the servers of a test."""
-
 PORTS = iter(random.SystemRandom().sample(range(10_000, 30_000), 10_000))
 """Below the ephemeral ports, which the kernel gives to connections and to binds to port 0; shuffled per process."""
 
@@ -124,7 +121,6 @@ def started(
     own = {
         "HF_HUB_OFFLINE": "1",
         "TRIO_POOL_SERVE_MAX_QUEUE_S": "600",
-        "TRIO_POOL_SERVE_ENGINE_LINK": ENGINE_LINK,
         "XDG_CACHE_HOME": str(log_path.parent / "cache"),
         "XDG_STATE_HOME": str(log_path.parent / "state"),
     }

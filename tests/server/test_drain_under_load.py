@@ -53,20 +53,8 @@ async def ask_until_refused(server: ServerProcess, answers: Counter, *, keep: bo
                 reused = True
 
 
-BY_TCP = ("--engine-link", "tcp")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--engine", "local"),
-        ("--engine", "process"),
-        ("--engine", "process", *BY_TCP),
-        ("--api-workers", "2"),
-        ("--api-workers", "2", *BY_TCP),
-    ],
-)
+@pytest.mark.parametrize("arguments", [("--engine", "local"), ("--engine", "process"), ("--api-workers", "2")])
 async def test_every_request_is_answered(tmp_path, scripted_folder, arguments):
     async with launched(tmp_path, str(scripted_folder), "--replicas", "1", *arguments, command=SCRIPTED) as server:
         answers: Counter[str] = Counter()

@@ -261,7 +261,7 @@ async def test_requests_of_a_single_row_survive_an_engine_that_is_killed(tmp_pat
     async with (
         engine(scripted_folder, key_file, one, name="one") as first,
         engine(scripted_folder, key_file, two, name="two"),
-        api(tmp_path, scripted_folder, key_file, f"{one},{two}", "--retry-lost") as server,
+        api(tmp_path, scripted_folder, key_file, f"{one},{two}") as server,
         client_of(server.url) as client,
     ):
         await server.wait_logged("computes m", times=2)

@@ -4,11 +4,12 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -17,15 +18,8 @@ import trio
 
 from tests.conftest import client_of
 from tests.lanes import sampled
-from tests.server import server_process
 from tests.server.programs import script
 from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
-
-
-@pytest.fixture(params=["unix", pytest.param("tcp", marks=pytest.mark.slow)])
-def engine_link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(server_process, "ENGINE_LINK", request.param)
-    return request.param
 
 
 @pytest.fixture
@@ -36,9 +30,11 @@ def pipes(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def scripted(pipes: Path, folder: Path, *arguments: str, **options) -> AsyncIterator[ServerProcess]:
+async def scripted(
+    pipes: Path, folder: Path, *arguments: str, variables: Mapping[str, str] = MappingProxyType({}), **options
+) -> AsyncIterator[ServerProcess]:
     """Engine processes over scripted runners."""
-    env = {"SCRIPT_PIPES": str(pipes)}
+    env = {"SCRIPT_PIPES": str(pipes), **variables}
     async with launched(
         pipes, str(folder), "--engine", "process", *arguments, command=SCRIPTED, env=env, **options
     ) as server:
@@ -79,7 +75,6 @@ async def ask_well(server: ServerProcess) -> None:
 # -- an engine process ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("engine_link")
 async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_another_takes_its_place(
     pipes, scripted_folder
 ):
@@ -167,8 +162,8 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
-    arguments = ("--replicas", "1", "--api-workers", workers, "--max-engine-restarts", "1")
-    async with scripted(pipes, scripted_folder, *arguments) as server:
+    arguments, once = ("--replicas", "1", "--api-workers", workers), {"SCRIPT_MAX_RESTARTS": "1"}
+    async with scripted(pipes, scripted_folder, *arguments, variables=once) as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
         (first,) = server.processes(ENGINE_PROCESS)
         first.kill()
@@ -184,7 +179,6 @@ async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scrip
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("engine_link")
 async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
     arguments = ("--replicas", "1", "--api-workers", "2", "--stall-timeout-s", "1")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -278,7 +272,6 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(p
 # -- several processes that answer ----------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("engine_link")
 async def test_several_processes_answer_count_over_all_and_end_with_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
@@ -336,7 +329,6 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("engine_link")
 async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
     arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
     async with scripted(pipes, scripted_folder, *arguments) as server:

@@ -90,12 +90,6 @@ class Config:
             raise ValueError(f"Two models have the same name: {', '.join(names)}.")
         if self.hosts.engine_hosts and self.processes.engine == "local":
             raise ValueError("--engine local computes in the API process: --engine-hosts go with process, or alone.")
-        least, most = self.processes.replica_range or (1, 1)
-        if least < most and self.ray.scale_up_queue_s >= self.scheduling.max_queue_s:
-            raise ValueError(
-                f"--scale-up-queue-s {self.ray.scale_up_queue_s:g}: replicas would never be added, as requests are "
-                f"refused above --max-queue-s {self.scheduling.max_queue_s:g}."
-            )
         if self.network.truncate_by_default and self.loading.long_text == "chunk":
             raise ValueError("--truncate-by-default leaves no long text that --long-text chunk could embed in windows.")
         self._check_model_changes()

@@ -11,14 +11,15 @@ from trio_pool_serve.config.help import help_, switch
 
 Fairness: TypeAlias = Literal["client", "request"]
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
-EngineLink: TypeAlias = Literal["unix", "tcp"]
 
-NUMBER_OR_RANGE = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3})?")
+REPLICAS = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?")
 
 
-def _is_number_or_range(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-    if not NUMBER_OR_RANGE.fullmatch(str(value)):
-        raise ValueError(f"--{attribute.name}: {value} is neither a number nor a range, such as 1..8.")
+def _is_number_of_replicas(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+    if not REPLICAS.fullmatch(str(value)):
+        raise ValueError(
+            f"--{attribute.name}: `{value}` is not a number, a range such as 1..8, or a number per GPU such as 2/gpu."
+        )
 
 
 @Parameter(name="*", group=Group("Scheduling", sort_key=3))
@@ -125,41 +126,19 @@ class ProcessesConfig:
             "hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(get_args(Placement))))
-    engine_link: Annotated[
-        EngineLink,
-        help_(
-            "What connects API processes and the engine processes of this machine. tcp: the loopback interface, with a "
-            "key that is made at the start; for a comparison with engines on other machines."
-        ),
-    ] = field(default="unix", validator=in_(get_args(EngineLink)))
     replicas: Annotated[
         int | str | None,
         help_(
             "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
-            "`--engine local`. Engine processes are spread over the GPUs of `--device`. A range, `1..8`: as many "
-            "as the queue needs (`--engine ray`).",
+            "`--engine local`. Engine processes are spread over the GPUs of `--device`. `2/gpu`: 2 on each GPU. A "
+            "range, `1..8`: as many as the queue needs (`--engine ray`).",
             default="1 per GPU; on CPU one per core, at most 4; 1 with `--engine ray`",
         ),
-    ] = field(default=None, validator=optional(_is_number_or_range))
-    replicas_per_gpu: Annotated[
-        int | None,
-        help_(
-            "Number of engine processes of each model on each GPU, in place of `--replicas`. Of no effect on CPU.",
-            default="1",
-        ),
-    ] = field(default=None, validator=optional(gt(0)))
+    ] = field(default=None, validator=optional(_is_number_of_replicas))
     api_workers: Annotated[
         int,
         help_("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
     ] = field(default=1, validator=gt(0))
-    max_engine_restarts: Annotated[
-        int,
-        help_(
-            "Maximum number of restarts in a row of an engine process that dies within a minute of being ready. After "
-            "them it has failed, and is tried again every 5 minutes; when all of a model have failed, the server ends "
-            "with status 1. 0: no limit."
-        ),
-    ] = field(default=10, validator=ge(0))
     plugins: Annotated[
         str,
         help_(
@@ -176,25 +155,31 @@ class ProcessesConfig:
 
     @property
     def replica_range(self) -> tuple[int, int] | None:
-        """The least and the most of ``replicas``; ``None`` if that is not set."""
-        if self.replicas is None:
+        """The least and the most of ``replicas``; ``None`` if that is not set, or a number per GPU."""
+        if self.replicas is None or self.replicas_per_gpu is not None:
             return None
         least, _, most = str(self.replicas).partition("..")
         return int(least), int(most or least)
 
+    @property
+    def replicas_per_gpu(self) -> int | None:
+        """The number of ``replicas`` on each GPU; ``None`` if they are not counted by GPU."""
+        number, per_gpu, _ = str(self.replicas).partition("/gpu")
+        return int(number) if per_gpu else None
+
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
             raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
-        if self.replicas is not None and self.replicas_per_gpu is not None:
-            raise ValueError("--replicas is the number on all GPUs, --replicas-per-gpu that on each: give one of them.")
         if self.engine == "ray" and self.replicas_per_gpu is not None:
-            raise ValueError("--replicas-per-gpu is for this machine: --engine ray has --gpus-per-replica.")
-        if isinstance(self.replicas, str):
-            least, _, most = self.replicas.partition("..")
-            if self.engine != "ray":
-                raise ValueError("--replicas: a range requires --engine ray.")
-            if int(least) > int(most):
-                raise ValueError(f"--replicas: {self.replicas} has no number in it.")
+            raise ValueError(
+                f"--replicas {self.replicas} counts the GPUs of this machine; with --engine ray give a number or a "
+                "range, and --gpus-per-replica."
+            )
+        if ".." in str(self.replicas) and self.engine != "ray":
+            raise ValueError("--replicas: a range requires --engine ray.")
+        least, most = self.replica_range or (1, 1)
+        if least > most:
+            raise ValueError(f"--replicas: {self.replicas} has no number in it.")
 
 
 @Parameter(name="*", group=Group("Threads", sort_key=5))

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 from attrs import field, frozen
-from attrs.validators import ge, le, matches_re
+from attrs.validators import matches_re
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.help import help_
 
 ZONE = r"[A-Za-z0-9._-]{0,63}"
 """As the values of Kubernetes labels."""
@@ -40,17 +40,3 @@ class HostsConfig:
         str,
         help_("The zone of this process: inputs go to engines of other zones only if that is faster.", default="none"),
     ] = field(default="", validator=matches_re(ZONE))
-    link_timeout_s: Annotated[
-        float,
-        help_(
-            "Seconds of silence on a link to another machine after which it counts as lost: both ends send at least "
-            "three heartbeats in that time."
-        ),
-    ] = field(default=1.5, validator=[ge(0.1), le(3600)])
-    retry_lost: Annotated[
-        bool,
-        switch(
-            "Have requests with a single input computed elsewhere, once, if the engine that had it was lost and their "
-            "deadline allows."
-        ),
-    ] = False

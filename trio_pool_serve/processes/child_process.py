@@ -145,19 +145,6 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
                 path.unlink(missing_ok=True)
 
 
-@contextmanager
-def listening_by_tcp(path: Path) -> Iterator[socket.socket]:
-    """Open a socket that listens on a free port of the loopback interface, and write its address to ``path``."""
-    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listening:
-        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-        host, port = listening.getsockname()
-        path.write_text(f"{host}:{port}")
-        try:
-            yield listening
-        finally:
-            path.unlink(missing_ok=True)
-
-
 @frozen
 class ChildEnd:
     """How a child has ended, as a phrase for the log, and for how long it had been ready (seconds)."""

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.engine.remote.replicas import Replica, keys_of
 from tests.engine.remote.test_process_engine import request, until
 from trio_pool_serve.config import HostsConfig, SchedulingConfig
 from trio_pool_serve.engine.remote import engine_hosts
-from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
 from trio_pool_serve.engine.remote.engine_hosts import EngineHosts, parse_hosts, read_hosts
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
@@ -45,6 +46,7 @@ class Host(Replica):
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_hosts, "CHANGES_S", 0.02)
     monkeypatch.setattr(engine_hosts, "RESOLVE_S", 0.1)
+    monkeypatch.setattr(engine_hosts, "HostConnector", partial(HostConnector, timeout_s=30.0))
 
     def make(number: int = 0, **options) -> Host:
         return Host(tmp_path / f"{number}.engine", by_tcp=True, **options)
@@ -65,7 +67,7 @@ class Server:
     async def run(self) -> AsyncIterator[EngineHosts]:
         key = self.folder / "key"
         keys = keys_of(key)
-        config = HostsConfig(engine_hosts=self.setting, key_file=key, link_timeout_s=30.0)
+        config = HostsConfig(engine_hosts=self.setting, key_file=key)
         self.hosts = EngineHosts(config, keys, self.folder, SchedulingConfig())
         self.hosts.read()
         async with trio.open_nursery() as nursery:

@@ -16,7 +16,7 @@ def alone(token: int, **fields) -> PoolingRequest:
     return replace(request(token, **fields), is_alone=True)
 
 
-async def lost_row(make, asked, *, retries_lost: bool = True, until_s: float = -math.inf) -> tuple[object, Replica]:
+async def lost_row(make, asked, *, until_s: float = -math.inf) -> tuple[object, Replica]:
     """Have a row be at an engine that ends, not before ``until_s``; return its outcome, and the engine that is left.
 
     ``asked`` is the row, or makes it of a scope of that engine.
@@ -32,7 +32,7 @@ async def lost_row(make, asked, *, retries_lost: bool = True, until_s: float = -
         first.listen(),
         second.listen(),
         second.live(),
-        asking(first, second, retries_lost=retries_lost) as engine,
+        asking(first, second) as engine,
         trio.open_nursery() as nursery,
     ):
         async with first.live():
@@ -49,12 +49,6 @@ async def test_a_single_row_of_an_engine_that_is_lost_is_computed_elsewhere(make
     outcome, second = await lost_row(make, alone(5))
     assert isinstance(outcome, PoolingOutput)
     assert sum(second.runner.rows) == 1
-
-
-async def test_by_default_it_fails_and_nothing_is_computed_twice(make):
-    outcome, second = await lost_row(make, alone(5), retries_lost=False)
-    assert isinstance(outcome, EngineProcessDiedError)
-    assert sum(second.runner.rows) == 0
 
 
 async def test_a_row_whose_deadline_has_passed_is_not_computed_elsewhere(make):
@@ -88,7 +82,7 @@ async def test_a_row_is_sent_again_once(make):
         for replica, end in zip(replicas, ends, strict=True):
             replica.runner.gate.clear()
             nursery.start_soon(live, replica, end)
-        async with asking(*replicas, retries_lost=True) as engine:
+        async with asking(*replicas) as engine:
             await until(lambda: len(engine._routing.ready) == 3)
             nursery.start_soon(ask, engine)
             for count in (2, 1):
@@ -99,6 +93,7 @@ async def test_a_row_is_sent_again_once(make):
             await until(lambda: outcomes)
             assert isinstance(outcomes[0], EngineProcessDiedError)
             assert sum(link.waiting_rows for link in engine._links) == 0
+            assert sum(sum(replica.runner.rows) for replica in replicas) <= 2
         for end in ends:
             end.set()
 

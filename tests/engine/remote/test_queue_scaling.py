@@ -22,11 +22,11 @@ from trio_pool_serve.engine.remote.replica import Replica, ReplicaNumbers
 
 pytestmark = pytest.mark.unit
 
-UP_S, DOWN_AFTER_S = 1.0, 60.0
+MAX_QUEUE_S, UP_S, DOWN_AFTER_S = 5.0, 1.0, 60.0
 
 
 def scaling(wanted: int = 1) -> QueueScaling:
-    made = QueueScaling(1, 8, UP_S, DOWN_AFTER_S)
+    made = QueueScaling(1, 8, MAX_QUEUE_S)
     made.wanted = wanted
     return made
 
@@ -162,7 +162,7 @@ def test_an_estimate_that_is_not_repeated_is_forgotten_before_it_could_add_repli
 MARGIN = 1.25
 """The estimate of the queue in seconds is as much too long."""
 
-MAX_QUEUE_S, SERVICE_S, STEP_S, COUNTED_S = 3.0, 0.015, 0.5, 2.0
+SERVICE_S, STEP_S, COUNTED_S = 0.015, 0.5, 2.0
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.cli import read_config
-from trio_pool_serve.engine.remote import ray_engines
+from trio_pool_serve.engine.remote import ray_engines, supervisor
 from trio_pool_serve.engine.remote.engine_job import LoadFailed
 from trio_pool_serve.engine.remote.queue_scaling import FRESH_S, QueueSeconds
 from trio_pool_serve.engine.remote.ray_actor import SentSnapshot, Started
@@ -176,17 +176,17 @@ async def until(condition: Callable[[], bool], limit_s: float) -> None:
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     @asynccontextmanager
-    async def run(*nodes: Node, replicas: str, flags: tuple[str, ...] = (), estimates: bool = True):
+    async def run(*nodes: Node, replicas: str, estimates: bool = True):
         cluster = MadeUpCluster([*nodes])
 
         @asynccontextmanager
-        async def open_cluster(_: object) -> AsyncIterator[MadeUpCluster]:
+        async def open_cluster() -> AsyncIterator[MadeUpCluster]:
             yield cluster
 
         monkeypatch.setattr(ray_engines, "open_cluster", open_cluster)
-        config = read_config(["m", "--engine", "ray", "--replicas", replicas, *flags])
+        config = read_config(["m", "--engine", "ray", "--replicas", replicas])
         made = Running(
-            cluster, RayEngines(config, "no:loader", tmp_path), QueueSeconds.open(seconds_path(tmp_path, 0), 1)
+            cluster, RayEngines(config, "no:loader", tmp_path, key="k"), QueueSeconds.open(seconds_path(tmp_path, 0), 1)
         )
         async with trio.open_nursery() as nursery:
             if estimates:
@@ -300,9 +300,10 @@ async def test_a_replica_waits_only_once_for_another_node_than_that_where_its_mo
 
 
 async def test_a_replica_that_has_failed_after_it_was_ready_gives_its_place_back_before_it_rests(
-    running, autojump_clock
+    running, autojump_clock, monkeypatch
 ):
-    async with running(Node("a"), Node("b"), replicas="2", flags=("--max-engine-restarts", "1")) as server:
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    async with running(Node("a"), Node("b"), replicas="2") as server:
         await server.until_ready(0, 1)
         while not server.failed:
             for actor in [actor for actor in server.cluster.actors if actor.group.node.name == "b"]:

@@ -20,6 +20,7 @@ from tests.simulated_gpus import EIGHT, LABELS, UUIDS
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.gpus import Gpu, parse_listing
 from trio_pool_serve.engine.placement import with_replicas
+from trio_pool_serve.engine.remote import supervisor
 from trio_pool_serve.engine.remote.connectors import UnixConnector
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.replica import Replica
@@ -115,14 +116,14 @@ REQUEST = PoolingRequest(RenderedPrompt(np.array([5], np.int32)), (Embed(),))
     [
         ("m", {"replicas": 1}, range(8), [0]),
         ("m", {}, range(8), [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("m", {"replicas_per_gpu": 2}, range(8), [*range(8), *range(8)]),
+        ("m", {"replicas": "2/gpu"}, range(8), [*range(8), *range(8)]),
         ("m", {"replicas": 16}, range(8), [*range(8), *range(8)]),
         ("m", {"replicas": 10}, range(8), [*range(8), 0, 1]),
         ("ab", {}, range(8), [*range(8), *range(8)]),
         ("ab", {"replicas": 3}, range(8), [0, 1, 2, 3, 4, 5]),
         ("abc", {"replicas": 3}, range(8), [0, 1, 2, 3, 4, 5, 6, 7, 0]),
         ("ab", {"replicas": 3}, [3], [3, 3, 3, 3, 3, 3]),
-        ("ab", {"replicas_per_gpu": 2}, [5, 2], [5, 2, 5, 2, 5, 2, 5, 2]),
+        ("ab", {"replicas": "2/gpu"}, [5, 2], [5, 2, 5, 2, 5, 2, 5, 2]),
     ],
     ids=str,
 )
@@ -141,7 +142,7 @@ def test_without_known_gpus_the_device_is_that_of_the_settings(machine):
 @pytest.mark.slow
 async def test_each_process_sees_its_own_gpu_only(machine, caplog):
     caplog.set_level(logging.INFO)
-    engines = machine.make(replicas_per_gpu=1)
+    engines = machine.make(replicas="1/gpu")
     async with running(engines):
         await until(lambda: states(engines) == ["ready"] * 8)
     for number, (uuid, label) in enumerate(zip(UUIDS, LABELS, strict=True)):
@@ -222,9 +223,10 @@ async def test_one_model_without_replicas_ends_the_server_though_another_has_som
     assert states(engines)[2:] == ["failed", "failed"]
 
 
-async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_server(machine, caplog):
+async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_server(machine, caplog, monkeypatch):
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     caplog.set_level(logging.INFO)
-    engines = machine.make(gpus=GPUS[:2], max_engine_restarts=1)
+    engines = machine.make(gpus=GPUS[:2])
     first, second = engines.replicas
     with pytest.raises(EngineDeadError, match=r"replica 0 on .* restarted 1 times in a row: giving up"):
         async with running(engines), asking(engines) as engine:
@@ -244,9 +246,10 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
 
 
 @pytest.mark.slow
-async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, caplog):
+async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, caplog, monkeypatch):
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
     caplog.set_level(logging.INFO)
-    engines = machine.make(gpus=GPUS[:2], max_engine_restarts=1, retry_failed_s=0.01)
+    engines = machine.make(gpus=GPUS[:2], retry_failed_s=0.01)
     second = engines.replicas[1]
     async with running(engines):
         await until(lambda: states(engines) == ["ready"] * 2)

@@ -17,6 +17,9 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 CONNECT_TIMEOUT_S = 2.0
 """For the connection itself: a machine that is gone does not refuse it."""
 
+LINK_TIMEOUT_S = 1.5
+"""Both ends send three heartbeats in this time: a lost machine is noticed soon, and one late heartbeat ends no link."""
+
 ADDRESS_CHECK_S = 0.1
 """How often a file is looked for that has the address of an engine process."""
 
@@ -112,7 +115,7 @@ class HostConnector(Connector):
 
     address: HostAddress
     keys: LinkKeys
-    timeout_s: float = 1.5
+    timeout_s: float = LINK_TIMEOUT_S
     pauses_s = (0.1, 0.2, 0.5, 1.0, 2.0)
 
     @property
@@ -129,14 +132,14 @@ class HostConnector(Connector):
 
 @define(eq=False)
 class FileConnector(Connector):
-    """Connects by TCP to an engine process whose address is in a file, and may be another after each restart.
+    """Connects by TCP to an engine process that Ray has placed; its address is in a file, another after each restart.
 
     While there is no file, there is no engine process: it waits for one.
     """
 
     path: Path
     keys: LinkKeys
-    timeout_s: float = 1.5
+    timeout_s = LINK_TIMEOUT_S
     pauses_s = (0.1, 0.2, 0.5)
 
     @property

@@ -230,7 +230,7 @@ class EngineHosts:
     def _add(self, address: HostAddress, hosts: list[HostAddress]) -> HostLink:
         self._positions += 1
         added = self.links[address] = HostLink(hosts, address)
-        connector = HostConnector(address, self.keys, self.config.link_timeout_s)
+        connector = HostConnector(address, self.keys)
         use, lose = partial(self._use, added), partial(self._lose, added)
         times = self.scheduling
         added.link = Link(connector, use, lose, times.stall_timeout_s, times.max_queue_s, self._positions)

@@ -29,11 +29,11 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     small_requests: str
     cores: str
     key: str = ""
-    """Of those that connect, if the socket listens for TCP."""
+    """Of those that connect by TCP, to an engine process that Ray has placed."""
 
 
 class Leave(msgspec.Struct, tag=True, array_like=True):
-    """Message to an engine process that listens for TCP: have no more rows sent, compute those there are, and exit."""
+    """Message to an engine process that Ray has placed: have no more rows sent, compute those there are, and exit."""
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):

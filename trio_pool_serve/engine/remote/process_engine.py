@@ -47,8 +47,6 @@ class ProcessEngine(Engine):
     config: SchedulingConfig = field(factory=SchedulingConfig)
     waiting: WaitingWork = field(factory=WaitingWork)
     zone: str = field(default="", kw_only=True)
-    retries_lost: bool = field(default=False, kw_only=True)
-    """Whether single rows of an engine process that is lost are sent to another one, once."""
     _links: list[Link] = field(init=False)
     """Those of ``connectors``."""
     _routing: Routing[Link] = field(init=False)
@@ -90,7 +88,7 @@ class ProcessEngine(Engine):
         self._has_ready.set()
 
     def lose(self, link: Link, lost: Sequence[QueueEntry]) -> None:
-        """Do without a link; rows that it had are sent to another or fail."""
+        """Do without a link; single rows that it had are sent to another, once, and the others fail."""
         self._routing.remove(link)
         self._rates_from = -math.inf
         if not self._routing.ready and not self._dead:
@@ -100,8 +98,8 @@ class ProcessEngine(Engine):
                 entry.fail(EngineProcessDiedError(link.connector.loss))
 
     def _sent_again(self, entry: QueueEntry) -> bool:
-        """Send a row of a lost engine process to another, if that is wanted and would not be in vain."""
-        if entry.lost_before or not entry.request.is_alone or not self.retries_lost or self._dead:
+        """Send a single row of a lost engine process to another, once, if that would not be in vain."""
+        if entry.lost_before or not entry.request.is_alone or self._dead:
             return False
         if any(isinstance(param, QueryParams) for param in entry.request.params):
             return False  # the queries are lost, too

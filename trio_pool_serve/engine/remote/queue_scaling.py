@@ -18,6 +18,12 @@ UP_AFTER_S = 2.0
 MAX_GROWTH = 2
 """Those that are ready are at most doubled, before the new ones take a part of the queue."""
 
+UP_QUEUE_SHARE = 0.2
+"""Of ``max_queue_s``, above which requests are refused: 1 s of 5 s, so that replicas are added before that."""
+
+MAX_QUEUES_IDLE = 12
+"""Times ``max_queue_s`` until a replica that is not needed is drained: a minute for 5 s, as to start one takes long."""
+
 NEXT_TO_NO_QUEUE = 0.1
 """Share of ``up_queue_s`` below which the queue would have to be with one replica fewer."""
 
@@ -44,11 +50,20 @@ class QueueScaling:
 
     least: int
     most: int
-    up_queue_s: float
-    down_after_s: float
+    max_queue_s: float
     wanted: int = field(init=False, default=Factory(lambda self: self.least, takes_self=True))
     _long_since: float = field(init=False, default=math.inf)
     _short_since: float = field(init=False, default=math.inf)
+
+    @property
+    def up_queue_s(self) -> float:
+        """Seconds in the queue above which replicas are added."""
+        return UP_QUEUE_SHARE * self.max_queue_s
+
+    @property
+    def down_after_s(self) -> float:
+        """Seconds after which a replica that would not have been needed is taken away."""
+        return MAX_QUEUES_IDLE * self.max_queue_s
 
     def update(self, now: float, waiting_s: float, busy: float, *, ready: int, loading: int) -> int:
         """Return the number of replicas at a time (seconds).

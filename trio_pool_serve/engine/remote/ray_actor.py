@@ -37,6 +37,8 @@ class SentSnapshot(msgspec.Struct):
 class EngineChild:
     """The engine process of an actor, which Trio watches in one of the actor's threads."""
 
+    threads: int
+    """With which the engine process computes."""
     started: Future[Started | LoadFailed | None] = field(factory=Future)
     """Set once the engine process is ready or has ended."""
     snapshot: SentSnapshot | None = None
@@ -54,7 +56,8 @@ class EngineChild:
             listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
             address = HostAddress(host, listening.getsockname()[1])
             job.fd = listening.fileno()
-            async with open_child(MODULE, job, EngineStatus, fds=[job.fd]) as self._child:
+            environment = {"OMP_NUM_THREADS": str(self.threads)}  # as many as CPUs are reserved, whatever the node has
+            async with open_child(MODULE, job, EngineStatus, fds=[job.fd], environment=environment) as self._child:
                 while (status := await self._child.status()) is not None:
                     match status:
                         case Loaded(description):
@@ -78,8 +81,8 @@ class EngineActor:
     The engine process exits when its channel closes: it does not outlive the actor, however that ends.
     """
 
-    def __init__(self) -> None:
-        self._child = EngineChild()
+    def __init__(self, threads: int) -> None:
+        self._child = EngineChild(threads)
 
     def node(self) -> str:
         """Return the id of the node."""

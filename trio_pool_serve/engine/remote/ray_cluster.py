@@ -9,6 +9,7 @@ that Ray does not answer is abandoned and keeps its place, and must not take one
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -162,41 +163,50 @@ class RayCluster:
             await trio.to_thread.run_sync(end, abandon_on_cancel=True)
 
 
+def resources_of(config: RayConfig) -> dict[str, float]:
+    """Return what is reserved for a replica, by Ray's names: a CPU for each thread, ``OMP_NUM_THREADS`` or one."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    gpus = {"GPU": config.gpus_per_replica} if config.gpus_per_replica else {}
+    return {"CPU": max(1, int(threads)) if threads.isdecimal() else 1, **gpus}
+
+
 def _reserve(config: RayConfig, avoided: set[str]) -> Any:
     from ray.util.placement_group import placement_group
 
     selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
-    return placement_group([config.resources], strategy="SPREAD", bundle_label_selector=[selector] if avoided else None)
+    selectors = [selector] if avoided else None
+    return placement_group([resources_of(config)], strategy="SPREAD", bundle_label_selector=selectors)
 
 
 def _start(config: RayConfig, group: Any) -> PlacedActor:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    cpus = int(resources_of(config)["CPU"])
     actor = ray.remote(EngineActor).options(
-        num_cpus=config.cpus_per_replica,
+        num_cpus=cpus,
         num_gpus=config.gpus_per_replica,
         max_restarts=0,
         max_concurrency=THREADS,
         max_pending_calls=MAX_PENDING_CALLS,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
     )
-    return PlacedActor(actor.remote())
+    return PlacedActor(actor.remote(cpus))
 
 
 @asynccontextmanager
-async def open_cluster(config: RayConfig) -> AsyncIterator[RayCluster]:
-    """Be connected to the cluster of ``--ray-address`` for as long as the block lasts.
+async def open_cluster() -> AsyncIterator[RayCluster]:
+    """Be connected to the cluster of ``RAY_ADDRESS``, else to that of this machine, for as long as the block lasts.
 
     Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
     closed within ``CLOSE_TIMEOUT_S``, and Ray ends the actors of a process that has ended.
     """
-    await _require_reachable(config.ray_address)
+    await _require_reachable(os.environ.get("RAY_ADDRESS", ""))
     with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
-        await trio.to_thread.run_sync(_connect, config.ray_address, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(_connect, abandon_on_cancel=True)
         _restore_sigterm()
     if limit.cancelled_caught:
-        raise ModelLoadError(f"--ray-address {config.ray_address}: no answer in {CONNECT_TIMEOUT_S:g} s.")
+        raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
     try:
         yield RayCluster()
     finally:
@@ -205,26 +215,29 @@ async def open_cluster(config: RayConfig) -> AsyncIterator[RayCluster]:
 
 
 async def _require_reachable(address: str) -> None:
-    if address == "auto":
-        return
+    """Raise ``ModelLoadError`` at once where ``ray.init`` would try for minutes, or be Ray's client."""
+    if "://" in address:
+        raise ModelLoadError(f"RAY_ADDRESS {address}: Ray's client cannot place engines; give HOST:PORT of a node.")
     host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
     with trio.move_on_after(REACH_TIMEOUT_S):
         try:
             stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
         except OSError as error:
-            raise ModelLoadError(f"--ray-address {address} cannot be reached: {error}") from error
+            raise ModelLoadError(f"RAY_ADDRESS {address} cannot be reached: {error}") from error
         await trio.aclose_forcefully(stream)
         return
-    raise ModelLoadError(f"--ray-address {address} does not answer.")
+    raise ModelLoadError(f"RAY_ADDRESS {address} does not answer.")
 
 
-def _connect(address: str) -> None:
+def _connect() -> None:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise ModelLoadError(f"--ray-address {address}: {error}") from error
+        raise ModelLoadError(f"--engine ray: {error}") from error
 
 
 def _restore_sigterm() -> None:

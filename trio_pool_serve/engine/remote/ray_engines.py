@@ -17,7 +17,7 @@ from trio_pool_serve.engine.remote.busy_share import BusyShare, busy_seconds
 from trio_pool_serve.engine.remote.engine_job import EngineJob, LoadFailed
 from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds, choose_wanted
 from trio_pool_serve.engine.remote.ray_actor import SentSnapshot, Started
-from trio_pool_serve.engine.remote.ray_cluster import NodeLostError, PlacedActor, RayCluster, open_cluster
+from trio_pool_serve.engine.remote.ray_cluster import NodeLostError, PlacedActor, RayCluster, open_cluster, resources_of
 from trio_pool_serve.engine.remote.replica import Replica
 from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError, PoolServeError
@@ -90,6 +90,8 @@ class RayEngines(Supervisor):
     This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
 
+    key: str = field(kw_only=True)
+    """By which API processes know the engine processes."""
     _cluster: RayCluster = field(init=False)
     _groups: dict[Replica, Any] = field(init=False, factory=dict)
     """The placement groups."""
@@ -114,7 +116,7 @@ class RayEngines(Supervisor):
         are killed, and their engine processes exit.
         """
         least, most = self.config.processes.replica_range or (1, 1)
-        async with open_cluster(self.config.ray) as self._cluster, trio.open_nursery() as nursery:
+        async with open_cluster() as self._cluster, trio.open_nursery() as nursery:
             for replica in self.replicas:
                 nursery.start_soon(self._keep_alive, replica, partial(self._live, replica))
             for model in range(len(self.config.sources) if least < most else 0):
@@ -250,7 +252,7 @@ class RayEngines(Supervisor):
     async def _log_waiting(self, replica: Replica, life: Life) -> None:
         await trio.sleep(WAITING_S)
         if life.actor is None:
-            logger.warning("%s waits for a node that has %s left", replica, self.config.ray.resources)
+            logger.warning("%s waits for a node that has %s left", replica, resources_of(self.config.ray))
 
     def _job_of(self, replica: Replica) -> EngineJob:
         config = evolve(self.config, loading=evolve(self.config.loading, device=replica.device))
@@ -261,9 +263,9 @@ class RayEngines(Supervisor):
 
     async def _scale(self, model: int) -> None:
         """Have as many replicas of a model as its queue needs, forever."""
-        settings, processes, name = self.config.ray, self.config.processes, self.config.sources[model].name
+        processes, name = self.config.processes, self.config.sources[model].name
         least, most = processes.replica_range or (1, 1)
-        scaling = QueueScaling(least, most, settings.scale_up_queue_s, settings.scale_down_after_s)
+        scaling = QueueScaling(least, most, self.config.scheduling.max_queue_s)
         queue = QueueSeconds.open(seconds_path(self.socket_folder, model), processes.api_workers)
         replicas = [replica for replica in self.replicas if replica.model == name]
         while True:

@@ -6,6 +6,7 @@ server: its clients would lose their connections, and engines that still compute
 
 import logging
 import math
+from secrets import token_hex
 from typing import TypeAlias
 
 import msgspec
@@ -16,7 +17,7 @@ from trio_pool_serve.config import encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.engine_job import LoadFailed
 from trio_pool_serve.engine.remote.ray_engines import device_of
-from trio_pool_serve.engine.remote.supervisor import Supervisor
+from trio_pool_serve.engine.remote.supervisor import Supervisor, key_path
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
 from trio_pool_serve.telemetry.snapshots import Snapshot
@@ -53,9 +54,15 @@ class RayPlacement(Supervisor):
     When it dies, Ray ends its actors, and so the engine processes; the next one places all of them again.
     """
 
+    key: str = field(factory=lambda: token_hex(32), init=False)
+    """For the links to engine processes; the API processes of this server read it in the folder of the sockets."""
     _reported: Snapshot | None = field(default=None, init=False)
     """What the process has sent last."""
     _has_connected: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        key_path(self.socket_folder).write_text(self.key)
 
     def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (Ray knows the GPUs)
         return None, device_of(self.config)

@@ -64,10 +64,8 @@ class RemoteEngines:
     def make_engine(self, model: int, name: str, metrics: EngineMetrics) -> ProcessEngine:
         """Return the engine of the ``model``-th model."""
         waiting = WaitingWork.open(self.folder / f"{model}.waiting", self.worker, self.config.processes.api_workers)
-        connectors, hosts = connectors_of(self.config, self.folder, model), self.config.hosts
-        engine = ProcessEngine(
-            connectors, metrics, self.config.scheduling, waiting, zone=hosts.zone, retries_lost=hosts.retry_lost
-        )
+        connectors = connectors_of(self.config, self.folder, model)
+        engine = ProcessEngine(connectors, metrics, self.config.scheduling, waiting, zone=self.config.hosts.zone)
         if self.hosts is not None:
             self.hosts.engines[name] = engine
         self._engines.append(engine)
@@ -88,7 +86,8 @@ class RemoteEngines:
                 await nursery.start(self.processes.run)
             if self.hosts is not None:
                 nursery.start_soon(self.hosts.run)
-            if isinstance(self.config.processes.replicas, str):
+            least, most = self.config.processes.replica_range or (1, 1)
+            if least < most:
                 nursery.start_soon(self._share_queue_seconds)
             task_status.started()
 

@@ -21,7 +21,7 @@ from trio_pool_serve.engine.remote.engine_job import MODULE, EngineJob, EngineSt
 from trio_pool_serve.engine.remote.replica import Replica
 from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import ChildEnd, listening_at, listening_by_tcp, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, listening_at, open_child
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class EngineProcesses(Supervisor):
                 logger.info("replicas compute concurrently on each GPU, by the MPS control daemon at %s", directory)
 
     async def _listen(self, replica: Replica, *, task_status: trio.TaskStatus[None]) -> NoReturn:
-        with (listening_by_tcp if self.key else listening_at)(replica.path) as listening:
+        with listening_at(replica.path) as listening:
             task_status.started()
             await self._keep_alive(replica, partial(self._live, replica, listening))
 
@@ -122,5 +122,4 @@ class EngineProcesses(Supervisor):
             replica.device,
             str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
             str(self._cores) if shares_cores else "",
-            self.key,
         )

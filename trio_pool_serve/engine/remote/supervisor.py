@@ -4,7 +4,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, NoReturn
 
 import trio
@@ -25,6 +24,10 @@ from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 
 logger = logging.getLogger(__name__)
 
+MAX_RESTARTS = 10
+"""In a row, of an engine process that dies within a minute of being ready: with the pauses between them they take about
+three minutes, in which what it needs may come back."""
+
 RETRY_FAILED_S = 300.0
 """Pause before a replica that has failed is started again: what it needs may have been repaired."""
 
@@ -36,24 +39,19 @@ def socket_paths(config: Config, socket_folder: Path, model: int) -> list[Path]:
     return [socket_folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
 
 
-def links_by_tcp(config: Config) -> bool:
-    """Return whether the engine processes that this server starts are connected to by TCP."""
-    return config.processes.engine_link == "tcp" or config.processes.engine == "ray"
-
-
 def key_path(socket_folder: Path) -> Path:
-    """Return the path of the key for engine processes that are connected to by TCP."""
+    """Return the path of the key for engine processes that Ray places."""
     return socket_folder / "key"
 
 
 def connectors_of(config: Config, socket_folder: Path, model: int) -> list[Connector]:
     """Return what connects to the replicas of the ``model``-th model."""
     paths = socket_paths(config, socket_folder, model)
-    if not links_by_tcp(config):
+    if config.processes.engine != "ray":
         return [UnixConnector(path) for path in paths]
     keys = LinkKeys(key_path(socket_folder))
     keys.read()
-    return [FileConnector(path, keys, config.hosts.link_timeout_s) for path in paths]
+    return [FileConnector(path, keys) for path in paths]
 
 
 @define(eq=False)
@@ -64,15 +62,10 @@ class Supervisor(ABC):
     loader: str
     socket_folder: Path
     retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
-    key: str = field(default="", kw_only=True)
-    """For engine processes that are connected to by TCP; one is made unless it is given."""
     replicas: list[Replica] = field(init=False, factory=list)
     """Those of all models, in the order of the settings."""
 
     def __attrs_post_init__(self) -> None:
-        if links_by_tcp(self.config) and not self.key:
-            self.key = token_hex(32)
-            key_path(self.socket_folder).write_text(self.key)
         self.replicas = self._make_replicas()
 
     def _make_replicas(self) -> list[Replica]:
@@ -97,17 +90,16 @@ class Supervisor(ABC):
         """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
 
         A replica has failed if it fails to load its model at its first start, or once it has been restarted
-        ``--max-engine-restarts`` times in a row. It is tried again every ``retry_failed_s`` seconds. Raises its
+        ``MAX_RESTARTS`` times in a row. It is tried again every ``retry_failed_s`` seconds. Raises its
         ``ModelLoadError`` or ``EngineDeadError`` once all replicas of its model have failed. Cancellation: the
         processes exit, and are killed if they do not.
         """
 
     async def _keep_alive(self, replica: Replica, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
         backoff = restart_backoff()
-        restarts = self.config.processes.max_engine_restarts
         while True:
             try:
-                await keep_alive(f"the engine of {replica}", live, max_restarts=restarts, backoff=backoff)
+                await keep_alive(f"the engine of {replica}", live, max_restarts=MAX_RESTARTS, backoff=backoff)
             except (ModelLoadError, EngineDeadError) as error:
                 replica.state = "failed"
                 of_model = [each for each in self.replicas if each.model == replica.model and each.is_wanted]
