@@ -19,6 +19,7 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config, SchedulingConfig
+from trio_pool_serve.engine import local
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.local import LocalEngine
@@ -46,6 +47,12 @@ contain_connections()  # as both ways to start a server do
 # The suite asserts no times, and runs the same examples each time.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def one_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines compute one batch after the other, as the order in which they take rows is checked."""
+    monkeypatch.setattr(local, "MAX_IN_FLIGHT", 1)
 
 
 def pytest_collection() -> None:

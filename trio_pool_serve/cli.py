@@ -144,7 +144,6 @@ def engine_command(
     plugins: Annotated[str, Parameter(help="Comma-separated Python modules to import first, as for `serve`.")] = "",
     loading: ModelConfig = DEFAULTS.loading,
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
-    threads: ThreadsConfig = DEFAULTS.threads,
     log: LoggingConfig = DEFAULTS.logging,
 ) -> EngineServerConfig:
     """Compute a model for API processes on other machines, which `serve --engine-hosts` starts, until SIGTERM."""
@@ -155,7 +154,6 @@ def engine_command(
         scheduling=scheduling,
         processes=processes,
         hosts=HostsConfig(key_file=key_file, zone=zone),
-        threads=threads,
         logging=log,
     )
     return EngineServerConfig(

@@ -16,6 +16,7 @@ from trio_pool_serve.batches.batch_api import BatchApi
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine import EngineState
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.local import MAX_IN_FLIGHT
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
 from trio_pool_serve.engine.result_cache import ResultCache
@@ -103,15 +104,11 @@ class Service:
 
     @offload.default
     def _make_offload(self) -> Offload:
-        threads = self.config.threads
         return Offload(
-            render=threads.renderer_num_workers,
-            media=threads.media_num_workers,
-            postprocess=threads.postprocess_num_workers,
+            render=self.config.threads.renderer_num_workers,
             launch=replicas_of(self.config) if self.config.processes.computes_here else 1,
             idle_launches=idle_launches_of(self.config),
-            copy=self.config.scheduling.max_in_flight * self._most_loaded,
-            takes_turns=self.config.scheduling.fairness == "client",
+            copy=MAX_IN_FLIGHT * self._most_loaded,
         )
 
     @property
@@ -121,10 +118,9 @@ class Service:
 
     @memory.default
     def _make_memory(self) -> MemoryBudget:
-        scheduling = self.config.scheduling
         # Memory is each process's own, so each has a part of the budget.
-        max_bytes = scheduling.memory_budget_bytes // self.config.processes.api_workers
-        return MemoryBudget(max_bytes, scheduling.client_memory_share, self.config.network.max_body_bytes)
+        max_bytes = self.config.scheduling.memory_budget_bytes // self.config.processes.api_workers
+        return MemoryBudget(max_bytes, self.config.network.max_body_bytes)
 
     @results.default
     def _make_results(self) -> ResultCache:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from benchmarks.gpu.loaded_runner import LoadedRunner
+from trio_pool_serve.engine.local import MAX_IN_FLIGHT
 from trio_pool_serve.runner.output_copy import Split
 from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch, PooledValue
 
@@ -45,7 +46,7 @@ class BatchStream:
     async def run(self, seconds: float = math.inf, batches: float = math.inf) -> StreamResult:
         """Run for some time, or for some batches."""
         begin = trio.current_time()
-        free = trio.Semaphore(self.loaded.config.scheduling.max_in_flight)
+        free = trio.Semaphore(MAX_IN_FLIGHT)
         async with trio.open_nursery() as nursery:
             while batches > 0 and (not self.latencies or trio.current_time() < begin + seconds):
                 await free.acquire()

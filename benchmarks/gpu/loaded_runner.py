@@ -34,7 +34,7 @@ class LoadedRunner:
     async def load(cls, arguments: Sequence[str], *, in_this_thread: bool = False) -> "LoadedRunner":
         """Load a model in the launch thread, as a server does. Cancellation: at once; the thread goes on loading."""
         config = read_config(arguments)
-        offload = Offload(copy=config.scheduling.max_in_flight)
+        offload = Offload()
         folder = read_model_folder(Path(config.models[0]), config.loading)
 
         def load() -> tuple[TransformerRunner, int]:

@@ -101,11 +101,12 @@ def complaints_of(written: str) -> list[str]:
 async def launch_all(loaded: LoadedRunner, *, in_this_thread: bool) -> list[str]:
     """Launch mixed batches, two in flight, and await them; return what the launches raised."""
     from benchmarks.gpu.batches import mixed_batches
+    from trio_pool_serve.engine.local import MAX_IN_FLIGHT
 
     raised: list[str] = []
     batches = mixed_batches(loaded.batch_tokens)
     async with trio.open_nursery() as nursery:
-        limiter = trio.CapacityLimiter(loaded.config.scheduling.max_in_flight)
+        limiter = trio.CapacityLimiter(MAX_IN_FLIGHT)
         for number, batch in enumerate(batches * ROUNDS):
             await limiter.acquire_on_behalf_of(number)
             try:

@@ -66,8 +66,7 @@ class Settings:
             "--api-workers": str(share_of_cores(2, most=16)),
             "--max-queue-s": "600",
             "--request-timeout-s": "600",
-            "--memory-budget-bytes": str(8 * 2**30),
-            "--client-memory-share": "1",
+            "--memory-budget-bytes": str(16 * 2**30),
         }
         return without_given(limits, self.own_flags)
 

@@ -19,7 +19,8 @@ from tests.cpu_backend import BY_TORCH
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
-from trio_pool_serve.config import Config, ModelConfig, NetworkConfig, ThreadsConfig
+from trio_pool_serve.config import Config, ModelConfig, NetworkConfig
+from trio_pool_serve.process_setup import SWITCH_INTERVAL_S
 from trio_pool_serve.service import Service
 
 LABELS = {0: "calm", 1: "glad", 2: "cross"}
@@ -29,7 +30,7 @@ LABELS = {0: "calm", 1: "glad", 2: "cross"}
 def switch_interval_of_servers() -> Iterator[None]:
     """The interpreter's thread switch interval as a server's process has it."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(ThreadsConfig().switch_interval_s)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     yield
     sys.setswitchinterval(interval)
 

@@ -102,12 +102,6 @@ def test_a_client_that_floods_is_refused_and_its_neighbour_is_not():
             assert admission.wait_s(work(1, "neighbour")) == pytest.approx(2.0 + 2.1)
 
 
-def test_without_fairness_a_neighbour_waits_for_all():
-    admission = admission_of(is_fair=False)
-    with admission.admit(work(60, "flood")), pytest.raises(OverloadedError):
-        admission.refuse_late(work(60, "neighbour"))
-
-
 def test_a_client_waits_only_for_those_of_its_requests_that_are_as_urgent():
     admission = admission_of()
     with admitting(admission, *[work(1, priority=3)] * 40, *[work(1, priority=-1)] * 10):

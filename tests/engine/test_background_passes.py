@@ -9,6 +9,7 @@ from attrs import define, field
 
 from tests.engine.test_local import engine_over, in_thread, running
 from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, RenderedPrompt
@@ -80,9 +81,10 @@ async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_
 
 
 async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(
-    runner: ScriptedRunner, held_up: HeldUp, mock_clock
+    runner: ScriptedRunner, held_up: HeldUp, mock_clock, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = engine_over(lambda: runner, stall_timeout_s=1e-9, batch_timeout_s=5.0, probe_interval_s=0)
+    monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-10)
+    engine = engine_over(lambda: runner, batch_timeout_s=5.0)
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(submit_window, engine, [row(3)])
         await in_thread(lambda: held_up.launching.wait(60))
@@ -125,6 +127,6 @@ async def test_a_planned_batch_that_fails_is_computed_again_in_parts(runner: Scr
             raise ValueError("too many")
 
     runner.on_launch = fail_together
-    async with running(engine_over(lambda: runner, batch_retry_s=60.0)) as engine:
+    async with running(engine_over(lambda: runner)) as engine:
         outputs = await submit_window(engine, [row(3), row(2)])
     assert [output.values[0][0] for output in outputs] == [3, 2]

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.test_local import engine_over, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
+from trio_pool_serve.engine import local
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.local import LocalEngine
@@ -68,8 +69,10 @@ async def computed_together(engine: LocalEngine, runner: ScriptedRunner, ids: It
 @asynccontextmanager
 async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[LocalEngine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
-    async with running(engine_over(lambda: runner, max_in_flight=1, **settings)) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "MAX_IN_FLIGHT", 1)
+        async with running(engine_over(lambda: runner, **settings)) as engine:
+            yield engine
 
 
 @pytest.mark.parametrize("place", [0, 1, 31, 62, 63])
@@ -126,9 +129,10 @@ async def test_an_error_that_passes_costs_nobody_anything(scripted):
     assert scripted.rows == [1, 10, 5, 5]
 
 
-async def test_rows_are_not_computed_again_if_the_setting_says_so(scripted):
+async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison
-    async with serial(scripted, batch_retry_s=0) as engine:
+    async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])
     assert len(outcomes.failed) == 3
     assert scripted.rows == [1, 3]
@@ -365,6 +369,7 @@ async def test_held_queries_are_there_when_rows_are_computed_again(scripted):
         assert engine.statistics().held_bytes == 0
 
 
+@pytest.mark.usefixtures("one_in_flight")
 async def test_a_device_that_is_lost_while_rows_are_computed_again_ends_the_engine(scripted):
     def lose(batch: Batch) -> None:
         if len(batch.requests) == 4:
@@ -373,7 +378,7 @@ async def test_a_device_that_is_lost_while_rows_are_computed_again_ends_the_engi
             raise RunnerDeadError("lost")
 
     scripted.on_launch = lose
-    engine = engine_over(lambda: scripted, max_in_flight=1)
+    engine = engine_over(lambda: scripted)
     outcomes: list[Outcomes] = []
 
     async def submit() -> None:
@@ -442,11 +447,12 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
     assert 0 < ended < len(STEPS)
 
 
+@pytest.mark.usefixtures("one_in_flight")
 async def test_ending_the_engine_at_any_step_of_a_recovery_settles_every_row():
     recovered = 0
     for step in STEPS:
         runner = ScriptedRunner(on_launch=fail_on_poison, default_batch_tokens=1000)
-        engine = engine_over(lambda runner=runner: runner, max_in_flight=1)
+        engine = engine_over(lambda runner=runner: runner)
         outcomes = Outcomes()
         async with trio.open_nursery() as clients, trio.open_nursery() as nursery:
             await nursery.start(engine.run)

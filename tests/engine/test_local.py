@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine import local
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.local import LocalEngine
@@ -30,7 +31,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, CopiedBatch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -53,8 +54,9 @@ async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
 
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
-async def engine(request, scripted: ScriptedRunner) -> AsyncIterator[LocalEngine]:
-    async with running(engine_over(lambda: scripted, max_in_flight=request.param)) as ready:
+async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEngine]:
+    monkeypatch.setattr(local, "MAX_IN_FLIGHT", request.param)
+    async with running(engine_over(lambda: scripted)) as ready:
         yield ready
 
 
@@ -206,7 +208,7 @@ async def test_an_error_while_waiting_for_the_copy_fails_that_batch_only(engine,
     assert engine.statistics().in_flight_batches == 0
 
 
-async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted):
+async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted, monkeypatch):
     copied = trio.Event()
 
     class Copying:
@@ -218,18 +220,19 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
             return self.rows
 
     scripted.on_launch = Copying
-    for in_flight, launched in ((1, 1), (2, 2)):
+    for in_flight in (1, 2):
+        monkeypatch.setattr(local, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
         async with (
-            running(engine_over(lambda: scripted, max_in_flight=in_flight)) as engine,
+            running(engine_over(lambda: scripted)) as engine,
             trio.open_nursery() as nursery,
         ):
             for token in range(1, 4):
                 nursery.start_soon(engine.submit, request(token))
                 await wait_all_tasks_blocked(0.05)
-            assert len(scripted.batches) == launched
-            assert engine.statistics().in_flight_batches == launched
+            assert len(scripted.batches) == in_flight
+            assert engine.statistics().in_flight_batches == in_flight
             copied.set()
 
 
@@ -244,7 +247,7 @@ async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time
     def busy_s() -> float:
         return metrics.registry.get_sample_value("trio_pool_serve_busy_seconds_total", {"model": "m"})
 
-    made = LocalEngine(lambda: scripted, Offload(), metrics.of_engine("m"), SchedulingConfig(max_in_flight=2))
+    made = LocalEngine(lambda: scripted, Offload(), metrics.of_engine("m"))
     async with running(made) as engine:
         scripted.on_launch = lambda _: Copying()
         before, began = busy_s(), time.perf_counter()
@@ -362,10 +365,11 @@ async def test_priority_decides_who_rides_next(engine, scripted):
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
 
 
+@pytest.mark.usefixtures("one_in_flight")
 async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted):
     scripted.default_batch_tokens = 1
     scripted.gate.clear()
-    async with running(engine_over(lambda: scripted, max_in_flight=1)) as engine, trio.open_nursery() as nursery:
+    async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(engine.submit, request(1))
         await in_thread(scripted.launching.wait)
 
@@ -586,3 +590,35 @@ async def test_a_row_without_tokens_fails_alone(engine):
     with pytest.raises(BatchFailedError, match="no tokens"):
         await engine.submit(empty)
     assert (await engine.submit(request(1, 2))).values
+
+
+# -- the first row --------------------------------------------------------------------------------------
+
+PROBE = request(5, 6)
+
+
+def broken(_) -> None:
+    raise ValueError("broken")
+
+
+async def test_an_engine_is_ready_once_it_has_computed_a_row():
+    runner = ScriptedRunner(probe_request=PROBE)
+    async with running(engine_over(lambda: runner)) as engine:
+        assert [batch.requests for batch in runner.batches] == [(PROBE,)]
+        assert engine.statistics().state == "ready"
+        assert engine.probe_request is PROBE
+
+
+async def test_a_model_that_cannot_compute_its_first_row_ends_the_engine_as_one_that_cannot_be_loaded():
+    engine = engine_over(lambda: ScriptedRunner(probe_request=PROBE, on_launch=broken))
+    with pytest.raises(ModelLoadError, match="cannot compute"):
+        await engine.run()
+    with pytest.raises(EngineDeadError):
+        await engine.wait_ready()
+
+
+async def test_a_model_that_answers_nan_ends_the_engine_as_one_that_cannot_be_loaded():
+    nan = CopiedBatch([(np.array([np.nan], dtype=np.float32),)])
+    engine = engine_over(lambda: ScriptedRunner(probe_request=PROBE, on_launch=lambda _: nan))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        await engine.run()

@@ -126,6 +126,7 @@ async def test_a_cancelled_member_lets_the_others_go_on(scripted):
     assert [len(batch.requests) for batch in scripted.batches] == [2]
 
 
+@pytest.mark.usefixtures("one_in_flight")
 async def test_a_member_cancelled_after_planning_leaves_the_batch_as_it_is(scripted):
     window = PlannedWindow(2)
     scope = trio.CancelScope()
@@ -140,7 +141,7 @@ async def test_a_member_cancelled_after_planning_leaves_the_batch_as_it_is(scrip
             await submit(0)
 
     async with trio.open_nursery() as outer:
-        engine = engine_over(lambda: scripted, max_in_flight=1)
+        engine = engine_over(lambda: scripted)
         scripted.gate.set()
         await outer.start(engine.run)
         await engine.wait_ready()

@@ -283,7 +283,7 @@ def settle(budget: BulkBudget, tokens: int, seconds: Callable[[int], float]) -> 
 
 
 def test_batches_of_bulk_grow_to_what_takes_the_time_they_may_whatever_a_batch_of_one_row_takes():
-    budget = BulkBudget(target_s=0.02)
+    budget = BulkBudget()
     assert settle(budget, 34, lambda tokens: 0.008 + 1e-4 * tokens) <= {3, 4}, "0.0182 and 0.0216 s"
     assert settle(budget, 512, lambda tokens: 0.06) == {1}
     assert settle(budget, 34, lambda tokens: 0.004 + 1e-4 * tokens) <= {4, 5}, "0.0176 and 0.021 s"
@@ -291,7 +291,7 @@ def test_batches_of_bulk_grow_to_what_takes_the_time_they_may_whatever_a_batch_o
 
 
 def test_small_and_full_batches_say_nothing_about_batches_of_bulk():
-    budget = BulkBudget(target_s=0.02)
+    budget = BulkBudget()
     settle(budget, 34, lambda tokens: 1e-4 * tokens)
     before = budget.tokens
     for _ in range(100):
@@ -400,14 +400,6 @@ def test_a_priority_counts_among_the_rows_of_its_client_only():
 def test_a_rank_counts_among_all_rows():
     queue = queue_of(*[entry(10, client=1) for _ in range(9)], *[entry(10, client=2, rank=-1) for _ in range(5)])
     assert clients_of(queue.take_batch(60)) == [2] * 5 + [1]
-
-
-def test_without_fairness_rows_of_all_clients_are_one_client_s():
-    queue = RequestQueue(is_fair=False)
-    for number in range(20):
-        queue.put_nowait(entry(10, client=1, group=1 + number))
-    queue.put_nowait(entry(10, client=2))
-    assert clients_of(queue.take_batch(100)) == [1] * 10
 
 
 def test_a_row_that_has_waited_for_too_long_comes_first_whatever_its_rank():

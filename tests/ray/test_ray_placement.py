@@ -176,9 +176,8 @@ async def until_of_each(server: ServerProcess, replicas: int, what: str, least: 
 @pytest.mark.slow
 @pytest.mark.ray
 async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_folder, cluster, pipes):
-    flags = ("--max-in-flight", "1")
     async with (
-        serving(tmp_path, scripted_folder, cluster, *flags, replicas=1, threads=2) as server,
+        serving(tmp_path, scripted_folder, cluster, replicas=1, threads=2) as server,
         trio.open_nursery() as nursery,
     ):
         (engine,) = cluster.processes(ENGINE_PROCESS)

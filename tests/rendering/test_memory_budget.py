@@ -79,7 +79,7 @@ async def test_who_leaves_holds_nothing():
 
 
 def test_what_does_not_fit_is_refused_and_released_with_its_request():
-    budget = MemoryBudget(max_bytes=100, client_share=1)
+    budget = MemoryBudget(max_bytes=100)
     with reserving(budget, CLIENT) as first, reserving(budget, Client("b")) as second:
         first.grow(60)
         second.grow(40)

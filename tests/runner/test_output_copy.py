@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.simgpu.activity import watched
 from tests.simgpu.device import DeviceModule, simulated_device
 from tests.simgpu.streams import Event
-from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine import local
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
 from trio_pool_serve.runner.output_copy import OutputCopier
@@ -384,15 +384,15 @@ async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     """Run an engine while the block runs, then until all its children have answers."""
     offload = Offload(copy=max_in_flight)
     runner = CopyingRunner(OutputCopier(held.device, offload), held.trace)
-    engine = LocalEngine(
-        lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=max_in_flight)
-    )
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        await engine.wait_ready()
-        async with trio.open_nursery() as waiters:
-            yield Stage(engine, runner, held, offload, waiters)
-        nursery.cancel_scope.cancel()
+    engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("m"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "MAX_IN_FLIGHT", max_in_flight)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            async with trio.open_nursery() as waiters:
+                yield Stage(engine, runner, held, offload, waiters)
+            nursery.cancel_scope.cancel()
 
 
 async def test_the_next_batch_is_launched_while_the_copy_before_it_runs(held: HeldDevice):

@@ -17,7 +17,7 @@ from trio_pool_serve.runner.shared_cores import (
     SharedCores,
     SharingRunner,
 )
-from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, PlannedBatch, PoolingRequest, RenderedPrompt
 
 
 @pytest.fixture
@@ -200,14 +200,15 @@ def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
     assert second.take() == 8
 
 
-def test_steady_threads_are_the_share_of_each_whoever_computes(tmp_path, clock):
-    """However many others compute, and however contended the cores are, a batch has the same number of threads."""
+def test_planned_batches_have_the_share_of_each_whoever_computes(tmp_path, clock):
+    """However many others compute, and however contended the cores are, such a batch has the same number of threads."""
     seen: list[int] = []
     shared = [SharedCores.open(tmp_path / "cores", index, 2) for index in range(2)]
     threads = torch.get_num_threads()
     runner = ScriptedRunner(on_launch=lambda _: seen.append(torch.get_num_threads()))
-    sharing = SharingRunner(runner, shared[:1], is_steady=True)
-    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
+    sharing = SharingRunner(runner, shared[:1])
+    planned = PlannedBatch(1, 1)
+    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=planned),))
     try:
         sharing.launch(batch)
         shared[1].take()
@@ -217,3 +218,16 @@ def test_steady_threads_are_the_share_of_each_whoever_computes(tmp_path, clock):
     finally:
         torch.set_num_threads(threads)
     assert seen == [4, 4, 4]
+
+
+def test_planned_batches_at_idle_priority_have_a_thread_each():
+    seen: list[int] = []
+    runner = ScriptedRunner(background_launches=1, on_launch=lambda _: seen.append(torch.get_num_threads()))
+    planned = PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=PlannedBatch(1, 1))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        SharingRunner(runner, unused=[]).launch(Batch((planned,)))
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1]

@@ -13,13 +13,12 @@ import trio
 from tests.conftest import client_of, running
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
-from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.process_setup import SWITCH_INTERVAL_S, configure_process
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.scheduling import NICENESS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 
-SWITCH_INTERVAL_S, NICENESS = 0.002, 3
-FLAGS = ("--switch-interval-s", str(SWITCH_INTERVAL_S), "--niceness", str(NICENESS))
 DEFAULT_SWITCH_INTERVAL_S = 0.005
 SPINS = 10_000
 LONG_TEXT = "hello " * 2000
@@ -66,17 +65,13 @@ async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(
 
 @pytest.mark.slow
 async def test_a_server_that_computes_itself_sets_all(tmp_path, scripted_folder):
-    async with launched(tmp_path, str(scripted_folder), *FLAGS, command=SCRIPTED) as server:
+    async with launched(tmp_path, str(scripted_folder), command=SCRIPTED) as server:
         assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
 
 
 @pytest.mark.slow
 async def test_the_lifespan_under_plain_hypercorn_sets_all(tmp_path, scripted_folder):
-    env = {
-        "TRIO_POOL_SERVE_MODEL": str(scripted_folder),
-        "TRIO_POOL_SERVE_SWITCH_INTERVAL_S": str(SWITCH_INTERVAL_S),
-        "TRIO_POOL_SERVE_NICENESS": str(NICENESS),
-    }
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     async with hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env) as server:
         assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
 
@@ -84,7 +79,7 @@ async def test_the_lifespan_under_plain_hypercorn_sets_all(tmp_path, scripted_fo
 async def test_an_engine_process_sets_what_computing_needs_and_an_api_process_what_rendering_needs(
     tmp_path, scripted_folder
 ):
-    arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2", *FLAGS)
+    arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2")
     async with launched(tmp_path, str(scripted_folder), *arguments, command=SCRIPTED) as server:
         assert await settings_where_computed(server) == [DEFAULT_SWITCH_INTERVAL_S, NICENESS, SPINS]
         async with client_of(server.url) as client:

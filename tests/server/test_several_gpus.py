@@ -224,7 +224,7 @@ async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
 
 @pytest.mark.slow
 async def test_a_replica_that_says_nothing_is_stalled(root, scripted_folder):
-    async with two_ready(root, scripted_folder, "--stall-timeout-s", "1") as server:
+    async with two_ready(root, scripted_folder, "--batch-timeout-s", "10") as server:
         process = process_of(server, "1")
         process.suspend()
         await until_state(server, "1", "stalled")

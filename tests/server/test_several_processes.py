@@ -180,7 +180,7 @@ async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scrip
 
 @pytest.mark.slow
 async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
-    arguments = ("--replicas", "1", "--api-workers", "2", "--stall-timeout-s", "1")
+    arguments = ("--replicas", "1", "--api-workers", "2", "--batch-timeout-s", "10")
     async with scripted(pipes, scripted_folder, *arguments) as server:
 
         async def stalls(reason: str) -> None:
@@ -208,7 +208,7 @@ async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_serve
 
 @pytest.mark.slow
 async def test_while_one_replica_is_silent_the_other_gets_all_rows(pipes, scripted_folder):
-    arguments = ("--replicas", "2", "--stall-timeout-s", "1")
+    arguments = ("--replicas", "2", "--batch-timeout-s", "10")
     async with scripted(pipes, scripted_folder, *arguments) as server:
         await until(lambda: server.log.count("is ready") == 2)
         silent, other = server.processes(ENGINE_PROCESS)

@@ -131,14 +131,12 @@ def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     tokenizer = NotingTokenizer(load_tokenizer(folder))
     texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
     renderer = Renderer(texts, offload, loop_characters=0)
-    engine = LocalEngine(
-        lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
-    )
+    engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_batch_tokens=16))
     return Floor(folder, tokenizer, runner, offload, renderer, engine)
 
 
 @pytest.fixture
-async def floor(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterator[Floor]:
+async def floor(scripted_folder: Path, scripted: ScriptedRunner, one_in_flight: None) -> AsyncIterator[Floor]:
     floor = make_floor(scripted_folder, scripted)
     async with trio.open_nursery() as nursery:
         await nursery.start(floor.engine.run)

@@ -91,7 +91,7 @@ def test_each_kind_has_the_capacity_it_was_given():
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    before_launch = "media 0/2+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
+    before_launch = "media 0/3+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
     kinds = f"{before_launch}, launch 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
     assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:
@@ -105,9 +105,8 @@ async def test_the_repr_tells_who_is_busy_and_who_waits():
 # -- turns --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("takes_turns", [True, False])
-async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_alike(takes_turns):
-    offload, blocker, order = Offload(render=1, takes_turns=takes_turns), Blocker(), []
+async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_alike():
+    offload, blocker, order = Offload(render=1), Blocker(), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(offload.run, "render", blocker, client=1))
         await in_thread(blocker.entered.wait)
@@ -123,11 +122,7 @@ async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_ali
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=12)
         blocker.let_go.set()
     assert order.count(1) == 10
-    if takes_turns:
-        assert {2, 3} <= {*order[:4]}, "behind the one that was ready, and one more in turn"
-    else:
-        assert order.index(3) > 5
-        assert order[-1] == 2
+    assert {2, 3} <= {*order[:4]}, "behind the one that was ready, and one more in turn"
 
 
 async def test_prompts_of_a_client_do_not_wait_for_all_of_its_bodies():

@@ -15,13 +15,13 @@ from trio_pool_serve.config import (
     NetworkConfig,
     ProcessesConfig,
     SchedulingConfig,
-    ThreadsConfig,
 )
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.server.launcher import place_engines
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.scheduling import NICENESS
 
 
 @asynccontextmanager
@@ -32,31 +32,30 @@ async def open_own_service(
 
     ``network`` is for a listener that the caller adds. Raises and is cancelled as ``open_service``.
     """
-    tokens = options.max_batch_tokens
+    tokens, on_gpu = options.max_batch_tokens, has_gpu(options.loading)
     config = Config(
         models=(location,),
         loading=options.loading,
         network=NetworkConfig() if network is None else network,
         scheduling=SchedulingConfig() if tokens is None else SchedulingConfig(max_batch_tokens=tokens),
         # In this process, where there are no other requests whose event loop computing could slow down.
-        processes=ProcessesConfig(engine=None if has_gpu(options.loading) else "local", replicas=options.replicas),
-        threads=ThreadsConfig(steady_threads=True, niceness=0, idle_batches=False),
+        processes=ProcessesConfig(engine=None if on_gpu else "local", replicas=options.replicas),
         logging=LoggingConfig(log_level="warning"),
         batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
     )
-    async with open_service(config) as service:
+    async with open_service(config, NICENESS if on_gpu else 0) as service:
         yield service
 
 
 @asynccontextmanager
-async def open_service(config: Config) -> AsyncIterator[Service]:
-    """Load models, and have them compute for as long as the block lasts.
+async def open_service(config: Config, niceness: int = NICENESS) -> AsyncIterator[Service]:
+    """Load models, and have them compute for as long as the block lasts, in threads of this process at ``niceness``.
 
     Raises ``ModelLoadError``, and ``EngineDeadError`` if the engine ends. Cancellation: at once.
     """
     config, gpus = await place_engines(config)
     service = Service(config, gpus=gpus)
-    configure_process(service)
+    configure_process(service, niceness)
     with unwrap_exception_groups(PoolServeError):
         async with trio.open_nursery() as nursery:
             await nursery.start(service.run)

@@ -4,13 +4,15 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, field, frozen
-from attrs.validators import and_, ge, gt, in_, instance_of, le, matches_re, optional, or_
+from attrs.validators import and_, ge, gt, in_, instance_of, matches_re, optional, or_
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.help import help_
 
-Fairness: TypeAlias = Literal["client", "request"]
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
+
+STALL_SHARE = 0.1
+"""Of ``--batch-timeout-s``: 30 s by default, in which every batch comes back unless its device hangs."""
 
 REPLICAS = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?")
 
@@ -35,19 +37,6 @@ class SchedulingConfig:
             "number is halved until they fit into its memory."
         ),
     ] = field(default="auto", validator=or_(in_(("auto",)), and_(instance_of(int), gt(0))))
-    bulk_batch_s: Annotated[
-        float,
-        help_(
-            "Target duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
-            "small requests arrive. A single input may take longer."
-        ),
-    ] = field(default=0.02, validator=gt(0))
-    max_in_flight: Annotated[
-        int,
-        help_(
-            "Maximum number of batches that are launched and not yet copied to the host. 1: one batch after the other."
-        ),
-    ] = field(default=2, validator=gt(0))
     max_queue_s: Annotated[
         float,
         help_(
@@ -59,8 +48,8 @@ class SchedulingConfig:
         int,
         help_(
             "Maximum number of bytes that requests hold: bodies of more than 16 KiB, images, token embeddings, "
-            "vectors, and responses until they have been sent. Further such requests get a 429 response, or wait if "
-            "they are admitted. The cache of images has what they leave."
+            "vectors, and responses until they have been sent; half of it those of one client. Further such requests "
+            "get a 429 response, or wait if they are admitted. The cache of images has what they leave."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
     result_cache_bytes: Annotated[
@@ -70,46 +59,24 @@ class SchedulingConfig:
             "each API process has a part. 0 disables it."
         ),
     ] = field(default=0, validator=ge(0))
-    client_memory_share: Annotated[
-        float, help_("Share of `--memory-budget-bytes` that the requests of one client may hold.")
-    ] = field(default=0.5, validator=[gt(0), le(1)])
-    fairness: Annotated[
-        Fairness,
-        help_(
-            "Between whom inputs take turns. client: between clients (API keys, else addresses), and between the "
-            "requests of each. request: between requests of any client."
-        ),
-    ] = field(default="client", validator=in_(get_args(Fairness)))
     batch_timeout_s: Annotated[
         float,
-        help_("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
-    ] = field(default=300.0, validator=gt(0))
-    stall_timeout_s: Annotated[
-        float,
         help_(
-            "Seconds after which a batch that has not come back, or an engine process that is silent, counts as "
+            "Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends. "
+            "After a tenth of it, a batch that has not come back, or an engine process that is silent, counts as "
             "stalled: `/readyz` turns 503, and other replicas get the new inputs."
         ),
-    ] = field(default=30.0, validator=gt(0))
-    batch_retry_s: Annotated[
-        float,
-        help_(
-            "Seconds within which the inputs of a batch that failed are computed again in smaller batches, so that "
-            "only the input that fails gets an error. 0: all of them get it."
-        ),
-    ] = field(default=10.0, validator=ge(0))
-    probe_interval_s: Annotated[
-        float,
-        help_(
-            "Seconds without a batch after which a short input is computed, to know that the device still works. "
-            "0: never."
-        ),
-    ] = field(default=0.0, validator=ge(0))
+    ] = field(default=300.0, validator=gt(0))
 
     @property
     def wanted_batch_tokens(self) -> int | None:
         """``max_batch_tokens``; ``None``: the device's default."""
         return None if self.max_batch_tokens == "auto" else self.max_batch_tokens
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """Seconds after which a batch, or an engine process that is silent, counts as stalled."""
+        return self.batch_timeout_s * STALL_SHARE
 
 
 @Parameter(name="*", group=Group("Processes", sort_key=4))
@@ -190,34 +157,3 @@ class ThreadsConfig:
     renderer_num_workers: Annotated[
         int, help_("Number of threads that render prompts; each has its own tokenizer.")
     ] = field(default=2, validator=gt(0))
-    media_num_workers: Annotated[int, help_("Number of threads that decode and preprocess images.")] = field(
-        default=2, validator=gt(0)
-    )
-    postprocess_num_workers: Annotated[int, help_("Number of threads that encode responses.")] = field(
-        default=1, validator=gt(0)
-    )
-    steady_threads: Annotated[
-        bool,
-        switch(
-            "Compute every batch on CPU with the same number of threads, also while fewer would be faster or more are "
-            "free. Then a batch of the same inputs gives the same bits each time; alone and in other batches an input "
-            "still differs by rounding, weights of SPLADE in bfloat16 by up to 0.018."
-        ),
-    ] = False
-    idle_batches: Annotated[
-        bool,
-        help_(
-            "Compute batches of the Batch API at idle priority, in the time that everything else on the machine leaves "
-            "(models that OpenVINO computes, on Linux). Otherwise they are computed when no other inputs wait."
-        ),
-    ] = True
-    switch_interval_s: Annotated[
-        float, help_("Seconds for which a thread may hold the GIL while the event loop waits for it.")
-    ] = field(default=0.0005, validator=gt(0))
-    niceness: Annotated[
-        int,
-        help_(
-            "Niceness of threads and processes that compute, relative to the event loop (Linux). 0: equal priority, "
-            "for machines whose cores are kept busy by other programs."
-        ),
-    ] = field(default=10, validator=and_(ge(0), le(19)))

@@ -159,15 +159,13 @@ class Admission:
 
     ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
     What waits before a request is what the queue would take of its client's rows before its own, and of each other
-    client as much again, as the queue takes turns between clients; without ``is_fair`` all are one client. A request is
-    always admitted when nothing waits before it, and while the rates are unknown. To prepare images may take longer
-    than to compute them.
+    client as much again, as the queue takes turns between clients. A request is always admitted when nothing waits
+    before it, and while the rates are unknown. To prepare images may take longer than to compute them.
     """
 
     max_queue_s: float
     seconds_per_token: Callable[[], SecondsPerToken]
     waiting: WaitingWork = field(factory=WaitingWork)
-    is_fair: bool = True
     margin: float = LOAD_MARGIN
     _by_priority: dict[tuple[int, int], Counter[int]] = field(init=False, factory=lambda: defaultdict(Counter))
     """By request size and client, of this process."""
@@ -197,7 +195,7 @@ class Admission:
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
-        key = size_of(work.tokens), work.client.number if self.is_fair else 0
+        key = size_of(work.tokens), work.client.number
         by_priority = self._by_priority[key]
         admitted = AdmittedRequest(work, key, self.waiting, by_priority, self._image_rows)
         try:
@@ -214,7 +212,7 @@ class Admission:
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
-        rendering_s = self._rendering_s(work) if work.has_images else 0.0
+        rendering_s = self._image_rows.unrendered.wait_s(work.client.number, work.rows) if work.has_images else 0.0
         waiting_s = self.waiting_s
         if not waiting_s or waiting_s + rendering_s <= limit_s:
             return  # without a look at the clients: this is for each request
@@ -229,11 +227,6 @@ class Admission:
             retry_after_s=retry_after_s(wait_s, self.max_queue_s),
         )
 
-    def _rendering_s(self, work: EstimatedWork) -> float:
-        """Return the seconds until the images of a request are prepared."""
-        unrendered = self._image_rows.unrendered
-        return unrendered.wait_s(work.client.number, work.rows) if self.is_fair else unrendered.total_s
-
     def wait_s(self, work: EstimatedWork) -> float:
         """Return for how many seconds a request would wait; 0 if that is unknown."""
         rates = self.seconds_per_token() * self.margin
@@ -242,20 +235,20 @@ class Admission:
         seconds = self.waiting.by_client() @ rates
         if work.rank > 0:
             return float(seconds.sum())  # behind all others
-        client = work.client.number if self.is_fair else 0
-        before = self._own_before_s(work, client, rates)
-        if work.rank < 0 or not self.is_fair:
+        before = self._own_before_s(work, rates)
+        if work.rank < 0:
             return before
         row_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         turn = before + work.tokens * float(rates[row_class])
-        return before + float(np.minimum(seconds, turn).sum()) - min(float(seconds[client % CLIENTS]), turn)
+        return before + float(np.minimum(seconds, turn).sum()) - min(float(seconds[work.client.number % CLIENTS]), turn)
 
-    def _own_before_s(self, work: EstimatedWork, client: int, rates: SecondsPerToken) -> float:
+    def _own_before_s(self, work: EstimatedWork, rates: SecondsPerToken) -> float:
         """Return for how many seconds a request waits for others of its client.
 
         The queue takes what is due before this one is: a part of each larger one, which grows until its turn comes.
         With ``ALL_DUE`` larger ones it does not come before they are computed.
         """
+        client = work.client.number
         counts = self.waiting.by_size(client)
         sizes = np.flatnonzero(counts[:, REQUESTS])
         requests, counts = counts[sizes, REQUESTS], counts[sizes, :REQUESTS]

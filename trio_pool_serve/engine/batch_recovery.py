@@ -17,6 +17,9 @@ from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 10.0
+"""In which the rows of a batch that failed are computed again: meanwhile other rows wait."""
+
 MAX_PASSES = 100
 """For one batch; enough for about ten guilty rows among a thousand."""
 
@@ -40,7 +43,7 @@ class BatchRecovery:
 
     compute: Callable[[list[QueueEntry]], Awaitable[Fault | None]]
     time_limit_s: float
-    """No pass begins later than this. 0: all rows fail at once."""
+    """No pass begins later than this."""
     failed_rows: int = field(default=0, init=False)
     passes: int = field(default=0, init=False)
     _failures_in_a_row: int = field(default=0, init=False)

@@ -10,6 +10,9 @@ MAX_PADDING_SHARE = 0.1
 FREE_PADDING_DIVISOR = 64
 """A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
+BULK_BATCH_S = 0.02
+"""Target duration of a batch of bulk while small requests arrive, which wait behind it."""
+
 BUDGET_STEP = 1.25
 """Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
 
@@ -53,13 +56,12 @@ class BatchBudget:
 
 @define
 class BulkBudget:
-    """The token budget with which a batch of bulk takes about ``target_s`` seconds.
+    """The token budget with which a batch of bulk takes about ``BULK_BATCH_S`` seconds.
 
     Found by trial and not from tokens per second: a batch's duration has a constant part, so batches of one row look
     so slow that the next ones would have one row again.
     """
 
-    target_s: float
     _tokens: float = field(default=1.0, init=False)
 
     @property
@@ -69,7 +71,7 @@ class BulkBudget:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Update the budget: down if a batch within it took too long, up if one of at least half of it did not."""
-        if seconds > self.target_s:
+        if seconds > BULK_BATCH_S:
             if tokens <= self._tokens:
                 self._tokens = max(1.0, self._tokens / BUDGET_STEP)
         elif 2 * tokens >= self._tokens:

@@ -10,10 +10,10 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork, class_of
-from trio_pool_serve.engine.batch_recovery import BatchRecovery, Fault
+from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import ComputeRates, DrainClock, SecondsPerToken, work_class
-from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics, Submission, require_finite
 from trio_pool_serve.engine.forward_passes import (
     ForwardPasses,
     InFlightBatch,
@@ -24,7 +24,6 @@ from trio_pool_serve.engine.forward_passes import (
 from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue import RequestQueue, batch_of, is_long
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.self_probe import SelfProbe
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -32,12 +31,17 @@ from trio_pool_serve.errors import (
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
+    PoolServeError,
     innermost,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
+
+MAX_IN_FLIGHT = 2
+"""Batches of one launch thread that are launched and not yet copied to the host: one is copied while the next one is
+computed."""
 
 MAX_AGE = 2.0
 """Times ``max_queue_s``: rows that have waited for longer open every second batch."""
@@ -48,7 +52,7 @@ class LocalEngine(Engine):
     """Queues rows and launches them in batches on one runner.
 
     ``load()`` returns the runner; it is called in a thread. A batch is formed when it can be launched: batches grow
-    with the load, and no row waits for more. At most ``max_in_flight`` are in flight for each thread that can launch.
+    with the load, and no row waits for more. At most ``MAX_IN_FLIGHT`` are in flight for each thread that can launch.
     """
 
     load: Callable[[], Runner]
@@ -66,27 +70,18 @@ class LocalEngine(Engine):
     _queue: RequestQueue = field(init=False)
     _admission: Admission = field(init=False)
     _rates: ComputeRates = field(init=False, factory=ComputeRates)
-    _bulk: BulkBudget = field(init=False)
+    _bulk: BulkBudget = field(init=False, factory=BulkBudget)
     _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))  # until the model is loaded
     _in_flight: InFlightBatches = field(init=False)
     _drain_clock: DrainClock = field(init=False, factory=DrainClock)
     _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
-    _probe: SelfProbe = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._queue = RequestQueue(
-            is_fair=self.config.fairness == "client",
-            max_age_s=MAX_AGE * self.config.max_queue_s,
-            small_requests=self.small_requests,
-        )
+        self._queue = RequestQueue(max_age_s=MAX_AGE * self.config.max_queue_s, small_requests=self.small_requests)
         self._in_flight = InFlightBatches(self.metrics.busy)
-        self._probe = SelfProbe(self._queue, None)
-        self._bulk = BulkBudget(self.config.bulk_batch_s)
-        self._admission = Admission(
-            self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
-        )
+        self._admission = Admission(self.config.max_queue_s, lambda: self.seconds_per_token)
         self.metrics.add_gauges(lambda: {**self.statistics().gauges(), **self.memory.gauges()})
 
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
@@ -134,9 +129,8 @@ class LocalEngine(Engine):
     @property
     def stall_reason(self) -> str:  # noqa: D102
         oldest_s = self._in_flight.oldest_s
-        if oldest_s > self.config.stall_timeout_s:
-            return f"a batch has been in flight for {oldest_s:.0f} s"
-        return self._probe.failure
+        is_stalled = oldest_s > self.config.stall_timeout_s
+        return f"a batch has been in flight for {oldest_s:.0f} s" if is_stalled else ""
 
     def is_overloaded(self, waited_s: float = 0.0) -> bool:  # noqa: D102
         return self._admission.is_full(waited_s)
@@ -196,7 +190,7 @@ class LocalEngine(Engine):
             # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
             prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
             self._budget = TokenBudget(await self.offload.run("load", contain_exits(prepare)))
-            self._queue.pads, self._probe.request = runner.pads, runner.probe_request
+            self._queue.pads = runner.pads
             self._queue.takes_background = not runner.background_launches
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)
             async with trio.open_nursery() as nursery:
@@ -205,13 +199,9 @@ class LocalEngine(Engine):
                     nursery.start_soon(self._compute, passes, nursery)
                 for _ in range(runner.background_launches):
                     nursery.start_soon(self._compute_background, passes, nursery)
-                await self._probe.compute()
-                if self._probe.failure:
-                    raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {self._probe.failure}")  # noqa: TRY301
+                await self._compute_one(runner.probe_request)
                 self._state = "ready"
                 self._settled.set()
-                if self.config.probe_interval_s:
-                    nursery.start_soon(self._probe.run, self.config.probe_interval_s, lambda: self._launched)
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):
                 raise cause from cause.__cause__
@@ -219,6 +209,17 @@ class LocalEngine(Engine):
         finally:
             self._fail_all()
             self.offload.close()
+
+    async def _compute_one(self, request: PoolingRequest | None) -> None:
+        """Compute a row through queue and device. Raises ``ModelLoadError`` if that fails."""
+        if request is None:
+            return
+        submission = Submission([request], require_finite)
+        self._queue.put_nowait(*submission.entries)
+        try:
+            await submission.wait()
+        except PoolServeError as error:
+            raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {error}") from error
 
     async def _return_freed_memory(self) -> None:
         """Return what loading, and later batches, have freed: between two batches, so that none waits for the heap."""
@@ -234,7 +235,7 @@ class LocalEngine(Engine):
         await self.offload.run("launch", self.return_freed_memory, lowers_priority=lowers_priority)
 
     async def _compute(self, passes: ForwardPasses, nursery: trio.Nursery) -> None:
-        thread = LaunchThread(trio.Semaphore(self.config.max_in_flight))
+        thread = LaunchThread(trio.Semaphore(MAX_IN_FLIGHT))
         while True:
             await thread.slots.acquire()
             if not len(self._queue):
@@ -329,13 +330,12 @@ class LocalEngine(Engine):
                 await self._note_fault(part.batch, rows)
                 return rows
             self._batches += 1
-            self._probe.failure = ""
             await part.deliver(rows)
             return None
 
         self._failed_batches += 1
         await self._note_fault(in_flight.batch, fault)
-        recovery = BatchRecovery(compute, math.inf if in_flight.is_background else self.config.batch_retry_s)
+        recovery = BatchRecovery(compute, math.inf if in_flight.is_background else RETRY_S)
         await recovery.run(in_flight.entries, fault)
         thread.last_done = self._drain_clock.restart()
         self.metrics.faults["failed_batches"].inc()
@@ -356,7 +356,6 @@ class LocalEngine(Engine):
     def _observe_speed(self, in_flight: InFlightBatch, thread: LaunchThread) -> None:
         batch, launched, now = in_flight.batch, in_flight.launched, time.perf_counter()
         self._batches += 1
-        self._probe.failure = ""
         if in_flight.is_background:
             return  # how long it took depends on what others computed
         self._budget.observe(self._budgeted_tokens(batch))

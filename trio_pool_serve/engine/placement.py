@@ -63,9 +63,10 @@ def replicas_of(config: Config, gpus: int = 1) -> int:
 def idle_launches_of(config: Config, processes: int = 1) -> int:
     """Return how many planned batches are computed at a time at idle priority: one on each core; 0 if none are.
 
-    ``processes`` share the cores.
+    That is where the system has no such priority, and in a process that computes nothing else. ``processes`` share the
+    cores.
     """
-    has_idle = config.threads.idle_batches and HAS_IDLE_PRIORITY
+    has_idle = config.batch.is_served and HAS_IDLE_PRIORITY
     return max(1, len(os.sched_getaffinity(0)) // processes) if has_idle else 0
 
 

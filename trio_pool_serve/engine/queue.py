@@ -121,8 +121,6 @@ class RequestQueue:
 
     pads: bool = True
     """Whether the device computes padding."""
-    is_fair: bool = True
-    """Whether clients take turns; if not, all rows count as one client's."""
     max_age_s: float = math.inf
     small_requests: SmallRequests = Factory(SmallRequests)
     background: BackgroundQueue = field(init=False, factory=BackgroundQueue)
@@ -196,7 +194,7 @@ class RequestQueue:
         return group
 
     def _client_of(self, request: PoolingRequest) -> WaitingClient:
-        number = request.client if self.is_fair else 0
+        number = request.client
         if number not in self._clients:
             self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
         return self._clients[number]

@@ -18,6 +18,9 @@ from trio_pool_serve.types import Client, RenderedPrompt
 DEFAULT_BYTES = 2 * 2**30
 """The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB; a body may have 16 MB by default."""
 
+CLIENT_SHARE = 0.5
+"""Of the budget, for the requests of one client: half of it stays for the others, whatever one sends."""
+
 MAX_CONCURRENT_PREPARATIONS = 4
 """An image's size is unknown until it is prepared: at most this many can exceed the budget. One client leaves one to
 others, as its token embeddings wait for a thread behind all that it has waiting."""
@@ -68,12 +71,11 @@ class MemoryBudget:
 
     What a client sends is refused where it does not fit: see ``Reservation``. What is made of it, images and token
     embeddings, is not made before there is room: kilobytes of a request would become gigabytes as fast as they can be
-    prepared, and wait until they are computed. No client has more than ``client_share`` of the budget, and each may
+    prepared, and wait until they are computed. No client has more than ``CLIENT_SHARE`` of the budget, and each may
     have ``client_bytes`` with one request, whatever others hold.
     """
 
     max_bytes: int = DEFAULT_BYTES
-    client_share: float = 0.5
     client_bytes: int = 0
     held_bytes: int = field(init=False, default=0)
     evict_from_cache: Callable[[int], None] = field(init=False, default=_evict_nothing)
@@ -111,7 +113,7 @@ class MemoryBudget:
             return ""
         if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
             return "Requests hold all of the server's memory for them."
-        if held > besides and held + nbytes > self.max_bytes * self.client_share:
+        if held > besides and held + nbytes > self.max_bytes * CLIENT_SHARE:
             return "This client's requests hold all of the memory that one client may have."
         return ""
 
@@ -150,7 +152,7 @@ class MemoryBudget:
 
     async def wait_for_share(self, client: Client) -> None:
         """Wait as ``wait_until_below_limit`` for what one client may have. Cancellation: at once."""
-        share = self.max_bytes * self.client_share
+        share = self.max_bytes * CLIENT_SHARE
         while self._by_client.get(client.number, 0) >= share and self._prepared[client.number]:
             await self._released.wait()
 

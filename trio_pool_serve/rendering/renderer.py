@@ -143,7 +143,7 @@ class Renderer:
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, field="prompts")
         try:
-            async with self.memory.preparing(self.offload.turns_of(client)):
+            async with self.memory.preparing(client):
                 return await self._in_turn(client, partial(embeds_format.render, prompt, params))
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error

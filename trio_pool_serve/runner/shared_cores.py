@@ -100,36 +100,38 @@ class SharingRunner:
     """A runner on CPU that computes each batch with its share of the cores.
 
     ``unused`` has a ``SharedCores`` for each thread that may call ``launch`` at a time; other runners may share the
-    list.
+    list. Planned batches of the same rows give the same bits: these depend on the number of threads that torch computes
+    with, which is always the same for them.
     """
 
     runner: Runner
     unused: list[SharedCores]
-    is_steady: bool = False
-    """Whether every batch is computed with as many threads: on that depend the last bits of what torch computes."""
     contention: CoreContention = field(init=False, factory=CoreContention)
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
         if self.runner.background_launches and batch.is_planned:
-            return self.runner.launch(batch)  # in what the others leave, without a share of its own
+            return self._compute(batch, 1)  # in what the others leave, without a share of its own
         shared = self.unused.pop()
         share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()
-        if self.is_steady:
+        if batch.is_planned:
             threads = max(1, shared.cores // len(shared.computed_at))
         elif self.contention.is_contended(began):
             threads = max(1, share // 2)
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
         try:
-            return self.runner.launch(batch)
+            return self._compute(batch, threads)
         finally:
             shared.release()
             self.unused.append(shared)
             if 1 < threads == share <= MAX_OBSERVED_THREADS:
                 now = time.monotonic()
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
+
+    def _compute(self, batch: Batch, threads: int) -> PooledBatch:
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        return self.runner.launch(batch)
 
     def __getattr__(self, name: str) -> Any:
         """Return anything else that a ``Runner`` has: the runner's."""

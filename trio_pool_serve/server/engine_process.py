@@ -52,8 +52,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     offload = Offload(
         launch=1,
         idle_launches=idle_launches_of(config, job.numbers.processes if job.cores else 1),
-        copy=config.scheduling.max_in_flight,
-        niceness=relative_niceness(config.threads.niceness),
+        niceness=relative_niceness(),
         cores_shared_by=job.numbers.processes if job.cores else 1,
     )
     metrics = Metrics()
@@ -64,7 +63,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         module, _, function = job.loader.partition(":")
         folder = open_model_folder(source.location, config.loading)
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
-        return runner if not job.cores else _share_cores(runner, job, is_steady=config.threads.steady_threads)
+        return runner if not job.cores else _share_cores(runner, job)
 
     small_requests = SmallRequests()
     if job.small_requests:
@@ -140,11 +139,11 @@ async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable
         await trio.sleep(SNAPSHOT_S)
 
 
-def _share_cores(runner: Runner, job: EngineJob, *, is_steady: bool) -> Runner:
+def _share_cores(runner: Runner, job: EngineJob) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
     shared = SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes)
-    return SharingRunner(runner, [shared], is_steady)
+    return SharingRunner(runner, [shared])
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     offload = Offload(
         launch=replicas_of(config),
         idle_launches=idle_launches_of(config),
-        copy=config.scheduling.max_in_flight,
-        niceness=relative_niceness(config.threads.niceness),
+        niceness=relative_niceness(),
     )
     metrics = Metrics()
     metrics.add_gauges(process_gauges)

@@ -63,7 +63,8 @@ class Offload:
     """
 
     render: int = 1
-    media: int = 1
+    media: int = 2
+    """One image is prepared while another one arrives."""
     postprocess: int = 1
     launch: int = 1
     copy: int = 2
@@ -81,8 +82,6 @@ class Offload:
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
-    takes_turns: bool = field(default=True, kw_only=True)
-    """Whether clients take turns to have bodies decoded, and prompts rendered and images prepared."""
     is_serving: bool = field(default=False, init=False)
     """Whether requests may be computed while a model is loaded: what is timed then means little."""
     undecoded: Backlog = field(init=False, factory=Backlog)
@@ -149,7 +148,7 @@ class Offload:
         try:
             while True:
                 try:
-                    async with self._rendering.turn(self.turns_of(client)) if kind == "render" else nullcontext():
+                    async with self._rendering.turn(client) if kind == "render" else nullcontext():
                         return (await self._run_in_thread(kind, timed, abandon_on_cancel=abandon_on_cancel)).unwrap()
                 except RuntimeError as error:
                     if started > called:  # raised by the callable
@@ -179,7 +178,6 @@ class Offload:
 
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
         """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""
-        client = self.turns_of(client)
         self.undecoded.add(client)
         is_done = False
         try:
@@ -195,15 +193,11 @@ class Offload:
 
     def decoding_s(self, client: int) -> float:
         """Return how many seconds it takes until ``decode`` runs for a client; 0 while that is unknown."""
-        return self.undecoded.wait_s(self.turns_of(client))
+        return self.undecoded.wait_s(client)
 
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
         """Return a context to prepare one image in, in the turn of a client. Cancellation: while waiting."""
-        return self._preparing.turn(self.turns_of(client))
-
-    def turns_of(self, client: int) -> int:
-        """Return whose turns a client's work is done in: the same number for all if clients take none."""
-        return client if self.takes_turns else 0
+        return self._preparing.turn(client)
 
     def close(self) -> None:
         """Let the threads that launch end; the next launch starts another."""

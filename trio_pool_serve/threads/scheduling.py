@@ -7,8 +7,11 @@ otherwise wait for its fair share behind threads whose work it started.
 import os
 import sys
 
+NICENESS = 10
+"""Of threads and processes that compute, relative to the event loop, which does not wait for a forward pass then."""
 
-def relative_niceness(by: int) -> int | None:
+
+def relative_niceness(by: int = NICENESS) -> int | None:
     """Return the calling thread's niceness plus ``by``; None to leave threads unchanged.
 
     Always None except on Linux, which alone has a niceness per thread.

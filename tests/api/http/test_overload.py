@@ -16,6 +16,7 @@ from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
 from trio_pool_serve.api.http.request_body import RESERVED_AHEAD
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.rendering import memory_budget
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -176,7 +177,7 @@ async def test_a_client_that_holds_nothing_has_room_for_one_body(client, service
 
 async def test_bodies_that_do_not_arrive_make_room_for_others(client, url, service, monkeypatch):
     service.memory.max_bytes, service.memory.client_bytes = 3 * RESERVED_AHEAD, 0
-    service.memory.client_share = 1
+    monkeypatch.setattr(memory_budget, "CLIENT_SHARE", 1)
     streams = await announce(url, 3)
     await until(lambda: service.memory.held_bytes == 3 * RESERVED_AHEAD)
     assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 429

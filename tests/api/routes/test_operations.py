@@ -12,7 +12,7 @@ import trio
 import trio_pool_serve
 from tests.conftest import client_of, listening, running
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import SchedulingConfig, ThreadsConfig
+from trio_pool_serve.config import ThreadsConfig, computing_config
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
 from trio_pool_serve.telemetry.metrics import FAULTS
@@ -151,8 +151,8 @@ async def wedged(service: Service, scripted: ScriptedRunner) -> AsyncIterator[No
         scripted.gate.set()
 
 
-async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liveness(config, scripted):
-    config = attrs.evolve(config, scheduling=SchedulingConfig(stall_timeout_s=0.02))
+async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liveness(config, scripted, monkeypatch):
+    monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-4)
     async with (
         running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,

@@ -8,7 +8,7 @@ from tests.engine.remote.replicas import Replica
 
 
 @pytest.fixture
-def make(tmp_path: Path):
+def make(tmp_path: Path, one_in_flight: None):
     def make(number: int = 0, **options) -> Replica:
         return Replica(tmp_path / f"{number}.engine", by_tcp=True, **options)
 

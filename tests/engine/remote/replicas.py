@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.config import SchedulingConfig, computing_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, HostConnector, UnixConnector
 from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
@@ -70,7 +70,8 @@ class Replica:
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
         """Be alive until the block is left; connections break then."""
-        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16, stall_timeout_s=self.stall_timeout_s)
+        batch_timeout_s = self.stall_timeout_s / computing_config.STALL_SHARE
+        config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
         self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.engine.run)
@@ -110,7 +111,7 @@ class Replica:
 
 @asynccontextmanager
 async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[ProcessEngine]:
-    config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
+    config = SchedulingConfig(batch_timeout_s=stall_timeout_s / computing_config.STALL_SHARE)
     connectors = [replica.connector for replica in replicas]
     engine = ProcessEngine(connectors, Metrics().of_engine("m"), config, **settings)
     async with trio.open_nursery() as nursery:

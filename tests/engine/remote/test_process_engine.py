@@ -17,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_wire import COLUMNS
 from tests.scripted_runner import scripted_vector
+from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
@@ -51,7 +52,7 @@ from trio_pool_serve.types import (
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Replica]:
+def make(request: pytest.FixtureRequest, tmp_path: Path, one_in_flight: None) -> Callable[..., Replica]:
     """Make replicas behind sockets of one kind: what is true for one is for the other."""
 
     def make(number: int = 0, **options) -> Replica:
@@ -216,7 +217,8 @@ async def test_a_probe_row_comes_with_the_sizes(replica):
         assert (await engine.submit(row)).values
 
 
-async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make):
+async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-3)  # it stalls, and does not end
     stalling = make(0, stall_timeout_s=0.05)
     healthy = make(1)
     async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:

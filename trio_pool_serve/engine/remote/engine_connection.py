@@ -37,7 +37,7 @@ HEARTBEAT_S = 1.0
 """Longest pause between two messages to an API process."""
 
 HEARTBEATS_IN_STALL_TIMEOUT = 4
-"""At least so many are sent within ``--stall-timeout-s``."""
+"""At least so many are sent within ``stall_timeout_s``."""
 
 
 @define(eq=False)

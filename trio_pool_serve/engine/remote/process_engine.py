@@ -69,7 +69,6 @@ class ProcessEngine(Engine):
             self.config.max_queue_s,
             self._seconds_per_token,
             self.waiting,
-            is_fair=self.config.fairness == "client",
         )
         # The engine processes count everything else.
         self.metrics.add_gauges(

@@ -60,4 +60,4 @@ class LocalRunners:
         if not self._unused_cores:
             self._threads = torch.get_num_threads()
             self._unused_cores += SharedCores.private(self.offload.launch)
-        return SharingRunner(runner, self._unused_cores, self.config.threads.steady_threads)
+        return SharingRunner(runner, self._unused_cores)

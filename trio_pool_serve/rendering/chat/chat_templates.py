@@ -82,7 +82,6 @@ class ChatTemplates:
         outside, or the model's own template takes too long. Cancellation: at once; the process keeps its slot until it
         finishes or is killed.
         """
-        client = self.offload.turns_of(client)
         field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
             request = _encoded_request(template, prompt)

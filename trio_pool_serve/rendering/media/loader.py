@@ -89,7 +89,7 @@ class MediaLoader:
             image = await self._in_thread(partial(self._read, part))
 
             async def prepare() -> ImageFeatures:
-                async with self.memory.preparing(self.offload.turns_of(client.number)):
+                async with self.memory.preparing(client.number):
                     return await self._in_thread(partial(features_of, image.content, processor))
 
             features = await self.cache.get((processor.key, image.digest), prepare)
