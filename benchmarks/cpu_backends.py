@@ -153,7 +153,7 @@ def measure_minilm() -> list[Row]:
     """Return MiniLM's rows: in float32, and quantised."""
     rows = []
     for name, settings in (
-        ("OpenVINO", {"cpu_backend": "openvino", "dtype": "float32"}),
+        ("OpenVINO", {"backend": "openvino", "dtype": "float32"}),
         ("OpenVINO, int8", {"dtype": "int8"}),
     ):
         config = ModelConfig(device="cpu", cache_dir="", **settings)

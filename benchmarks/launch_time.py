@@ -68,7 +68,7 @@ class NoGraphs:
 
 def make_runner(folder: Path) -> tuple[TransformerRunner, dict[str, Compute]]:
     """Load a model, and return it with the ways to compute it."""
-    config = ModelConfig(device="cpu", dtype="float32", cpu_backend="torch")
+    config = ModelConfig(device="cpu", dtype="float32", backend="torch")
     runner = load_runner(read_model_folder(folder, config), config, Offload())
     runner.choose_computation()
     packed = PackedBackbone(runner.backbone, ONE_BY_ONE, runner.pad_token_id)

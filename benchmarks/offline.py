@@ -197,7 +197,7 @@ def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Comput
 
     packaged = Config(models=(MODEL_PATH,), loading=ModelConfig(max_model_len=512))
     config = read_config(arguments) if arguments else packaged
-    loading, threads = config.loading, replicas_of(config)
+    loading, threads = config.sources[0].loading, replicas_of(config)
     folder = read_model_folder(Path(config.models[0]), loading)
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
     # As in a server, but for the thread that waits for copies: there is no event loop to keep free.

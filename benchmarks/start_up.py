@@ -38,7 +38,7 @@ def commands() -> Iterator[dict[str, list[str]]]:
     """Give the commands of one round, whose cache is empty before the first start."""
     with tempfile.TemporaryDirectory() as cache:
         cached = [*SERVE, "--cache-dir", cache]
-        yield {TORCH: [*SERVE, "--cpu-backend", "torch"], FIRST: cached, SECOND: cached}
+        yield {TORCH: [*SERVE, "--backend", "torch"], FIRST: cached, SECOND: cached}
 
 
 async def run(settings: Settings) -> None:

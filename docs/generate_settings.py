@@ -25,7 +25,7 @@ def settings_page() -> str:
     """Return the page as Markdown."""
     parts = [HEAD]
     for group in attrs.fields(Config):
-        if not attrs.has(group.type):
+        if not attrs.has(group.type) or group.name == "tables":
             continue
         title = re.sub(r"(?<=[a-z])([A-Z])", lambda word: f" {word[0].lower()}", group.type.__name__[: -len("Config")])
         parts.append(f"\n## {title}\n{group.type.__doc__}\n\n| flag | default | meaning |\n| --- | --- | --- |\n")

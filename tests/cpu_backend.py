@@ -4,7 +4,7 @@ To convert even a tiny model takes half a second, and the output is the same: te
 tests/models/test_openvino_agreement.py show that for every family.
 """
 
-BY_TORCH = {"cpu_backend": "torch"}
+BY_TORCH = {"backend": "torch"}
 """Settings of a ``ModelConfig``."""
 
-BY_TORCH_FLAGS = ("--cpu-backend", "torch")
+BY_TORCH_FLAGS = ("--backend", "torch")

@@ -61,7 +61,7 @@ async def embed(service: Service) -> None:
 
 
 async def embed_in_windows(service: Service) -> None:
-    model = attrs.evolve(service.model(), splits_long_texts=True)
+    model = attrs.evolve(service.model(), long_text="chunk")
     await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestContext())
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from attrs import evolve
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
-from trio_pool_serve.config import Config, import_plugins
+from trio_pool_serve.config import Config, NoModelError, import_plugins
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import connections_of
@@ -31,7 +31,7 @@ def _read_settings() -> Config:
     """Return the settings of the environment. Raises as ``read_config``."""
     try:
         config = read_config([])
-    except MissingArgumentError as error:  # only the model has no default
+    except NoModelError as error:  # only the model has no default
         try:
             path = import_module(PACKAGED_MODEL).get_model_path()
         except ImportError:

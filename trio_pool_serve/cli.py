@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import trio
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Env, Toml
+from cyclopts.config import Dict, Env
 from rich.console import Console
 
 import trio_pool_serve
@@ -25,6 +25,7 @@ from trio_pool_serve.config import (
     LoggingConfig,
     ModelChangesConfig,
     ModelConfig,
+    ModelTables,
     NetworkConfig,
     ProcessesConfig,
     RayConfig,
@@ -33,6 +34,7 @@ from trio_pool_serve.config import (
     TimeLimitsConfig,
     import_plugins,
 )
+from trio_pool_serve.config.model_sources import read_toml
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
@@ -76,13 +78,18 @@ def serve(
             help="Model to serve: a local folder or the id of a model on the Hugging Face hub. NAME=MODEL sets its "
             "name in the API. Of several models, the first is used for requests that name none.",
             negative=(),
+            show_default=lambda _: "the tables [models.NAME] of `--config`",
         ),
-    ],
+    ] = (),
     *,
     config: Annotated[
         Path | None,
-        Parameter(help="TOML file with settings by flag name. Flags and environment variables take precedence."),
+        Parameter(
+            help="TOML file with settings by flag name, over which flags and environment variables take precedence, "
+            "and a table [models.NAME] for each model with settings of its own."
+        ),
     ] = None,
+    tables: Annotated[ModelTables, Parameter(parse=False)] = DEFAULTS.tables,
     loading: ModelConfig = DEFAULTS.loading,
     network: NetworkConfig = DEFAULTS.network,
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
@@ -100,6 +107,7 @@ def serve(
     del config  # ``read_config`` reads the file
     return Config(
         models=model,
+        tables=tables,
         loading=loading,
         network=network,
         scheduling=scheduling,
@@ -231,14 +239,15 @@ def read_config(arguments: Sequence[str]) -> Config:
 def _read_settings(command_name: str, arguments: Sequence[str]) -> Any:
     """Return what a command of ``settings_app`` returns for settings of all sources. Raises as ``read_config``."""
     tokens = list(arguments)
-    sources: list[Env | Toml] = [Env(ENVIRONMENT_PREFIX, command=False)]
-    toml = _toml_path(tokens)
-    if toml is not None:
-        ignores_others = command_name != "serve"  # settings of a server
-        sources.append(Toml(toml, must_exist=True, use_commands_as_keys=False, allow_unknown=ignores_others))
+    sources: list[Env | Dict] = [Env(ENVIRONMENT_PREFIX, command=False)]
+    is_serve, path = command_name == "serve", _toml_path(tokens)
+    tables = ModelTables()
+    if path is not None:
+        settings, tables = read_toml(path)
+        sources.append(Dict(settings, source=path, use_commands_as_keys=False, allow_unknown=not is_serve))
     settings_app.config = sources
     command, bound, _ = settings_app.parse_args([command_name, *tokens], print_error=False, exit_on_error=False)
-    return command(*bound.args, **bound.kwargs)
+    return command(*bound.args, **bound.kwargs, **({"tables": tables} if is_serve else {}))
 
 
 def check_references(config: Config) -> None:
@@ -253,7 +262,8 @@ def check_references(config: Config) -> None:
     if config.processes.replicas_per_gpu is not None and not has_gpu(config.loading):
         raise ValueError(f"--replicas {config.processes.replicas} needs a GPU; on CPU give a number, such as 2.")
     computes_here = config.processes.engine not in ("hosts", "ray") and not config.hosts.engine_hosts
-    if config.loading.dtype == "int8" and computes_here and find_spec("nncf") is None:
+    is_int8 = any(source.loading.dtype == "int8" for source in config.sources)
+    if is_int8 and computes_here and find_spec("nncf") is None:
         raise ValueError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
         raise ValueError("--engine hosts requires --engine-hosts.")

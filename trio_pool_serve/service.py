@@ -114,7 +114,7 @@ class Service:
     @property
     def _most_loaded(self) -> int:
         changes = self.config.model_changes
-        return changes.max_loaded_models or (MAX_MODELS if changes.model_api else len(self.config.models))
+        return changes.max_loaded_models or (MAX_MODELS if changes.model_api else len(self.config.sources))
 
     @memory.default
     def _make_memory(self) -> MemoryBudget:

@@ -4,7 +4,7 @@ Tests marked cuda; order of memory accesses; memory of full batches; overlap of 
 part has a time budget and fails alone.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --flags="--attention padded" --only load
+    python -m benchmarks.gpu --flags="--backend torch" --only load
     python -m benchmarks.gpu --device cpu --shape tiny --rounds 1 --seconds 1 --output-dir /tmp/gpu   # a trial
 """
 

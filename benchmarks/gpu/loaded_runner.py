@@ -11,6 +11,7 @@ from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 
@@ -18,6 +19,15 @@ from trio_pool_serve.threads.offload import Offload
 def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
     """Return the arguments of ``LoadedRunner.load``, as a job for another process."""
     return [str(folder), *settings.own_flags, *more]
+
+
+def without_graphs(runner: TransformerRunner) -> TransformerRunner:
+    """Have a runner's batches be computed as ever, but without CUDA graphs; before its ``prepare``."""
+    runner.choose_computation()
+    runner.capture = None
+    if isinstance(runner.compute, GraphedBackbone):
+        runner.compute = runner.compute.packed
+    return runner
 
 
 @frozen(eq=False, kw_only=True)
@@ -31,14 +41,19 @@ class LoadedRunner:
     """The token budget of a batch."""
 
     @classmethod
-    async def load(cls, arguments: Sequence[str], *, in_this_thread: bool = False) -> "LoadedRunner":
+    async def load(
+        cls, arguments: Sequence[str], *, in_this_thread: bool = False, graphs: bool = True
+    ) -> "LoadedRunner":
         """Load a model in the launch thread, as a server does. Cancellation: at once; the thread goes on loading."""
         config = read_config(arguments)
         offload = Offload()
-        folder = read_model_folder(Path(config.models[0]), config.loading)
+        loading = config.sources[0].loading
+        folder = read_model_folder(Path(config.models[0]), loading)
 
         def load() -> tuple[TransformerRunner, int]:
-            runner = load_runner(folder, config.loading, offload)
+            runner = load_runner(folder, loading, offload)
+            if not graphs:
+                without_graphs(runner)
             return runner, runner.prepare(config.scheduling.wanted_batch_tokens)
 
         runner, batch_tokens = load() if in_this_thread else await offload.run("launch", load)

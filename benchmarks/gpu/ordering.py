@@ -49,8 +49,8 @@ async def run(subject: Subject, findings: Findings) -> None:
     """
     failed: list[str] = []
 
-    async def check(aim: Aim, kind: Check, *flags: str) -> None:
-        job = {"check": kind, "arguments": runner_arguments(subject.bert, subject.settings, *flags)}
+    async def check(aim: Aim, kind: Check, *, graphs: bool = True) -> None:
+        job = {"check": kind, "arguments": runner_arguments(subject.bert, subject.settings), "graphs": graphs}
         found = findings.details.setdefault(aim.row, {})
         environment = SANITIZER if kind == "sanitizer" and subject.gpu is not None else {}
         try:
@@ -63,7 +63,7 @@ async def run(subject: Subject, findings: Findings) -> None:
             _judge(aim, subject, found, written, findings)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(check, UNORDERED, "sanitizer", "--no-cuda-graphs")
+        nursery.start_soon(partial(check, UNORDERED, "sanitizer", graphs=False))
         nursery.start_soon(check, UNORDERED_GRAPHS, "sanitizer")
         nursery.start_soon(check, WAITING, "synchronisation")
     if failed:
@@ -180,7 +180,7 @@ async def main() -> None:
     """Do the job."""
     job = read_job()
     order = job["check"] == "sanitizer"
-    loaded = await LoadedRunner.load(job["arguments"], in_this_thread=order)
+    loaded = await LoadedRunner.load(job["arguments"], in_this_thread=order, graphs=job["graphs"])
     send_finding(loaded.describe())
     await (check_order(loaded) if order else check_waiting(loaded))
 

@@ -57,7 +57,7 @@ class Settings:
     def own_flags(self) -> list[str]:
         """The flags given, and those that say which device computes and with what."""
         given = shlex.split(self.flags)
-        return without_given({"--device": self.device, **({"--cpu-backend": "torch"} if self.on_cpu else {})}, given)
+        return without_given({"--device": self.device, **({"--backend": "torch"} if self.on_cpu else {})}, given)
 
     def server_flags(self) -> list[str]:
         """Return the server's flags: with them, no limit of its own is in the way of 1024 clients."""

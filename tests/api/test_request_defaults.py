@@ -91,12 +91,18 @@ REFUSING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("truncates", [False, True])
-async def test_long_inputs_are_truncated_by_default_only_with_the_flag(scripted_folder, *, truncates):
-    async with serving(scripted_folder, truncate_by_default=truncates) as client:
+@pytest.mark.parametrize("long_text", [None, "refuse", "truncate", "chunk"])
+async def test_long_inputs_are_truncated_as_the_setting_says_where_the_request_does_not(scripted_folder, long_text):
+    async with serving(scripted_folder, loading=ModelConfig(long_text=long_text)) as client:
         for path, body in SILENT.items():
             answer = await client.post(path, json=body)
-            assert answer.status_code == (200 if truncates else 400), (path, answer.text)
+            is_served = long_text == "truncate" or (long_text == "chunk" and path == "/v1/embeddings")
+            assert answer.status_code == (200 if is_served else 400), (path, answer.text)
+        by_tei = await client.post("/embed", json={"inputs": LONG})
+        assert by_tei.status_code == (422 if long_text == "refuse" else 200)
+        assert (await client.post("/embed", json={"inputs": LONG, "truncate": True})).status_code == 200
+        if long_text == "chunk":
+            return
         for path, body in REFUSING.items():
             assert (await client.post(path, json=body)).status_code in (400, 422), path
         jina = await client.post("/v1/embeddings", json={"input": LONG, "truncate": False})
@@ -135,12 +141,6 @@ def test_a_default_prompt_that_the_model_does_not_have_is_refused_at_the_start(p
         ModelConfig(default_prompt_name="one", default_prompt="w1 ")
 
 
-def test_settings_that_contradict_each_other_are_refused():
-    with pytest.raises(ValueError, match="leaves no long text"):
-        Config(
-            models=("m",),
-            loading=ModelConfig(long_text="chunk"),
-            network=NetworkConfig(truncate_by_default=True),
-        )
+def test_two_names_that_are_the_same_are_refused():
     with pytest.raises(ValueError, match="the same name"):
         Config(models=("m",), loading=ModelConfig(served_model_name="a,a"))

@@ -27,7 +27,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 async def loaded(folder):
-    arguments = [str(folder), "--device", "cpu", "--cpu-backend", "torch", "--max-batch-tokens", "1024"]
+    arguments = [str(folder), "--device", "cpu", "--backend", "torch", "--max-batch-tokens", "1024"]
     loaded = await LoadedRunner.load(arguments)
     yield loaded
     loaded.offload.close()

@@ -127,8 +127,8 @@ def test_a_trial_needs_a_folder_of_its_own():
 
 def test_flags_that_are_given_replace_those_of_the_benchmark(tmp_path):
     assert without_given({"--a": "1", "--b": "2"}, ["--b=3", "--c"]) == ["--a", "1", "--b=3", "--c"]
-    flags = Settings(flags="--api-workers 3 --attention padded").server_flags()
+    flags = Settings(flags="--api-workers 3 --backend torch").server_flags()
     assert flags.count("--api-workers") == 1
     assert flags[flags.index("--api-workers") + 1] == "3"
     assert flags[flags.index("--device") + 1] == "cuda"
-    assert flags[-2:] == ["--attention", "padded"]
+    assert flags[-2:] == ["--backend", "torch"]

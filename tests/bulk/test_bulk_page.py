@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pyarrow.parquet.write_table(pyarrow.table(rows), folder / "texts.parquet")
     assert len(LINES) == 3
     for before, behind in LINES:
-        line = f"-m trio_pool_serve embed {before} --model {model} {behind} --device cpu --cpu-backend torch"
+        line = f"-m trio_pool_serve embed {before} --model {model} {behind} --device cpu --backend torch"
         executed(folder, *shlex.split(line))
     return folder
 

@@ -24,7 +24,7 @@ from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
 from trio_pool_serve.bulk.inputs import input_table
 from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
 
-OWN = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
+OWN = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
 
 WORDS = [text for text in TEXTS if text.strip()]
 
@@ -361,7 +361,7 @@ async def test_a_model_that_cannot_be_loaded_is_said(tmp_path, model, capsys):
 @pytest.mark.slow
 def test_standard_input_and_output_are_a_dash(model):
     command = [sys.executable, "-m", "trio_pool_serve", "embed", "-", "-", "--input-format", "jsonl", "--model", model]
-    command += ["--cpu-backend", "torch", "--truncate"]
+    command += ["--backend", "torch", "--truncate"]
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     ran = subprocess.run(command, cwd=ROOT, input=lines.encode(), check=False, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()

@@ -72,7 +72,7 @@ OwnEngine.compute = compute
 run.WINDOW_ROWS = 64
 task = TaskOptions(task="embed", columns=("text",))
 options = RunOptions(model=model, rows_per_file=128, on_error="skip")
-own = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
+own = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
 commands.leave_with(commands.start(source, target, task, options, TextOptions(truncate=True), own))
 """
 """The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists

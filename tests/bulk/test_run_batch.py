@@ -21,7 +21,7 @@ from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, 
 from trio_pool_serve.bulk.run_batch import run_batch
 from trio_pool_serve.storage.database import open_database
 
-OWN = BatchModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch", served_model_name="m")
+OWN = BatchModelOptions(model_dtype="float32", device="cpu", backend="torch", served_model_name="m")
 
 LINES = 600
 """More than a window has."""

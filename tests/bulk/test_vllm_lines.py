@@ -22,7 +22,7 @@ from trio_pool_serve.bulk.run_batch import run_batch
 
 RECORD = json.loads(PATH.read_text())
 
-OWN = BatchModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch", served_model_name="m")
+OWN = BatchModelOptions(model_dtype="float32", device="cpu", backend="torch", served_model_name="m")
 
 SENTENCE, OBJECT, NONE = str, dict, type(None)
 

@@ -30,7 +30,7 @@ CHECK = (sys.executable, "-m", "trio_pool_serve", "check")
 
 
 def settings_for(model: Path, *, measure: bool = False, **loading: Any) -> CheckSettings:
-    config = ModelConfig(**{"dtype": "float32", "device": "cpu", "cpu_backend": "torch", **loading})
+    config = ModelConfig(**{"dtype": "float32", "device": "cpu", "backend": "torch", **loading})
     return CheckSettings(config=Config(models=(str(model),), loading=config), report=ReportOptions(measure=measure))
 
 
@@ -122,7 +122,7 @@ async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):
 
 @pytest.mark.slow
 async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minilm: Path):
-    flags = ("--cpu-backend", "torch", "--max-batch-tokens", "512", "--max-model-len", "100")
+    flags = ("--backend", "torch", "--max-batch-tokens", "512", "--max-model-len", "100")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     done = await trio.run_process([*CHECK, f"mini={minilm}", *flags, "--json"], capture_stdout=True, cwd=ROOT)
     report = json.loads(done.stdout)
@@ -147,7 +147,7 @@ async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minil
 async def test_openvino_is_chosen_as_a_server_chooses_it(tmp_path: Path):
     """And the table has what the JSON has."""
     model = write_family(tmp_path / "model", "bert")
-    flags = ("--cpu-backend", "openvino", "--dtype", "float32", "--cache-dir", str(tmp_path / "cache"), "--no-measure")
+    flags = ("--backend", "openvino", "--dtype", "float32", "--cache-dir", str(tmp_path / "cache"), "--no-measure")
     done = await trio.run_process([*CHECK, str(model), *flags], capture_stdout=True, cwd=ROOT)
     assert "float32 on cpu, by OpenVINO" in done.stdout.decode()
     assert f"{model} can be served." in done.stdout.decode()

@@ -1,5 +1,6 @@
 """Classifiers give what transformers gives, for texts, pairs and tokens, by every route."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ async def test_a_language_model_that_judges_steps_agrees(name: str, tmp_path: Pa
     model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
     step, *words = tokenizer.convert_tokens_to_ids(["<extra_0>", "yes", "no"])
     expected = steps_by(lambda ids: model(ids).logits[0][:, words], path)
-    difference = await steps_difference(path, expected, step_tag_id=step, returned_token_ids=tuple(words))
+    pooler = json.dumps({"step_tag_id": step, "returned_token_ids": words})
+    difference = await steps_difference(path, expected, pooler_config=pooler)
     assert difference < TOLERANCE
     family = name.removesuffix("ForCausalLM").lower()
     record_agreement(f"{family} judge of steps", "token_classify", "formula of the model card", difference)

@@ -131,7 +131,7 @@ IN_EACH_RUN = (
     "MiniLM-sized cross-encoder", "modernbert cross-encoder", "bert token classifier", "colbert_v2", "splade_max",
 )  # fmt: skip
 
-BY_TORCH = ("--cpu-backend", "torch")
+BY_TORCH = ("--backend", "torch")
 FLAGS = (
     (),
     ("--dtype", "float32" if has_native_bfloat16(torch.device("cpu")) else "bfloat16"),  # not the default

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from benchmarks.gpu.loaded_runner import without_graphs
 from tests.cpu_backend import BY_TORCH
 from tests.kept_folders import built_once
 from tests.model_folders import write_json
@@ -423,7 +424,10 @@ def load(path: Path, **options: Any) -> TransformerRunner:
 
 @define(eq=False)
 class ServedModel:
-    """Renderer and runner of a folder, put together as the service does."""
+    """Renderer and runner of a folder, put together as the service does.
+
+    ``settings`` are those of a ``ModelConfig``; with ``graphs=False`` among them there are no CUDA graphs.
+    """
 
     path: Path
     dtype: Dtype = "float32"
@@ -435,9 +439,13 @@ class ServedModel:
     runner: TransformerRunner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        config = ModelConfig(dtype=self.dtype, device=self.device, **BY_TORCH | dict(self.settings))
+        settings = (BY_TORCH if self.device == "cpu" else {}) | dict(self.settings)
+        graphs = settings.pop("graphs", True)
+        config = ModelConfig(dtype=self.dtype, device=self.device, **settings)
         self.folder = read_model_folder(self.path, config)
         self.runner = loaded_runner(self.folder, config, self.offload)
+        if not graphs:
+            without_graphs(self.runner)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(

@@ -49,7 +49,7 @@ async def test_without_padding_the_bound_is_the_same(tmp_path: Path, name: str, 
 @pytest.mark.slow
 async def test_by_openvino_the_bound_is_the_same(minilm: Path):
     pytest.importorskip("openvino")
-    served = ServedModel(minilm, settings={"cpu_backend": "openvino", "cache_dir": ""})
+    served = ServedModel(minilm, settings={"backend": "openvino", "cache_dir": ""})
     assert await furthest(served) <= BOUNDS["float32"]
 
 

@@ -125,7 +125,7 @@ async def require_agreement(
 async def test_minilm_s_chunks_agree_with_transformers(minilm: Path, backend: str):
     if backend == "openvino":
         pytest.importorskip("openvino")
-    async with serving_folder(minilm, cpu_backend=backend) as ours:
+    async with serving_folder(minilm, backend=backend) as ours:
         await require_agreement(ours, minilm, DOCUMENTS, normalizes=True)
         await wait_idle(ours.service)
 
@@ -138,7 +138,7 @@ async def test_chunks_of_other_tokenizers_agree_with_transformers(name: str, bac
     if backend == "openvino":
         pytest.importorskip("openvino")
     path = write_family(tmp_path / name, name, modules=[pooling("mean")])
-    async with serving_folder(path, cpu_backend=backend, cache_dir="") as ours:
+    async with serving_folder(path, backend=backend, cache_dir="") as ours:
         await require_agreement(ours, path, SHORT, normalizes=False)
 
 

@@ -223,9 +223,9 @@ def test_a_weight_that_is_not_finite_is_an_error_with_its_name(bert: Path, wrong
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dtype": "int8", "cpu_backend": "auto"}, "--dtype int8: OpenVINO is not used for models that read images"),
-        ({"cpu_backend": "openvino"}, "--cpu-backend openvino: OpenVINO is not used for models that read images"),
-        ({"compile": True}, "--compile: models that read images cannot be compiled"),
+        ({"dtype": "int8", "backend": "auto"}, "--dtype int8: OpenVINO is not used for models that read images"),
+        ({"backend": "openvino"}, "--backend openvino: OpenVINO is not used for models that read images"),
+        ({"backend": "compile"}, "--backend compile: models that read images cannot be compiled"),
     ],
 )
 def test_settings_that_a_model_cannot_have_are_refused_before_others_are_converted(

@@ -249,23 +249,27 @@ def test_processing_that_is_not_supported_is_refused(tmp_path: Path, options: An
 # -- steps ------------------------------------------------------------------------------------------------
 
 
+def pooler(**tokens: Any) -> dict[str, str]:
+    return {"pooler_config": json.dumps(tokens)}
+
+
 def test_a_process_reward_model_is_known_by_its_class_and_its_token(tmp_path: Path):
     write_vocabulary(write_folder(tmp_path, "Qwen2ForProcessRewardModel", num_labels=2), WORDS)
     assert architecture_of(tmp_path) == ProcessReward(step_token_id=7, labels=("LABEL_0", "LABEL_1"))
-    assert architecture_of(tmp_path, step_tag_id=11).step_token_id == 11
-    with pytest.raises(ModelLoadError, match="has a classification head"):
-        architecture_of(tmp_path, returned_token_ids=(1, 2))
+    assert architecture_of(tmp_path, **pooler(step_tag_id=11)).step_token_id == 11
+    with pytest.raises(ModelLoadError, match="has a classifier"):
+        architecture_of(tmp_path, **pooler(returned_token_ids=(1, 2)))
 
 
 def test_a_process_reward_model_whose_steps_end_in_no_known_token_is_refused(tmp_path: Path):
     write_vocabulary(write_folder(tmp_path, "Qwen2ForProcessRewardModel"), {"yes": 3})
-    with pytest.raises(ModelLoadError, match="by --step-tag-id"):
+    with pytest.raises(ModelLoadError, match="by step_tag_id in --pooler-config"):
         architecture_of(tmp_path)
 
 
 def test_settings_make_a_language_model_judge_steps(tmp_path: Path):
     write_folder(tmp_path, "MistralForCausalLM")
-    judge = architecture_of(tmp_path, step_tag_id=9, returned_token_ids=(3, 4))
+    judge = architecture_of(tmp_path, **pooler(step_tag_id=9, returned_token_ids=(3, 4)))
     assert judge == ProcessReward(step_token_id=9, returned_token_ids=(3, 4), labels=("3", "4"))
     assert judge.tasks == {"token_classify"}
 
@@ -282,4 +286,4 @@ def test_settings_make_a_language_model_judge_steps(tmp_path: Path):
 def test_settings_for_steps_that_do_not_fit_are_refused(tmp_path: Path, name: str, settings: Any, said: str):
     write_folder(tmp_path, name)
     with pytest.raises(ModelLoadError, match=said):
-        architecture_of(tmp_path, **settings)
+        architecture_of(tmp_path, **pooler(**settings))

@@ -55,7 +55,7 @@ PAIRS = [PairPrompt(first, second) for first, second in zip(TEXTS[:3], TEXTS[2:5
 async def test_openvino_gives_what_torch_gives(name: str, tmp_path: Path):
     path = FOLDERS[name](tmp_path / name)
     by_torch = ServedModel(path)
-    by_openvino = ServedModel(path, settings={"cpu_backend": "openvino", "cache_dir": ""})
+    by_openvino = ServedModel(path, settings={"backend": "openvino", "cache_dir": ""})
     assert by_openvino.runner.describe().endswith("by OpenVINO")
     outputs = 0
     for params in (Embed(), TokenEmbed(), SparseEmbed(), SparseLookup(), Classify(), TokenClassify()):

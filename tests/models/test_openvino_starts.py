@@ -30,7 +30,7 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 async def computed(folder: Path, dtype: Dtype, cache: Path | str) -> str:
     """A digest of everything that a model gives, which is loaded for this; or why OpenVINO does not compute it."""
     try:
-        served = ServedModel(folder, dtype=dtype, settings={"cpu_backend": "openvino", "cache_dir": str(cache)})
+        served = ServedModel(folder, dtype=dtype, settings={"backend": "openvino", "cache_dir": str(cache)})
     except ModelLoadError as error:
         if "OpenVINO's output differs" not in str(error):
             raise

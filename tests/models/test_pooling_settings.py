@@ -16,6 +16,7 @@ from tests.models.model_families import (
     write_family,
 )
 from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 
@@ -34,7 +35,7 @@ UNIT_LENGTH = Module(type=NEW_NORMALIZE)
 
 
 def settings_of(model: ModelConfig) -> ModelConfig:
-    return Config(models=("m",), loading=model).loading
+    return Config(models=("m",), loading=model).sources[0].loading
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -116,19 +117,24 @@ def test_models_that_pool_nothing_are_refused(settings: dict, tmp_path: Path):
         ('{"seq_pooling_type": "MEAN", "use_activation": true}', {"pooling": "mean", "normalize": True}),
         ('{"pooling_type": "LAST", "normalize": false}', {"pooling": "last", "normalize": False}),
         ('{"pooling_type": "ALL", "task": "token_embed"}', {"task": "token_embed"}),
-        (
-            '{"tok_pooling_type": "STEP", "step_tag_id": 3, "returned_token_ids": [1, 2]}',
-            {"step_tag_id": 3, "returned_token_ids": (1, 2)},
-        ),
+        ('{"tok_pooling_type": "STEP", "step_tag_id": 3, "returned_token_ids": [1, 2]}', {}),
         ('{"enable_chunked_processing": true, "max_embed_len": 3072000}', {"long_text": "chunk"}),
         ('{"enable_chunked_processing": false, "use_activation": null}', {}),
-        ('{"use_activation": "false", "step_tag_id": "5"}', {"normalize": False, "step_tag_id": 5}),
+        ('{"use_activation": "false", "step_tag_id": "5"}', {"normalize": False}),
         ('{"enable_chunked_processing": "false"}', {}),
         ("{}", {}),
     ],
 )
 def test_vllm_s_pooler_config_is_understood(given: str, meant: dict):
-    assert settings_of(ModelConfig(pooler_config=given)) == ModelConfig(**meant)
+    assert settings_of(ModelConfig(pooler_config=given)) == ModelConfig(pooler_config=given, **meant)
+
+
+def test_tokens_of_steps_are_in_vllm_s_pooler_config_only():
+    given = ModelConfig(pooler_config='{"step_tag_id": "3", "returned_token_ids": [1, 2]}')
+    pooler = pooler_config_of(settings_of(given))
+    assert (pooler.step_tag_id, pooler.returned_token_ids) == (3, (1, 2))
+    pooler = pooler_config_of(ModelConfig())
+    assert (pooler.step_tag_id, pooler.returned_token_ids) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -146,6 +152,7 @@ def test_vllm_s_pooler_config_is_understood(given: str, meant: dict):
         ({"pooler_config": '{"dimensions": 64}'}, "unknown field `dimensions`"),
         ({"pooler_config": '{"task": "plugin"}'}, "Invalid enum value 'plugin'"),
         ({"pooler_config": '{"returned_token_ids": 5}'}, "returned_token_ids"),
+        ({"pooler_config": '{"step_tag_id": -1}'}, "step_tag_id"),
         ({"pooler_config": '{"pooling_type": "CLS"}', "pooling": "mean"}, "says 'cls' where --pooling is 'mean'"),
         ({"pooler_config": '{"use_activation": true}', "normalize": False}, "where --normalize is False"),
     ],

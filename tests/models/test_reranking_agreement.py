@@ -1,5 +1,6 @@
 """Language models that judge pairs and steps give what their authors' formulas give."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -251,5 +252,5 @@ async def test_a_language_model_that_judges_steps_agrees(name: str, tmp_path: Pa
         with torch.no_grad():
             judged = model(ids).logits[0][:, words].softmax(dim=-1)
         expected.append(judged[ids[0] == step])
-    ours = ServedModel(path, settings={"step_tag_id": step, "returned_token_ids": tuple(words)})
+    ours = ServedModel(path, settings={"pooler_config": json.dumps({"step_tag_id": step, "returned_token_ids": words})})
     assert await steps_differ(ours, expected) < TOLERANCE

@@ -24,7 +24,7 @@ from trio_pool_serve.ray_data import BulkRuns, Embed
 
 pytestmark = pytest.mark.ray
 
-CPU: Any = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch", "replicas": 1}
+CPU: Any = {"model_dtype": "float32", "device": "cpu", "backend": "torch", "replicas": 1}
 
 N_ROWS = 10_000
 TOO_LONG, NULL, EMPTY = 1234, 5678, 9000

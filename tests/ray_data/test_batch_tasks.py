@@ -20,7 +20,7 @@ from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
 
-CPU: Any = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch"}
+CPU: Any = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
 
 CLASSES: dict[str, Callable[..., Any]] = {
     "embed": ray_data.Embed,

@@ -145,7 +145,7 @@ async def commit(self, progress, original=Journal.commit):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Journal.commit = commit
-cpu = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch"}
+cpu = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
 runs = BulkRuns("embed", model, truncate=True, rows_per_file=64, **cpu)
 print(runs(pa.table({"source": [source], "target": [target]})).to_pylist(), commits)
 """

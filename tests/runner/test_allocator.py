@@ -41,7 +41,7 @@ def kept_after_freeing(state_mib):
     return libc.mallinfo2().fordblks
 
 before = kept_after_freeing(1)
-load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", cpu_backend="torch"), Offload())
+load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", backend="torch"), Offload())
 print(json.dumps([before, kept_after_freeing(1), kept_after_freeing(20)]))
 """
 

@@ -27,7 +27,7 @@ def _stance() -> Iterator[None]:
 async def test_a_compiled_family_agrees_in_any_thread(tmp_path: Path, name: str):
     path = write_family(tmp_path / name, name)
     expected = await ServedModel(path).embed(TEXTS)
-    served = ServedModel(path, settings={"compile": True})
+    served = ServedModel(path, settings={"backend": "compile"})
     assert served.runner.describe().endswith("compiled")
     torch.compiler.set_stance("fail_on_recompile")
 
@@ -40,5 +40,5 @@ async def test_a_compiled_family_agrees_in_any_thread(tmp_path: Path, name: str)
 
 
 def test_a_model_that_sees_is_not_compiled(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match="--compile: models that read images"):
-        load(write_clip(tmp_path / "clip"), compile=True)
+    with pytest.raises(ModelLoadError, match="--backend compile: models that read images"):
+        load(write_clip(tmp_path / "clip"), backend="compile")

@@ -151,7 +151,7 @@ def largest_angle(ours: list[Vectors], theirs: list[Vectors]) -> float:
 @pytest.mark.parametrize("name", PACKED)
 async def test_rows_without_padding_agree_with_padded_rows(tmp_path: Path, name: str):
     path = write_family(tmp_path / name, name)
-    packed, padded = half(path, cuda_graphs=False), half(path, cuda_graphs=False, attention="padded")
+    packed, padded = half(path, graphs=False), half(path, backend="torch")
     assert "without padding" in packed.runner.describe()
     assert not packed.runner.pads
     assert "padded (as configured)" in padded.runner.describe()
@@ -167,7 +167,7 @@ async def test_graphs_agree_with_what_they_were_captured_from(tmp_path: Path, na
     graphed = half(path)
     assert isinstance(graphed.runner.compute, GraphedBackbone), graphed.runner.describe()
     assert graphed.runner.compute.shapes, graphed.runner.describe()
-    expected = await half(path, cuda_graphs=False).embed(TEXTS)
+    expected = await half(path, graphs=False).embed(TEXTS)
     assert largest_angle(await graphed.embed(TEXTS), expected) < 0.01
     alone = [(await graphed.embed([text]))[0] for text in TEXTS]
     assert largest_angle(alone, expected) < 0.01
@@ -197,9 +197,7 @@ async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
         assert largest_difference(rows, rows_expected) == 0
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"cuda_graphs": False}, {"attention": "padded"}, {"cuda_graphs": False, "attention": "padded"}]
-)
+@pytest.mark.parametrize("settings", [{}, {"graphs": False}, {"backend": "torch"}])
 async def test_a_launch_does_not_wait_for_the_device(minilm: Path, settings: Any):
     """Else no batch would be launched while another is computed."""
     served = half(minilm, **settings)
@@ -219,6 +217,6 @@ async def test_a_launch_does_not_wait_for_the_device(minilm: Path, settings: Any
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own code
 async def test_a_compiled_model_agrees(minilm: Path):
-    rows = await ServedModel(minilm, device="cuda", settings={"compile": True}).embed(TEXTS)
+    rows = await ServedModel(minilm, device="cuda", settings={"backend": "compile"}).embed(TEXTS)
     torch.compiler.set_stance("default")
     assert largest_difference(rows, await ServedModel(minilm).embed(TEXTS)) < 1e-3

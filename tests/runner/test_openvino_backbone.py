@@ -24,7 +24,7 @@ from trio_pool_serve.types import PlannedBatch, PoolingRequest, RenderedPrompt
 pytest.importorskip("openvino")
 
 CPU = torch.device("cpu")
-BY_OPENVINO = {"cpu_backend": "openvino", "cache_dir": ""}
+BY_OPENVINO = {"backend": "openvino", "cache_dir": ""}
 
 
 @pytest.fixture(scope="module")

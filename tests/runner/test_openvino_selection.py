@@ -51,7 +51,7 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def described(model: Path, cache: Path | str, **options: Any) -> str:
-    settings = {"cpu_backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
+    settings = {"backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
     return load(model, **settings).describe().rpartition("tokens, ")[2]
 
 
@@ -60,7 +60,7 @@ def described(model: Path, cache: Path | str, **options: Any) -> str:
 
 def test_auto_takes_openvino_only_if_it_is_clearly_faster(model: Path, tmp_path: Path, ratios: list[float]):
     ratios += [0.5, 0.9, 0.91, 1.3]
-    assert [described(model, "", cpu_backend="auto") for _ in range(4)] == [
+    assert [described(model, "", backend="auto") for _ in range(4)] == [
         "by OpenVINO (in 0.50 times torch's time)",
         "by OpenVINO (in 0.90 times torch's time)",
         "by torch (OpenVINO takes 0.91 times as long)",
@@ -90,24 +90,24 @@ def test_the_trial_is_fair(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"cpu_backend": "torch"}, "as configured"),
+        ({"backend": "torch"}, "as configured"),
         ({"dtype": "float16"}, "OpenVINO is not used for float16"),
     ],
 )
 def test_the_description_says_why_torch_computes(options: dict[str, Any], reason: str, model: Path):
-    assert described(model, "", **{"cpu_backend": "auto"} | options) == f"by torch ({reason})"
+    assert described(model, "", **{"backend": "auto"} | options) == f"by torch ({reason})"
 
 
 def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
-    assert described(clip(tmp_path / "clip"), "", cpu_backend="auto").endswith(
+    assert described(clip(tmp_path / "clip"), "", backend="auto").endswith(
         "by torch (OpenVINO is not used for models that read images)"
     )
 
 
 def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selection, "find_spec", lambda name: None)
-    assert described(model, "", cpu_backend="auto") == "by torch (OpenVINO is not installed)"
-    with pytest.raises(ModelLoadError, match=r"--cpu-backend openvino: OpenVINO is not installed\."):
+    assert described(model, "", backend="auto") == "by torch (OpenVINO is not installed)"
+    with pytest.raises(ModelLoadError, match=r"--backend openvino: OpenVINO is not installed\."):
         described(model, "")
     with pytest.raises(ModelLoadError, match=r"--dtype int8: OpenVINO is not installed\."):
         described(model, "", dtype="int8")
@@ -115,7 +115,7 @@ def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.Monkey
 
 def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selection, "has_native_bfloat16", lambda device: False)
-    said = described(model, "", cpu_backend="auto", dtype="bfloat16")
+    said = described(model, "", backend="auto", dtype="bfloat16")
     assert said == "by torch (OpenVINO is used for bfloat16 only where the CPU computes it natively)"
     monkeypatch.setattr(selection, "has_native_bfloat16", lambda device: True)
     assert described(model, "", dtype="bfloat16") == "by OpenVINO"
@@ -129,16 +129,16 @@ def test_a_model_that_cannot_be_converted_is_computed_by_torch(model: Path, monk
 
     monkeypatch.setattr(conversion, "convert", fail)
     assert (
-        described(model, "", cpu_backend="auto")
+        described(model, "", backend="auto")
         == "by torch (OpenVINO fails: RuntimeError('no such operation\\nand much more'))"
     )
-    with pytest.raises(ModelLoadError, match="--cpu-backend openvino: OpenVINO fails: RuntimeError"):
+    with pytest.raises(ModelLoadError, match="--backend openvino: OpenVINO fails: RuntimeError"):
         described(model, "")
 
 
 def test_a_model_whose_output_differs_is_computed_by_torch(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selection, "MIN_COSINE", {torch.float32: 1.1})
-    assert described(model, "", cpu_backend="auto") == "by torch (OpenVINO's output differs: cosine 1.00000)"
+    assert described(model, "", backend="auto") == "by torch (OpenVINO's output differs: cosine 1.00000)"
 
 
 # -- the cache ------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_the_second_start_neither_converts_nor_tries(
 ):
     cache = tmp_path / "a" / "cache"
     ratios += [0.5, 0.7]
-    first, second = (described(model, cache, cpu_backend="auto") for _ in range(2))
+    first, second = (described(model, cache, backend="auto") for _ in range(2))
     assert (first, len(conversions), ratios) == (second, 1, [0.7])
     entry = the_entry(cache)
     assert {path.name for path in entry.iterdir()} == {"model.xml", "model.bin", "record.json"}
@@ -166,7 +166,7 @@ def test_that_openvino_was_slower_is_remembered(
     model: Path, tmp_path: Path, conversions: list[int], ratios: list[float]
 ):
     ratios.append(1.5)
-    said = {described(model, tmp_path / "cache", cpu_backend="auto") for _ in range(2)}
+    said = {described(model, tmp_path / "cache", backend="auto") for _ in range(2)}
     assert said == {"by torch (OpenVINO takes 1.50 times as long)"}
     assert len(conversions) == 1
     assert described(model, tmp_path / "cache") == "by OpenVINO (in 1.50 times torch's time)"  # as the user demands
@@ -249,7 +249,7 @@ def test_a_damaged_entry_keeps_what_was_chosen(model: Path, tmp_path: Path, rati
     ratios += [0.5, 1.5]
     said = set()
     for _ in range(3):
-        said.add(described(model, tmp_path / "cache", cpu_backend="auto"))
+        said.add(described(model, tmp_path / "cache", backend="auto"))
         change_a_byte(the_entry(tmp_path / "cache") / "model.bin")
     assert (said, ratios) == ({"by OpenVINO (in 0.50 times torch's time)"}, [1.5])
 
@@ -260,10 +260,10 @@ def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, r
     ratios.append(1.5)
     busy = Offload()
     busy.is_serving = True
-    config = ModelConfig(device="cpu", cpu_backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
+    config = ModelConfig(device="cpu", backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
     untimed = "by OpenVINO (not timed beside other requests)"
     assert loaded_runner(read_model_folder(model), config, busy).describe().endswith(f"tokens, {untimed}")
-    assert described(model, tmp_path / "cache", cpu_backend="auto") == untimed
+    assert described(model, tmp_path / "cache", backend="auto") == untimed
     assert described(model, tmp_path / "cache") == "by OpenVINO"  # which the user demands, so none is missed
     assert ratios == [1.5]
 
@@ -358,7 +358,7 @@ def test_a_model_that_can_be_saved_nowhere_is_computed_by_torch(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    assert described(model, "", cpu_backend="auto").startswith("by torch (OpenVINO fails: FileNotFoundError(")
+    assert described(model, "", backend="auto").startswith("by torch (OpenVINO fails: FileNotFoundError(")
 
 
 def test_unfinished_entries_are_removed_after_a_day(tmp_path: Path):

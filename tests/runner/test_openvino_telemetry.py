@@ -33,7 +33,7 @@ assert not tried, tried
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["cpu_backend=openvino", "dtype=int8"])
+@pytest.mark.parametrize("option", ["backend=openvino", "dtype=int8"])
 def test_nothing_is_reported(option: str, tmp_path: Path):
     if option == "dtype=int8":
         pytest.importorskip("nncf")

@@ -18,7 +18,7 @@ from trio_pool_serve.service import Service
 
 pytest.importorskip("nncf")
 
-INT8: dict[str, Any] = {"dtype": "int8", "cpu_backend": "auto"}
+INT8: dict[str, Any] = {"dtype": "int8", "backend": "auto"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 async def test_vectors_in_int8_are_near_those_in_float32(model: Path, cache: str):
     exact = await ServedModel(model).embed(TEXTS)
-    served = ServedModel(model, dtype="int8", settings={"cpu_backend": "auto", "cache_dir": cache})
+    served = ServedModel(model, dtype="int8", settings={"backend": "auto", "cache_dir": cache})
     ours = await served.embed(TEXTS)
     cosines = [float(a @ b) for a, b in zip(ours, exact, strict=True)]  # of unit length
     assert 0.98 < sum(cosines) / len(cosines) < 1 - 1e-6
@@ -93,18 +93,15 @@ def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"cpu_backend": "torch"}, "--dtype int8: as configured"),
-        ({"compile": True}, "--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile"),
-    ],
+    "backend",
+    ["torch", "compile"],
 )
-def test_int8_is_by_openvino_alone(settings: dict[str, Any], reason: str, model: Path):
-    with pytest.raises(ModelLoadError, match=reason):
-        load(model, cache_dir="", **INT8 | settings)
+def test_int8_is_by_openvino_alone(backend: str, model: Path):
+    with pytest.raises(ModelLoadError, match=r"--dtype int8: .* on CPU only and without --backend"):
+        load(model, cache_dir="", **INT8 | {"backend": backend})
 
 
-def test_int8_is_not_for_a_gpu(model: Path):
+def test_neither_int8_nor_openvino_is_for_a_gpu():
     from trio_pool_serve.runner.computation import refuse_impossible
     from trio_pool_serve.runner.compute_params import ComputeParams
 
@@ -112,6 +109,8 @@ def test_int8_is_not_for_a_gpu(model: Path):
     params = ComputeParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
     with pytest.raises(ModelLoadError, match="on CPU only"):
         refuse_impossible(backbone, ModelConfig(dtype="int8"), params)
+    with pytest.raises(ModelLoadError, match="--backend openvino computes on CPU, not on cuda"):
+        refuse_impossible(backbone, ModelConfig(backend="openvino"), params)
 
 
 def test_sample_texts_are_the_same_each_time_and_none_serves_for_both():

@@ -138,7 +138,7 @@ from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 
-runner = load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", cpu_backend="torch"), Offload())
+runner = load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", backend="torch"), Offload())
 runner.choose_computation()
 sharing = SharingRunner(runner, [SharedCores.open(Path(sys.argv[2]), 0, 1)])
 batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.full(64, 7, np.int32))) for _ in range(8)))

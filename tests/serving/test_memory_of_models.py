@@ -71,7 +71,7 @@ async def test_a_model_that_comes_and_goes_under_traffic_leaves_nothing_behind(f
     tiny, other = folders
     config = Config(
         models=(f"tiny={tiny}",),
-        loading=ModelConfig(cpu_backend="torch", cache_dir=str(tmp_path / "cache"), dtype="float32"),
+        loading=ModelConfig(backend="torch", cache_dir=str(tmp_path / "cache"), dtype="float32"),
         network=NetworkConfig(api_key="admin-key"),
         processes=ProcessesConfig(engine="local", replicas=2),
         model_changes=ModelChangesConfig(model_api=True),

@@ -44,9 +44,9 @@ from trio_pool_serve.types import (
 Way: TypeAlias = Literal["padded", "packed", "graphed"]
 
 WAYS: Mapping[Way, Mapping[str, Any]] = {
-    "padded": {"attention": "padded", "cuda_graphs": False},
-    "packed": {"cuda_graphs": False},
-    "graphed": {},
+    "padded": {"backend": "torch"},
+    "packed": {"backend": "auto", "graphs": False},
+    "graphed": {"backend": "auto"},
 }
 """Settings of a model that is computed in one of the ways; a kind that cannot be packed is padded in all of them."""
 

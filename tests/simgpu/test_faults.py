@@ -158,7 +158,7 @@ def test_the_budget_is_what_fits(tmp_path: Path, way: str):
 def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
     path = write_family(tmp_path / "bert", "bert")
     with on_simulated_device():
-        runner = ServedModel(path, dtype="bfloat16").runner
+        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["graphed"]).runner
         MEMORY.capacity = MEMORY.in_use + 4096
         with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
             runner.prepare(BATCH_TOKENS)

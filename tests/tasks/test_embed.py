@@ -140,7 +140,7 @@ async def test_minus_one_truncates_to_the_models_maximum(service, scripted):
 
 
 async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service, scripted):
-    service.default.loaded = attrs.evolve(service.default.loaded, truncates_by_default=True)
+    service.default.loaded = attrs.evolve(service.default.loaded, long_text="truncate")
     assert (await embed(service, words(150))).prompt_tokens == 64
     assert (await embed(service, words(150), truncate_to=4)).prompt_tokens == 4
     with pytest.raises(ContextLengthError):

@@ -123,7 +123,7 @@ async def test_what_is_not_embedded_is_refused_as_ever(service):
     job = PoolJob(prompts=[TextPrompt(words(100))], tasks=("token_embed",))
     with pytest.raises(ContextLengthError):
         await pool(model, job, RequestContext())
-    refusing = attrs.evolve(model, splits_long_texts=False)
+    refusing = attrs.evolve(model, long_text=None)
     with pytest.raises(ContextLengthError):
         await pool(refusing, attrs.evolve(job, tasks=("embed",)), RequestContext())
     await wait_idle(service)

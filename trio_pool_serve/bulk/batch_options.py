@@ -104,7 +104,7 @@ class BatchModelOptions(OwnModelOptions):
             trust_remote_code=self.trust_remote_code,
             dtype=self.model_dtype,
             device=self.device,
-            cpu_backend=self.cpu_backend,
+            backend=self.backend,
             max_model_len=self.max_model_len,
             served_model_name=self.served_model_name,
         )

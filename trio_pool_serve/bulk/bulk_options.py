@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from trio_pool_serve.api.fields.encodings import EmbedDtype
 from trio_pool_serve.config.help import help_, switch
-from trio_pool_serve.config.model_config import CpuBackend, Dtype, ModelConfig
+from trio_pool_serve.config.model_config import BackendChoice, Dtype, ModelConfig
 from trio_pool_serve.prompts import InputType
 
 OnError: TypeAlias = Literal["fail", "null", "skip"]
@@ -129,8 +129,8 @@ class OwnModelOptions:
         default="auto", validator=in_(get_args(Dtype))
     )
     device: Annotated[str, help_("Device to compute on, as for `serve`: auto, cpu, cuda or cuda:N.")] = "auto"
-    cpu_backend: Annotated[CpuBackend, help_("What computes the model on CPU, as for `serve`.")] = field(
-        default="auto", validator=in_(get_args(CpuBackend))
+    backend: Annotated[BackendChoice, help_("What computes the model, as for `serve`.")] = field(
+        default="auto", validator=in_(get_args(BackendChoice))
     )
     max_model_len: Annotated[
         int | None, help_("Maximum length of an input in tokens.", default="from the model's files")
@@ -150,7 +150,7 @@ class OwnModelOptions:
             trust_remote_code=self.trust_remote_code,
             dtype=self.model_dtype,
             device=self.device,
-            cpu_backend=self.cpu_backend,
+            backend=self.backend,
             max_model_len=self.max_model_len,
         )
 

@@ -126,6 +126,7 @@ def _report(
     tasks = tasks_of(folder)
     files = read_folder_files(folder.path)
     replicas = replicas_of(placed)
+    (source,) = config.sources
     return ModelReport(
         id=model.name,
         kind=kind_of(folder),
@@ -139,9 +140,9 @@ def _report(
         similarity=spec.similarity if spec.scoring == "vectors" else None,
         modules=[module.name for module in spec.modules],
         pooling=spec.pooling,
-        pooling_from=pooling_from(folder, config.loading),
+        pooling_from=pooling_from(folder, source.loading),
         normalize=spec.normalizes,
-        normalize_from=normalize_from(folder, config.loading),
+        normalize_from=normalize_from(folder, source.loading),
         dimensions=description.dimensions,
         labels=list(spec.labels),
         max_model_len=model.renderer.max_model_len,

@@ -5,8 +5,6 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file fill t
 """
 
 import importlib
-import re
-from pathlib import Path
 
 import msgspec
 from attrs import Factory, field, frozen
@@ -27,47 +25,31 @@ from trio_pool_serve.config.model_changes_config import ModelChangesConfig as Mo
 from trio_pool_serve.config.model_config import Dtype as Dtype
 from trio_pool_serve.config.model_config import ModelConfig as ModelConfig
 from trio_pool_serve.config.model_config import Pooling as Pooling
+from trio_pool_serve.config.model_sources import ANY_NAME as ANY_NAME
+from trio_pool_serve.config.model_sources import ModelSource as ModelSource
+from trio_pool_serve.config.model_sources import ModelTables as ModelTables
+from trio_pool_serve.config.model_sources import source_of
 from trio_pool_serve.config.network_config import KeyScope as KeyScope
 from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
-from trio_pool_serve.config.pooler_config import with_pooler_config
 from trio_pool_serve.config.ray_config import RayConfig as RayConfig
 
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
-
-ANY_NAME = "*"
-"""Among the further names of one model: it also serves requests that name an unknown model."""
-
-
-@frozen
-class ModelSource:
-    """One model to serve: its name in the API, a local folder or a hub id, and further names."""
-
-    name: str
-    location: str
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All its names in the API, without ``ANY_NAME``."""
-        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
-
-    @property
-    def shown_location(self) -> str:
-        """The id on the hub; the name of a model whose folder is given by its path, which clients do not see."""
-        return self.location if HUB_ID.fullmatch(self.location) else self.name
+class NoModelError(ValueError):
+    """The settings name no model."""
 
 
 @frozen(kw_only=True)
 class Config:
     """All settings of one server.
 
-    ``models`` are local folders or hub ids, optionally preceded by a name: ``NAME=PATH``. The first is used for
-    requests that name no model.
+    ``models`` are local folders or hub ids, optionally preceded by a name: ``NAME=PATH``. The models of ``tables``
+    come after them. The first is used for requests that name no model. ``loading`` has the settings of all models that
+    have none of their own.
     """
 
-    models: tuple[str, ...] = field(validator=[min_len(1), deep_iterable(min_len(1))])
-    loading: ModelConfig = field(factory=ModelConfig, converter=with_pooler_config)
+    models: tuple[str, ...] = field(default=(), validator=deep_iterable(min_len(1)))
+    tables: ModelTables = Factory(ModelTables)
+    loading: ModelConfig = Factory(ModelConfig)
     network: NetworkConfig = Factory(NetworkConfig)
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     processes: ProcessesConfig = Factory(ProcessesConfig)
@@ -81,18 +63,31 @@ class Config:
     model_changes: ModelChangesConfig = Factory(ModelChangesConfig)
 
     def __attrs_post_init__(self) -> None:
-        names = [name for source in self.sources for name in (source.name, *source.aliases)]
-        if self.loading.served_model_name is not None and len(self.models) > 1:
-            raise ValueError("--served-model-name is for one model; of several, each is named by NAME=PATH.")
-        if any(source.name == ANY_NAME for source in self.sources):
-            raise ValueError("`*` is no name of its own, but stands for all others: --served-model-name NAME,*.")
-        if len(set(names)) < len(names):
-            raise ValueError(f"Two models have the same name: {', '.join(names)}.")
+        only_tables = self.tables.by_name and not self.models
+        if self.loading.served_model_name is not None and (only_tables or len(self.models) > 1):
+            raise ValueError("--served-model-name is for one MODEL; others are named by NAME=PATH or their table.")
+        self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
             raise ValueError("--engine local computes in the API process: --engine-hosts go with process, or alone.")
-        if self.network.truncate_by_default and self.loading.long_text == "chunk":
-            raise ValueError("--truncate-by-default leaves no long text that --long-text chunk could embed in windows.")
         self._check_model_changes()
+
+    def _check_names(self) -> None:
+        taken: dict[str, ModelSource] = {}
+        for source in self.sources:
+            if source.name == ANY_NAME:
+                raise ValueError("`*` is no name of its own, but stands for all others: --served-model-name NAME,*.")
+            for name in (source.name, *source.aliases):
+                if name in taken:
+                    where = f"{self.tables.file}: " if self.tables.file else ""
+                    raise ValueError(
+                        f"{where}Two models have the same name `{name}`: {taken[name].location} and {source.location}."
+                    )
+                taken[name] = source
+        if not taken:
+            raise NoModelError(
+                "No model: give a local folder or the id of a model on the hub, or tables [models.NAME] in the file of "
+                "--config."
+            )
 
     def _check_model_changes(self) -> None:
         flag = self.model_changes.flag
@@ -106,16 +101,8 @@ class Config:
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:
-        """The models with their names in the API."""
-        return tuple(_source(model, self.loading.served_model_name) for model in self.models)
-
-
-def _source(model: str, served_model_name: str | None) -> ModelSource:
-    name, equals, location = model.partition("=")
-    if not equals or Path(model).is_dir():
-        name, location = model, model
-    first, *aliases = map(str.strip, served_model_name.split(",")) if served_model_name else [name]
-    return ModelSource(first, location, tuple(aliases))
+        """The models with their names in the API and their settings. Raises ``ValueError``."""
+        return (*(source_of(model, self.loading) for model in self.models), *self.tables.sources(self.loading))
 
 
 def encode_config(config: Config) -> bytes:

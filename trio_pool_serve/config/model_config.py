@@ -3,16 +3,15 @@
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, ge, gt, in_, matches_re, min_len, optional
+from attrs.validators import gt, in_, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-CpuBackend: TypeAlias = Literal["auto", "openvino", "torch"]
-Attention: TypeAlias = Literal["auto", "padded"]
-LongText: TypeAlias = Literal["refuse", "chunk"]
+BackendChoice: TypeAlias = Literal["auto", "openvino", "torch", "compile"]
+LongText: TypeAlias = Literal["refuse", "truncate", "chunk"]
 Pooling: TypeAlias = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
 
 
@@ -49,13 +48,15 @@ class ModelConfig:
             "cuda:N: the N-th of them alone, from 0. auto: as cuda, or the CPU if there is no GPU."
         ),
     ] = "auto"
-    cpu_backend: Annotated[
-        CpuBackend,
+    backend: Annotated[
+        BackendChoice,
         help_(
-            "What computes a model on CPU. auto: OpenVINO where it is installed, gives the same output as torch and is "
-            "faster, which is checked when the model is loaded; else torch."
+            "What computes the model. auto: on CPU OpenVINO where it is installed, gives the same output as torch and "
+            "is faster, else torch; on a GPU torch without padding and with CUDA graphs, where a check at load time "
+            "finds the same outputs. openvino: OpenVINO, on CPU only. torch: torch with padding and without CUDA "
+            "graphs. compile: torch.compile, which takes a minute or more at start and needs a C++ compiler."
         ),
-    ] = field(default="auto", validator=in_(get_args(CpuBackend)))
+    ] = field(default="auto", validator=in_(get_args(BackendChoice)))
     cache_dir: Annotated[
         str | None,
         help_(
@@ -64,35 +65,19 @@ class ModelConfig:
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None
-    attention: Annotated[
-        Attention,
-        help_(
-            "How to compute inputs of different lengths in one batch. auto: without padding on a GPU in half precision "
-            "if a check at load time finds the same outputs, else padded. padded: pad every input to the longest one."
-        ),
-    ] = field(default="auto", validator=in_(("auto", "padded")))
-    cuda_graphs: Annotated[
-        bool, help_("Capture CUDA graphs of small batches when the model is loaded, and replay them.")
-    ] = True
-    compile: Annotated[
-        bool,
-        switch(
-            "Compile the model with torch.compile when it is loaded. Takes a minute or more and needs a C++ compiler. "
-            "Disables attention without padding and CUDA graphs."
-        ),
-    ] = False
     max_model_len: Annotated[
         int | None,
         help_("Maximum length of an input in tokens, special tokens included.", default="from the model's files"),
     ] = field(default=None, validator=optional(gt(0)))
     long_text: Annotated[
-        LongText,
+        LongText | None,
         help_(
-            "How to handle a text to embed that is longer than the maximum and that the request does not truncate. "
-            "refuse: respond with 400. chunk: embed it in windows and return the mean of their vectors, weighted by "
-            "their numbers of tokens."
+            "How to handle an input that is longer than the maximum, unless the request says whether to truncate it. "
+            "refuse: respond with 400. truncate: truncate it. chunk: embed a text in windows and return the mean of "
+            "their vectors, weighted by their numbers of tokens; refuse what is not a text to embed.",
+            default="truncate for TEI's routes, refuse for all others",
         ),
-    ] = field(default="refuse", validator=in_(("refuse", "chunk")))
+    ] = field(default=None, validator=optional(in_(get_args(LongText))))
     pooling: Annotated[
         Pooling | None,
         help_(
@@ -112,7 +97,8 @@ class ModelConfig:
         str | None,
         help_(
             'vLLM\'s settings for pooling as a JSON object, such as `{"pooling_type": "CLS"}`: sets `--pooling`, '
-            "`--normalize`, `--task`, `--long-text`, `--step-tag-id` and `--returned-token-ids`.",
+            "`--normalize`, `--task` and `--long-text`. `step_tag_id` and `returned_token_ids` make a causal language "
+            "model judge steps.",
             default="none",
         ),
     ] = None
@@ -145,19 +131,6 @@ class ModelConfig:
             default="from the model's files",
         ),
     ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))
-    step_tag_id: Annotated[
-        int | None,
-        help_("Id of the token that ends a step, for process reward models.", default="from the model's files"),
-    ] = field(default=None, validator=optional(ge(0)))
-    returned_token_ids: Annotated[
-        tuple[int, ...],
-        help_(
-            "Ids of the tokens whose probabilities are the scores of a step, for causal language models that judge "
-            "steps, as a JSON list: `[648,387]`. Requires `--step-tag-id`.",
-            default="none",
-            negative=(),
-        ),
-    ] = field(default=(), validator=deep_iterable(ge(0)))
 
     def __attrs_post_init__(self) -> None:
         if self.default_prompt is not None and self.default_prompt_name is not None:

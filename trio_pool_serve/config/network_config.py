@@ -93,15 +93,6 @@ class NetworkConfig:
     strict_requests: Annotated[
         bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
     ] = False
-    auto_truncate: Annotated[
-        bool, help_("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
-    ] = True
-    truncate_by_default: Annotated[
-        bool,
-        switch(
-            "Truncate inputs that are too long in all requests that do not say otherwise, instead of refusing them."
-        ),
-    ] = False
     max_inputs_per_request: Annotated[int, help_("Maximum number of inputs in one request.")] = field(
         default=2048, validator=gt(0)
     )

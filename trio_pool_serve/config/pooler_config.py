@@ -1,7 +1,7 @@
 """vLLM's ``--pooler-config``, in terms of this server's own settings."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from attrs import evolve
@@ -11,6 +11,7 @@ from trio_pool_serve.types import PoolingTask
 
 RowPooling: TypeAlias = Literal["CLS", "LAST", "MEAN"]
 TokenPooling: TypeAlias = Literal["ALL", "STEP"]
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 POOLING: Mapping[str, Pooling] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 """Pooling types of rows; those of tokens select nothing, because every token's vector is there."""
@@ -31,8 +32,10 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_chunked_processing: bool = False
     max_embed_len: int | None = None
     enable_flash_late_interaction: bool = True
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] | None = None
+    step_tag_id: TokenId | None = None
+    """The token that ends a step, for process reward models."""
+    returned_token_ids: tuple[TokenId, ...] = ()
+    """The tokens whose probabilities are the scores of a step, for causal language models that judge steps."""
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
@@ -48,10 +51,16 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "pooling": POOLING.get(of_rows),
             "normalize": self.use_activation if self.normalize is None else self.normalize,
             "long_text": "chunk" if self.enable_chunked_processing else None,
-            "step_tag_id": self.step_tag_id,
-            "returned_token_ids": self.returned_token_ids,
         }
         return {name: value for name, value in meant.items() if value is not None}
+
+
+def pooler_config_of(loading: ModelConfig) -> PoolerConfig:
+    """Return the ``pooler_config`` of a model's settings. Raises ``ValueError`` for what is not understood."""
+    try:
+        return msgspec.json.decode(loading.pooler_config or "{}", type=PoolerConfig, strict=False)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--pooler-config is not understood: {error}.") from error
 
 
 def with_pooler_config(loading: ModelConfig) -> ModelConfig:
@@ -59,14 +68,9 @@ def with_pooler_config(loading: ModelConfig) -> ModelConfig:
 
     Raises ``ValueError`` for what is not understood, not offered, or contradicts another flag.
     """
-    if loading.pooler_config is None:
-        return loading
-    try:
-        meant = msgspec.json.decode(loading.pooler_config, type=PoolerConfig, strict=False).settings()
-    except msgspec.DecodeError as error:
-        raise ValueError(f"--pooler-config is not understood: {error}.") from error
+    meant = pooler_config_of(loading).settings()
     for name, value in meant.items():
         given = getattr(loading, name)
-        if given not in (None, (), "refuse", value):
+        if given not in (None, value):
             raise ValueError(f"--pooler-config says {value!r} where --{name.replace('_', '-')} is {given!r}.")
-    return evolve(loading, pooler_config=None, **meant)
+    return evolve(loading, **meant)

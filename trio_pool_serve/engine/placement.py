@@ -91,14 +91,14 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
     if config.model_changes.flag is not None:
         return "local"
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    return "local" if cores == 1 or (may_use_openvino(config.loading) and not reads_images) else "process"
+    all_by_openvino = not reads_images and all(may_use_openvino(source.loading) for source in config.sources)
+    return "local" if cores == 1 or all_by_openvino else "process"
 
 
 def may_use_openvino(loading: ModelConfig) -> bool:
     """Return whether the settings let OpenVINO compute a text model, decided without importing it."""
     return (
-        loading.cpu_backend != "torch"
-        and not loading.compile
+        loading.backend in ("auto", "openvino")
         and loading.dtype != "float16"
         and find_spec("openvino") is not None
         and not has_gpu(loading)

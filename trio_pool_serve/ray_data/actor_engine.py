@@ -13,7 +13,7 @@ import attrs
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.own_engine import OwnEngine
-from trio_pool_serve.config.model_config import CpuBackend, Dtype
+from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.processes.without_torch import allow_torch
 from trio_pool_serve.prompts import InputType
@@ -36,7 +36,7 @@ class EngineOptions(TypedDict, total=False):
     trust_remote_code: bool
     model_dtype: Dtype
     device: str
-    cpu_backend: CpuBackend
+    backend: BackendChoice
     max_model_len: int | None
     max_batch_tokens: int | None
     replicas: int | None

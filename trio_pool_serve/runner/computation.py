@@ -46,11 +46,16 @@ class Computation:
 
 def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> None:
     """Raise ``ModelLoadError`` for settings that a model cannot be computed with, before anything takes long."""
-    if config.dtype == "int8" and (config.compile or params.device.type != "cpu"):
-        raise ModelLoadError("--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile.")
-    if config.compile and type(backbone) is not Backbone:
-        raise ModelLoadError("--compile: models that read images cannot be compiled.")
-    if not config.compile and params.device.type == "cpu":
+    on_cpu = params.device.type == "cpu"
+    if config.dtype == "int8" and (config.backend in ("torch", "compile") or not on_cpu):
+        raise ModelLoadError(
+            "--dtype int8: models are quantised for OpenVINO, on CPU only and without --backend torch or compile."
+        )
+    if config.backend == "openvino" and not on_cpu:
+        raise ModelLoadError(f"--backend openvino computes on CPU, not on {params.device}: set --device cpu.")
+    if config.backend == "compile" and type(backbone) is not Backbone:
+        raise ModelLoadError("--backend compile: models that read images cannot be compiled.")
+    if config.backend != "compile" and on_cpu:
         try:
             require_openvino(backbone, config, params.dtype)
         except CannotUseOpenVinoError as reason:
@@ -60,8 +65,8 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputePa
 def _refuse_if_demanded(config: ModelConfig, reason: CannotUseOpenVinoError) -> None:
     if config.dtype == "int8":
         raise ModelLoadError(f"--dtype int8: {reason}.") from reason
-    if config.cpu_backend == "openvino":
-        raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
+    if config.backend == "openvino":
+        raise ModelLoadError(f"--backend openvino: {reason}.") from reason
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -71,7 +76,7 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
     """
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)
-    if config.compile:
+    if config.backend == "compile":
         return _compiled(loaded.backbone, params)
     if params.device.type == "cpu":
         return _on_cpu(loaded, config, params)
@@ -83,7 +88,7 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
     try:
         compiled.compile()
     except Exception as error:
-        raise ModelLoadError(f"--compile: the model cannot be compiled: {error}") from error
+        raise ModelLoadError(f"--backend compile: the model cannot be compiled: {error}") from error
     return Computation(Padded(compiled), about=("compiled",))
 
 
@@ -110,7 +115,7 @@ def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
         packed = _pack(loaded.backbone, config, params)
     except CannotPackError as reason:
         return Computation(Padded(loaded.backbone), about=(f"padded ({reason})",))
-    if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
+    if not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
         graphs = GraphedBackbone(packed, CudaGraphBackend(params.device), params.device)
         return Computation(graphs, pads=False, about=("without padding",), capture=partial(_capture, graphs, params))
     return Computation(packed, pads=False, about=("without padding",))
@@ -118,7 +123,7 @@ def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
 
 def _pack(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> PackedBackbone:
     """Return the packed backbone; raises ``CannotPackError``."""
-    if config.attention == "padded":
+    if config.backend == "torch":
         raise CannotPackError("as configured")
     if params.dtype == torch.float32:
         raise CannotPackError("there is no packed attention for float32")

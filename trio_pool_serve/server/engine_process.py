@@ -61,8 +61,8 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
 
     def load() -> Runner:
         module, _, function = job.loader.partition(":")
-        folder = open_model_folder(source.location, config.loading)
-        runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
+        folder = open_model_folder(source.location, source.loading)
+        runner: Runner = getattr(import_module(module), function)(folder, source.loading, offload)
         return runner if not job.cores else _share_cores(runner, job)
 
     small_requests = SmallRequests()

@@ -13,7 +13,7 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
@@ -78,7 +78,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
                 await offload.run("load", keys.read)
             except ValueError as error:
                 raise ModelLoadError(str(error)) from error
-            digest = await offload.run("load", partial(_digest_of, source.location, config))
+            digest = await offload.run("load", partial(_digest_of, source))
             listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest, config.hosts.zone))
             metrics.add_gauges(
                 lambda: {"api_processes": {"connected": listener.connections, "refused": listener.refused}}
@@ -132,8 +132,8 @@ async def _watch_signals(*, task_status: trio.TaskStatus[trio.Event]) -> None:
     leave(128 + second)
 
 
-def _digest_of(location: str, config: Config) -> ModelDigest:
-    return digest_of(locate_model(location, revision=config.loading.revision), config.loading)
+def _digest_of(source: ModelSource) -> ModelDigest:
+    return digest_of(locate_model(source.location, revision=source.loading.revision), source.loading)
 
 
 def _hello(engine: LocalEngine, model: str, digest: ModelDigest, zone: str) -> Hello:

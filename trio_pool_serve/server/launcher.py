@@ -77,7 +77,7 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
         return config
 
     def peek() -> bool:
-        return any(reads_images_by_its_files(source.location, config.loading) for source in config.sources)
+        return any(reads_images_by_its_files(source.location, source.loading) for source in config.sources)
 
     reads_images = False
     with trio.move_on_after(PEEK_S):
@@ -149,7 +149,7 @@ async def _announce(service: Service, url: str) -> None:
 
 
 def _announce_workers(config: Config, url: str) -> None:
-    folders = [open_model_folder(source.location, config.loading) for source in config.sources]
+    folders = [open_model_folder(source.location, source.loading) for source in config.sources]
     for source, folder in zip(config.sources, folders, strict=True):
         if folder.spec.assumption:
             logger.warning("%s: %s", source.name, folder.spec.assumption)

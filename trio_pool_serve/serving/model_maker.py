@@ -65,7 +65,7 @@ class ModelMaker:
     async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
         """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
         if self.remote is not None and self.remote.hosts is not None:
-            digest = await self.offload.run("load", partial(digest_of, folder.path, self.config.loading))
+            digest = await self.offload.run("load", partial(digest_of, folder.path, source.loading))
             self.remote.hosts.serve(source.name, digest)
 
     def free(self, ended: Engine, *, was_frozen: bool) -> None:
@@ -82,14 +82,14 @@ class ModelMaker:
 
         Raises ``ModelLoadError``. Cancellation: at once; its thread goes on.
         """
-        locate = partial(locate_model, source.location, revision=self.config.loading.revision)
+        locate = partial(locate_model, source.location, revision=source.loading.revision)
         await self.offload.run("download", locate, abandon_on_cancel=True)
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
         """Read the files that say what a model is. Blocks. Raises ``ModelLoadError``."""
-        folder = open_model_folder(source.location, self.config.loading)
+        folder = open_model_folder(source.location, source.loading)
         is_only_one = self.config.sources == (source,)
-        if is_only_one and self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
+        if is_only_one and source.loading.long_text == "chunk" and not folder.spec.embeds_windows:
             raise ModelLoadError(NO_WINDOWS)
         return folder
 
@@ -99,7 +99,7 @@ class ModelMaker:
         Raises ``ModelLoadError``.
         """
         config, folder = self.config, self.read_folder(source)
-        tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
+        tokenizer = load_tokenizer(folder, trust_remote_code=source.loading.trust_remote_code)
         templates = ChatTemplates(
             self.processes["template"],
             self.processes.get("client_template", self.processes["template"]),
@@ -128,7 +128,6 @@ class ModelMaker:
             folder,
             renderer,
             served.engine,
-            splits_long_texts=config.loading.long_text == "chunk",
-            truncates_by_default=config.network.truncate_by_default,
+            long_text=served.source.loading.long_text,
             results=ModelResults(self.results) if self.results.max_bytes else None,
         )

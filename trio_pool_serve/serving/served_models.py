@@ -130,7 +130,7 @@ class ServedModels:
         folder, renderer = await offload.run("load", partial(maker.load_renderer, served.source))
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
-        if self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
+        if served.source.loading.long_text == "chunk" and not folder.spec.embeds_windows:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()

@@ -17,15 +17,16 @@ INSTRUCTION_CHARACTERS_PER_TOKEN = 8
 class InputParams:
     """What a request may specify about the rendering of its texts.
 
-    ``truncate_to`` is in tokens; −1 stands for the model's maximum. ``None`` refuses longer inputs, unless the server
-    truncates by default and the request does not say ``refuses_longer``. ``instruction`` is the client's own text;
-    ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type`` selects the model's
-    template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded`` asks for padding to
-    the model's maximum, which only models do that were trained so; they do it always.
+    ``truncate_to`` is in tokens; −1 stands for the model's maximum. ``None`` leaves longer inputs to ``--long-text``,
+    whose default ``dialect_truncates`` says; with ``refuses_longer`` they are refused. ``instruction`` is the client's
+    own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type`` selects the
+    model's template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded`` asks for
+    padding to the model's maximum, which only models do that were trained so; they do it always.
     """
 
     truncate_to: int | None = None
     refuses_longer: bool = False
+    dialect_truncates: bool = False
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool = True
     prompt_name: str | None = None
@@ -53,7 +54,8 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
     """Return the renderer's params for a model. Raises ``InvalidRequestError``."""
     limit = model.renderer.max_model_len
     truncate_to = input_params.truncate_to
-    if truncate_to is None and model.truncates_by_default and not input_params.refuses_longer:
+    truncates = model.long_text == "truncate" or (input_params.dialect_truncates and model.long_text != "refuse")
+    if truncate_to is None and truncates and not input_params.refuses_longer:
         truncate_to = -1
     if truncate_to is not None and truncate_to > limit:
         # Clients know the error by vLLM's first two sentences.

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 
 from attrs import frozen
 
+from trio_pool_serve.config.model_config import LongText
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.engine import Engine, RowDone
 from trio_pool_serve.engine.model_results import ModelResults
@@ -19,18 +20,14 @@ from trio_pool_serve.types import PoolingOutput, PoolingRequest, PoolingTask
 
 @frozen(eq=False)
 class Model:
-    """One served model: its folder, its renderer and its engine.
-
-    With ``splits_long_texts`` a text longer than the model's maximum is embedded in windows instead of refused; with
-    ``truncates_by_default`` inputs are truncated unless their request refuses longer ones.
-    """
+    """One served model: its folder, its renderer and its engine."""
 
     name: str
     folder: ModelFolder[ModelSpec]
     renderer: Renderer
     engine: Engine
-    splits_long_texts: bool = False
-    truncates_by_default: bool = False
+    long_text: LongText | None = None
+    """What happens to longer inputs, unless their request says it; ``None``: what the request's dialect does."""
     window: WindowMember | None = None
     """The window that a request of background work belongs to."""
     results: ModelResults | None = None

@@ -94,7 +94,7 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     params = tuple(task.params(model, job) for task in tasks)
     rendering = rendering_params(model, job.input_params)
     is_text = job.tasks == ("embed",) and job.document is None
-    in_windows = model.splits_long_texts and is_text and rendering.truncate_to is None
+    in_windows = model.long_text == "chunk" and is_text and rendering.truncate_to is None
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 

@@ -78,7 +78,7 @@ async def test_what_is_too_long_is_cut_unless_asked_otherwise(embedding: Served)
 
 
 async def test_the_setting_says_whether_to_cut_where_the_client_does_not(config, scripted):
-    strict = attrs.evolve(config, network=attrs.evolve(config.network, auto_truncate=False))
+    strict = attrs.evolve(config, loading=attrs.evolve(config.loading, long_text="refuse"))
     async with serving(strict) as served:
         assert await served.refused("/embed", inputs=LONG) == (422, "Validation")
         assert await served.refused("/embed", inputs=LONG, truncate=None) == (422, "Validation")

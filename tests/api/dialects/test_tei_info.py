@@ -44,8 +44,8 @@ async def test_every_field_is_told(config):
 async def test_settings_are_told_as_they_are(config):
     other = attrs.evolve(
         config,
-        loading=attrs.evolve(config.loading, served_model_name="tiny", dtype="float32"),
-        network=attrs.evolve(config.network, auto_truncate=False, max_inputs_per_request=7),
+        loading=attrs.evolve(config.loading, served_model_name="tiny", dtype="float32", long_text="refuse"),
+        network=attrs.evolve(config.network, max_inputs_per_request=7),
         scheduling=attrs.evolve(config.scheduling, max_batch_tokens=512),
         threads=attrs.evolve(config.threads, renderer_num_workers=1),
     )

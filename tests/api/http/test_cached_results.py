@@ -272,7 +272,7 @@ def texts_of() -> Callable[[int], list[str]]:
 
 
 async def test_a_real_model_s_vectors_are_the_computed_ones_to_the_last_bit(minilm: Path, texts_of):
-    config = Config(models=(str(minilm),), scheduling=CACHED, loading=ModelConfig(dtype="float32", cpu_backend="torch"))
+    config = Config(models=(str(minilm),), scheduling=CACHED, loading=ModelConfig(dtype="float32", backend="torch"))
     async with running(Service(config)) as service, listening(service) as url, client_of(url) as client:
         ours = AskedFolder(client, service)
         for fields in ({}, {"dimensions": 7}, {"late_chunking": True}):

@@ -100,7 +100,16 @@ def test_the_command_refuses_the_setting_without_api_keys():
         b'{"model": 1}',
         b'{"model": "b", "name": ""}',
         b'{"model": "b", "nmae": "c"}',
-        b'{"model": "b", "dtype": "int8"}',
+        b'{"model": "b", "dtype": "int3"}',
+        b'{"model": "b", "max_model_len": "9"}',
+        b'{"model": "b", "max_model_len": 0}',
+        b'{"model": "b", "device": "cpu"}',
+        b'{"model": "b", "cache_dir": "/tmp"}',
+        b'{"model": "b", "served_model_name": "c"}',
+        b'{"model": "b", "trust_remote_code": true}',
+        b'{"model": "b", "trust-remote-code": false}',
+        b'{"model": "b", "chat_template": "/etc/passwd"}',
+        b'{"model": "b", "pooler_config": "x"}',
         b'{"model": "b", "name": "c", "aliases": ["c"]}',
         b'{"model": "b", "name": "c\\n"}',
         b'{"model": "b\\u0000"}',
@@ -131,6 +140,34 @@ async def test_a_model_without_a_name_has_that_of_its_folder_which_paths_can_hol
     assert (await changed.client.post("/v1/models", json={"model": folder}, headers=ADMIN)).json()["id"] == folder
     assert (await changed.client.get(f"/v1/models/{folder}", headers=ADMIN)).json()["id"] == folder
     assert (await changed.client.delete(f"/v1/models/{folder}", headers=ADMIN)).json()["id"] == folder
+
+
+async def test_a_model_has_the_settings_of_its_request_also_when_it_is_loaded_again(changed):
+    long = " ".join(["hello"] * 20)
+    settings = {"max_model_len": 12, "long-text": "truncate", "default_prompt": "world ", "pooling": None}
+    assert (await changed.load("b", **settings)).json()["max_model_len"] == 12
+    for _ in range(2):
+        assert (await changed.embed("b", long)).json()["usage"]["prompt_tokens"] == 12
+        assert (await changed.embed("b")).json()["usage"]["prompt_tokens"] == 4
+        changed.service.models._begin_unloading(changed.service.served["b"])
+        await changed.wait_state("b", "unloaded")
+    assert changed.loader.loads["b"] == 2
+    assert (await changed.embed("a")).json()["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"trust_remote_code": True}, "Only the server's own settings can trust a model's code"),
+        ({"chat_template": "chat.jinja"}, "`chat_template` is the template itself"),
+        ({"dtpe": "int8"}, "no setting `dtpe`. It has: model, aliases, revision"),
+        ({"dtype": "int3"}, "accepted are auto, float32, bfloat16, float16, int8"),
+    ],
+)
+async def test_a_setting_that_a_request_cannot_make_is_refused_by_name(changed, field, said):
+    refused = await changed.load("b", **field)
+    assert refused.status_code == 400
+    assert said in refused.json()["error"]["message"]
 
 
 async def test_a_folder_with_a_long_path_requires_a_name(changed):

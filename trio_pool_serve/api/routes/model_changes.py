@@ -1,6 +1,7 @@
 """Loading and unloading models while the server runs: ``POST /v1/models`` and ``DELETE /v1/models/{name}``."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 from attrs import frozen
@@ -10,8 +11,10 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.model_list import MODEL_PATH, MODELS_PATH, describe_served, model_of
-from trio_pool_serve.config import ANY_NAME, ModelSource
+from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
+from trio_pool_serve.config.model_sources import source_of_table
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, PermissionDeniedError
+from trio_pool_serve.models.files.chat_template import JINJA
 from trio_pool_serve.service import Service
 
 MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
@@ -22,31 +25,49 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_NAME_CHARACTERS = 256
 """Names are labels of metrics."""
 
+NAMES = frozenset({"model", "name", "aliases"})
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
-class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/models``: a local folder or a hub id, and the model's names in the API."""
+class LoadRequest(msgspec.Struct, frozen=True):
+    """The body of ``POST /v1/models``: a local folder or a hub id, and the model's names in the API.
+
+    Further fields are the model's own settings, as in a table of the TOML file.
+    """
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
     name: Name | None = None
     aliases: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
 
-    def source(self) -> ModelSource:
-        """Return what is to be loaded. Raises ``InvalidRequestError``."""
-        source = ModelSource(self.name or self.model, self.model, tuple(self.aliases))
-        if len(source.name) > MAX_NAME_CHARACTERS:
+    def source(self, settings: Mapping[str, object], shared: ModelConfig) -> ModelSource:
+        """Return what to load, with the ``settings`` on top of the ``shared``. Raises ``InvalidRequestError``."""
+        name = self.name or self.model
+        if len(name) > MAX_NAME_CHARACTERS:
             raise InvalidRequestError(
                 f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.", param="name"
             )
-        if source.name == ANY_NAME:
+        if name == ANY_NAME:
             raise InvalidRequestError("`*` stands for all other names: it can be one of `aliases` only.", param="name")
-        names = [source.name, *source.aliases]
+        names = [name, *self.aliases]
         if len(set(names)) < len(names):
             raise InvalidRequestError("Two of the model's names are the same.", param="aliases")
-        if not all(text.isprintable() for text in (source.location, *names)):
+        if not all(text.isprintable() for text in (self.model, *names)):
             raise InvalidRequestError("Names and paths consist of printable characters.", param="name")
-        return source
+        if "trust_remote_code" in settings:
+            raise InvalidRequestError(
+                "Only the server's own settings can trust a model's code, no request: --trust-remote-code.",
+                param="trust_remote_code",
+            )
+        template = settings.get("chat_template")
+        if isinstance(template, str) and not JINJA.search(template):
+            raise InvalidRequestError(
+                "In a request, `chat_template` is the template itself; it has no {{, {% or {#.", param="chat_template"
+            )
+        try:
+            return source_of_table(name, {**settings, "model": self.model, "aliases": self.aliases}, shared)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
 
 
 class UnloadQuery(msgspec.Struct, frozen=True):
@@ -82,7 +103,9 @@ def model_change_routes(service: Service) -> Routes:
         request.body.lower_limit(MAX_BODY_BYTES)
         body = await request.body.take(service.config.time_limits.client_timeout_s)
         try:
-            source = msgspec.json.decode(body, type=LoadRequest).source()
+            fields = msgspec.json.decode(body, type=dict[str, Any])
+            settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
+            source = msgspec.convert(fields, LoadRequest).source(settings, service.config.loading)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f'The body is not {{"model": "PATH OR HUB ID"}}: {error}.') from error
         if request.models is not None and request.models.isdisjoint(source.names):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.types import ModelDigest
 
 SMALL_FILES = (".json", ".txt", ".model", ".jinja")
@@ -19,7 +20,7 @@ SAMPLE_BYTES = 64 * 1024
 """Of a file of weights that many pieces are read, evenly spaced: all of them would take minutes, and training changes
 nearly every number."""
 
-SETTINGS = ("pooling", "normalize", "task", "step_tag_id", "returned_token_ids")
+SETTINGS = ("pooling", "normalize", "task")
 
 
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
@@ -28,7 +29,9 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
     Blocks for as long as it takes to read the tokenizer's files, and about a MiB of each file of weights. Raises
     ``OSError``.
     """
-    files = hashlib.sha256(json.dumps([getattr(config, name) for name in SETTINGS]).encode())
+    pooler = pooler_config_of(config)
+    settings = [*(getattr(config, name) for name in SETTINGS), pooler.step_tag_id, pooler.returned_token_ids]
+    files = hashlib.sha256(json.dumps(settings).encode())
     weights = hashlib.sha256()
     has_weights = False
     for path in _files_of(folder):

@@ -30,11 +30,11 @@ class LocalRunners:
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Open the model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
         logger.info("loading %s", source.name)
-        folder = open_model_folder(source.location, self.config.loading)
+        folder = open_model_folder(source.location, source.loading)
         if self._threads:
             # What a launch thread has set for its own batch, threads that are started later have as well.
             sys.modules["torch"].set_num_threads(self._threads)
-        runner = load_runner(folder, self.config.loading, self.offload)
+        runner = load_runner(folder, source.loading, self.offload)
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         return runner

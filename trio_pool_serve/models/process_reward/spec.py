@@ -1,13 +1,14 @@
 """Process reward models: they score each step of a solution, at the token that ends it.
 
-Qwen2.5-Math-PRM has a classification head. Any causal language model can be served as one when ``--step-tag-id``
-names the token that ends a step and ``--returned-token-ids`` the tokens whose logits are compared there (Math-Shepherd,
-https://arxiv.org/abs/2312.08935, compares + and −).
+Qwen2.5-Math-PRM has a classification head. Any causal language model can be served as one when ``--pooler-config``
+names the token that ends a step (``step_tag_id``) and those whose logits are compared there (``returned_token_ids``;
+Math-Shepherd, https://arxiv.org/abs/2312.08935, compares + and −).
 """
 
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import read_labels
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
@@ -32,30 +33,31 @@ class ProcessReward(ModelSpec):
 
 def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessReward | None:
     """Read process reward models, and causal language models that ``config`` makes one."""
+    pooler = pooler_config_of(config)
     if "Qwen2ForProcessRewardModel" in files.architectures:
-        step = config.step_tag_id if config.step_tag_id is not None else find_token_id(files, STEP_TOKEN)
+        step = pooler.step_tag_id if pooler.step_tag_id is not None else find_token_id(files, STEP_TOKEN)
         if step is None:
             raise ModelLoadError(
-                f"The vocabulary has no {STEP_TOKEN}; set the token that ends a step by --step-tag-id."
+                f"The vocabulary has no {STEP_TOKEN}; set the token that ends a step by step_tag_id in --pooler-config."
             )
-        if config.returned_token_ids:
+        if pooler.returned_token_ids:
             raise ModelLoadError(
-                "--returned-token-ids is for causal language models; this one has a classification head."
+                "returned_token_ids in --pooler-config is for causal language models; this one has a classifier."
             )
         return ProcessReward(step_token_id=step, labels=read_labels(files.config))
-    if config.step_tag_id is None and not config.returned_token_ids:
+    if pooler.step_tag_id is None and not pooler.returned_token_ids:
         return None
     if files.modules or not any(name.endswith("ForCausalLM") for name in files.architectures):
-        raise ModelLoadError("--step-tag-id and --returned-token-ids require a causal language model.")
-    if config.step_tag_id is None or not config.returned_token_ids:
+        raise ModelLoadError("step_tag_id and returned_token_ids in --pooler-config require a causal language model.")
+    if pooler.step_tag_id is None or not pooler.returned_token_ids:
         raise ModelLoadError(
-            "To score steps, a causal language model needs both --step-tag-id and --returned-token-ids."
+            "To score steps, a causal language model needs both step_tag_id and returned_token_ids in --pooler-config."
         )
-    outside = [i for i in (config.step_tag_id, *config.returned_token_ids) if i >= files.text_config["vocab_size"]]
+    outside = [i for i in (pooler.step_tag_id, *pooler.returned_token_ids) if i >= files.text_config["vocab_size"]]
     if outside:
         raise ModelLoadError(f"Token {outside[0]} is outside the vocabulary of {files.text_config['vocab_size']}.")
     return ProcessReward(
-        step_token_id=config.step_tag_id,
-        returned_token_ids=config.returned_token_ids,
-        labels=tuple(map(str, config.returned_token_ids)),
+        step_token_id=pooler.step_tag_id,
+        returned_token_ids=pooler.returned_token_ids,
+        labels=tuple(map(str, pooler.returned_token_ids)),
     )

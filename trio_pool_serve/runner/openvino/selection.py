@@ -61,7 +61,7 @@ class CannotUseOpenVinoError(Exception):
 
 def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype) -> None:
     """Raise ``CannotUseOpenVinoError`` if the model cannot be computed by OpenVINO in any case."""
-    if config.cpu_backend == "torch":
+    if config.backend == "torch":
         raise CannotUseOpenVinoError("as configured")
     if find_spec("openvino") is None:
         raise CannotUseOpenVinoError("OpenVINO is not installed")
@@ -81,7 +81,7 @@ def choose_openvino(
 ) -> tuple[PaddedCompute, str, float | None]:
     """Return the computation by OpenVINO, words for the log, and the mean cosine with float32 of a quantised model.
 
-    With ``--cpu-backend auto`` it must be faster than torch, but not in int8, which is chosen by the user; if that
+    With ``--backend auto`` it must be faster than torch, but not in int8, which is chosen by the user; if that
     cannot be timed now and has not been before, it counts as faster. From the cache later starts choose the same.
     Blocks for seconds; for up to minutes if a model is quantised. Raises ``CannotUseOpenVinoError``.
     """
@@ -137,7 +137,7 @@ class Preparation:
 
     @property
     def _is_tried(self) -> bool:
-        return self.config.cpu_backend == "auto" and not self._is_int8
+        return self.config.backend == "auto" and not self._is_int8
 
     @property
     def _machine(self) -> str:

@@ -80,12 +80,12 @@ MAX_CONCURRENT_REQUESTS = 512
 def describe_model(service: Service, among: Collection[str] | None = None) -> Info:
     """Return the description of the default model, the first ``among`` those names. Raises ``EngineLoadingError``."""
     model = service.model(among=among)
-    config = service.config
+    config, source = service.config, service.models.find(among=among).source
     commit = model.folder.path.name
     return Info(
-        model_id=service.models.find(among=among).source.shown_location,
+        model_id=source.shown_location,
         model_sha=commit if COMMIT.fullmatch(commit) else None,
-        model_dtype=config.loading.dtype,
+        model_dtype=source.loading.dtype,
         served_model_name=model.name,
         model_type=_model_type(model),
         # Requests are limited by time and memory instead; clients read a number here.
@@ -93,7 +93,7 @@ def describe_model(service: Service, among: Collection[str] | None = None) -> In
         max_input_length=model.renderer.max_model_len,
         max_batch_tokens=model.engine.max_batch_tokens,
         max_client_batch_size=config.network.max_inputs_per_request,
-        auto_truncate=config.network.auto_truncate,
+        auto_truncate=model.long_text != "refuse",
         tokenization_workers=config.threads.renderer_num_workers,
         version=trio_pool_serve.__version__,
     )

@@ -33,12 +33,12 @@ class TextOptions:
     truncation_direction: str | None = None
     prompt_name: str | None = None
 
-    def input_params(self, network: NetworkConfig) -> InputParams:
+    def input_params(self) -> InputParams:
         """Return them as the job has them. Raises ``InvalidRequestError``."""
-        truncate = network.auto_truncate if self.truncate is None else self.truncate
         return InputParams(
-            truncate_to=-1 if truncate else None,
-            refuses_longer=not truncate,
+            truncate_to=-1 if self.truncate else None,
+            refuses_longer=self.truncate is False,
+            dialect_truncates=True,
             truncation_side=_side(self.truncation_direction),
             prompt_name=self.prompt_name,
         )
@@ -77,7 +77,7 @@ class EmbedRequest(TextOptions):
         return PoolJob(
             prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
             tasks=(task,),
-            input_params=self.input_params(network),
+            input_params=self.input_params(),
             dimensions=self.dimensions,
             normalize=normalize,
         )
@@ -123,7 +123,7 @@ class PredictRequest(TextOptions):
         pooling = PoolJob(
             prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
             tasks=("classify",),
-            input_params=self.input_params(network),
+            input_params=self.input_params(),
             activation="raw" if self.raw_scores else "probabilities",
         )
         return PredictJob(pooling, is_batch)
@@ -167,7 +167,7 @@ class RerankRequest(TextOptions):
         return ScoreJob(
             queries=[self.query],
             documents=self.texts,
-            input_params=self.input_params(network),
+            input_params=self.input_params(),
             activation="raw" if self.raw_scores else "score",
         )
 
@@ -196,7 +196,7 @@ class SimilarityRequest:
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,
-            input_params=(self.parameters or TextOptions()).input_params(network),
+            input_params=(self.parameters or TextOptions()).input_params(),
             symmetric=True,
         )
 

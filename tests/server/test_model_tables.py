@@ -1,0 +1,180 @@
+"""Tables ``[models.NAME]`` of the TOML file: each model is served with settings of its own."""
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from cyclopts import CycloptsError
+
+from tests.conftest import client_of
+from tests.models.model_families import write_family
+from tests.server.server_process import hypercorned, launched
+from trio_pool_serve.cli import ENVIRONMENT_PREFIX, read_config
+from trio_pool_serve.config import ModelConfig, NoModelError, decode_config, encode_config
+
+TEXT = "A nursery owns its tasks, every wait can be cancelled"
+
+
+def write_toml(folder: Path, text: str) -> str:
+    path = folder / "serve.toml"
+    path.write_text(text)
+    return str(path)
+
+
+# -- served ----------------------------------------------------------------------------------------------
+
+
+def write_tables(folder: Path) -> str:
+    """Write a file with one tiny model twice, of other lengths, types and prompts."""
+    model = write_family(folder / "bert", "bert")
+    return write_toml(
+        folder,
+        f"""
+        max-model-len = 32
+        backend = "torch"
+
+        [models.plain]
+        model = "{model}"
+        aliases = ["first", "org/plain"]
+        dtype = "float32"
+
+        [models.prompted]
+        model = "{model}"
+        dtype = "bfloat16"
+        max-model-len = 10
+        default-prompt = "yes "
+        long-text = "truncate"
+        """,
+    )
+
+
+async def embed(client: httpx.AsyncClient, text: str, **fields: object) -> httpx.Response:
+    return await client.post("/v1/embeddings", json={"input": text, **fields})
+
+
+async def require_own_settings(client: httpx.AsyncClient) -> None:
+    cards = (await client.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [
+        ("plain", 32),
+        ("first", 32),
+        ("org/plain", 32),
+        ("prompted", 10),
+    ]
+    long = " ".join([TEXT] * 8)
+    assert (await embed(client, long)).status_code == 400
+    truncated = await embed(client, long, model="prompted")
+    assert truncated.json()["usage"]["prompt_tokens"] == 10
+    assert (await client.get("/info")).json()["model_dtype"] == "float32"
+
+    async def vector(text: str, model: str, **fields: object) -> list[float]:
+        return (await embed(client, text, model=model, **fields)).json()["data"][0]["embedding"]
+
+    exact, alias = await vector("yes wait", "plain"), await vector("yes wait", "first")
+    prompted, unprompted = await vector("wait", "prompted"), await vector("wait", "prompted", prompt="")
+    assert np.allclose(exact, alias, atol=1e-6)
+    assert 0 < np.abs(np.subtract(prompted, exact)).max() < 0.05, "bfloat16 of the same text"
+    assert np.abs(np.subtract(unprompted, exact)).max() > 0.05
+
+
+async def test_each_model_is_served_with_its_own_settings(tmp_path: Path):
+    toml = write_tables(tmp_path)
+    async with launched(tmp_path, "--config", toml, "--engine", "local") as server, client_of(server.url) as client:
+        await require_own_settings(client)
+
+
+@pytest.mark.slow
+async def test_engine_processes_load_each_model_with_its_own_settings(tmp_path: Path):
+    flags = ("--config", write_tables(tmp_path), "--engine", "process", "--api-workers", "2")
+    async with launched(tmp_path, *flags) as server, client_of(server.url) as client:
+        await require_own_settings(client)
+
+
+@pytest.mark.slow
+async def test_plain_hypercorn_reads_the_tables_too(tmp_path: Path):
+    env = {f"{ENVIRONMENT_PREFIX}CONFIG": write_tables(tmp_path)}
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env) as server, client_of(server.url) as client:
+        await require_own_settings(client)
+
+
+# -- read ------------------------------------------------------------------------------------------------
+
+
+def test_a_table_s_settings_are_on_top_of_those_of_all_models(tmp_path: Path):
+    text = """
+    dtype = "bfloat16"
+    default-prompt = "query: "
+    [models.a]
+    model = "org/a"
+    dtype = "auto"
+    trust_remote_code = true
+    [models."org/b"]
+    model = "org/b"
+    default-prompt-name = "document"
+    pooler-config = '{"pooling_type": "CLS"}'
+    """
+    config = read_config(["org/c", "--config", write_toml(tmp_path, text), "--max-model-len", "99", "--device", "cpu"])
+    assert [source.name for source in config.sources] == ["org/c", "a", "org/b"]
+    shared = {"max_model_len": 99, "device": "cpu"}
+    assert [source.loading for source in config.sources] == [
+        ModelConfig(dtype="bfloat16", default_prompt="query: ", **shared),
+        ModelConfig(dtype="auto", default_prompt="query: ", trust_remote_code=True, **shared),
+        ModelConfig(
+            dtype="bfloat16",
+            default_prompt_name="document",
+            pooler_config='{"pooling_type": "CLS"}',
+            pooling="cls",
+            **shared,
+        ),
+    ]
+    assert decode_config(encode_config(config)).sources == config.sources
+
+
+WRONG = {
+    "an unknown key": ('[models.a]\nmodel = "m"\ndtpe = "int8"', r"\[models\.a\]: .*`dtpe`.* dtype"),
+    "a setting of the server": ('[models.a]\nmodel = "m"\ndevice = "cpu"', r"\[models\.a\]: .*`device`"),
+    "a wrong type": ('[models.a]\nmodel = "m"\nmax-model-len = "9"', r"\[models\.a\]: `max_model_len`: Expected `int"),
+    "a wrong choice": (
+        '[models.a]\nmodel = "m"\ndtype = "int3"',
+        r"\[models\.a\]: `dtype` is 'int3'; accepted are ",
+    ),
+    "a wrong choice or none": ('[models.a]\nmodel = "m"\ntask = "x"', r"\[models\.a\]: `task` is 'x'; accepted are em"),
+    "a wrong number": ('[models.a]\nmodel = "m"\nmax-model-len = 0', r"\[models\.a\]: 'max_model_len' must be > 0"),
+    "two prompts": (
+        '[models.a]\nmodel = "m"\ndefault-prompt = "x"\ndefault-prompt-name = "y"',
+        r"\[models\.a\]: .*exclude each other",
+    ),
+    "a wrong pooler config": ('[models.a]\nmodel = "m"\npooler-config = "x"', r"\[models\.a\]: --pooler-config is not"),
+    "no model": ('[models.a]\ndtype = "int8"', r"\[models\.a\]: .* `model`"),
+    "an empty model": ('[models.a]\nmodel = ""', r"\[models\.a\]: `model`"),
+    "no table": ("[models]\na = 3", r"\[models\.a\]: A table is expected"),
+    "no tables": ("models = 3", "`models` is for tables"),
+    "one name twice": ('[models.a]\nmodel = "m"\n[models.b]\nmodel = "n"\naliases = ["a"]', "same name `a`: m and n"),
+    "no TOML": ("[models.a\n", "line 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "blamed"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_blamed_by_file_table_and_key(tmp_path: Path, text: str, blamed: str):
+    with pytest.raises(ValueError, match=rf"serve\.toml: .*{blamed}"):
+        read_config(["--config", write_toml(tmp_path, text)])
+
+
+def test_a_file_without_models_needs_one_on_the_command_line(tmp_path: Path):
+    toml = write_toml(tmp_path, "port = 1")
+    with pytest.raises(NoModelError, match="No model"):
+        read_config(["--config", toml])
+    assert read_config(["m", "--config", toml]).network.port == 1
+
+
+def test_a_flag_with_a_name_is_not_for_tables(tmp_path: Path):
+    toml = write_toml(tmp_path, '[models.a]\nmodel = "m"')
+    with pytest.raises(ValueError, match="--served-model-name is for one MODEL"):
+        read_config(["--config", toml, "--served-model-name", "x"])
+    config = read_config(["n", "--config", toml, "--served-model-name", "x"])
+    assert [source.name for source in config.sources] == ["x", "a"]
+
+
+def test_unknown_keys_beside_the_tables_are_refused(tmp_path: Path):
+    with pytest.raises(CycloptsError, match="prot"):
+        read_config(["--config", write_toml(tmp_path, 'prot = 1\n[models.a]\nmodel = "m"')])

@@ -1,0 +1,128 @@
+"""The models of a server with their settings: models of the command line, tables of the TOML file, and requests."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from attrs import Factory, evolve, frozen
+
+from trio_pool_serve.config.model_config import ModelConfig
+from trio_pool_serve.config.pooler_config import with_pooler_config
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+ANY_NAME = "*"
+"""Among the further names of one model: it also serves requests that name an unknown model."""
+
+OF_THE_SERVER = frozenset({"served_model_name", "device", "cache_dir"})
+"""Settings that no model has of its own; its names are the table's, and ``aliases``."""
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+KEYS: Mapping[str, Any] = {
+    "model": Text,
+    "aliases": tuple[Text, ...],
+    **{name: hint for name, hint in get_type_hints(ModelConfig).items() if name not in OF_THE_SERVER},
+}
+"""The keys of a model's table, with their types."""
+
+EXCLUSIVE = {"default_prompt": "default_prompt_name", "default_prompt_name": "default_prompt"}
+
+
+@frozen
+class ModelSource:
+    """One model to serve: its name in the API, a local folder or a hub id, further names, and how it is loaded."""
+
+    name: str
+    location: str
+    aliases: tuple[str, ...] = ()
+    loading: ModelConfig = Factory(ModelConfig)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names in the API, without ``ANY_NAME``."""
+        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
+
+    @property
+    def shown_location(self) -> str:
+        """The id on the hub; the name of a model whose folder is given by its path, which clients do not see."""
+        return self.location if HUB_ID.fullmatch(self.location) else self.name
+
+
+def source_of(model: str, loading: ModelConfig) -> ModelSource:
+    """Return what a model of the command line is, ``NAME=MODEL`` or ``MODEL``. Raises ``ValueError``."""
+    name, equals, location = model.partition("=")
+    if not equals or Path(model).is_dir():
+        name, location = model, model
+    given = loading.served_model_name
+    first, *aliases = map(str.strip, given.split(",")) if given else [name]
+    return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))
+
+
+def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSource:
+    """Return the model that a table or a request describes; what it does not set is as in ``shared``.
+
+    Raises ``ValueError``, which names the key.
+    """
+    if not isinstance(table, Mapping):
+        raise ValueError('A table is expected, such as `model = "org/name"`.')  # noqa: TRY004  (of the user's file)
+    own = {key.replace("-", "_"): value for key, value in table.items()}
+    if unknown := own.keys() - KEYS:
+        raise ValueError(f"A model has no setting `{min(unknown)}`. It has: {', '.join(KEYS)}.")
+    own = {key: _converted(key, value) for key, value in own.items()}
+    if not name or "model" not in own:
+        raise ValueError("A model needs a name and `model`, a local folder or the id of a model on the hub.")
+    location, aliases = own.pop("model"), own.pop("aliases", ())
+    replaced = {EXCLUSIVE[key]: None for key in own if key in EXCLUSIVE}
+    try:
+        loading = evolve(shared, **{**replaced, **own})
+    except ValueError as error:
+        raise ValueError(error.args[0]) from error  # attrs adds the class's field and validator
+    return ModelSource(name, location, aliases, with_pooler_config(loading))
+
+
+def _converted(key: str, value: object) -> Any:
+    try:
+        return msgspec.convert(value, KEYS[key])
+    except msgspec.ValidationError as error:
+        parts = (KEYS[key], *get_args(KEYS[key]))  # of a literal, or of an optional one
+        choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+        raise ValueError(
+            f"`{key}` is {value!r}; accepted are {', '.join(choices)}." if choices else f"`{key}`: {error}."
+        ) from error
+
+
+@frozen
+class ModelTables:
+    """The tables ``[models.NAME]`` of a TOML file, by name in its order, as they are written there."""
+
+    file: str = ""
+    by_name: Mapping[str, Any] = Factory(dict)
+
+    def sources(self, shared: ModelConfig) -> list[ModelSource]:
+        """Return the models. Raises ``ValueError``, which names the file, the table and the key."""
+        found = []
+        for name, table in self.by_name.items():
+            try:
+                found.append(source_of_table(name, table, shared))
+            except ValueError as error:
+                raise ValueError(f"{self.file}: [models.{name}]: {error}") from error
+        return found
+
+
+def read_toml(path: str) -> tuple[dict[str, Any], ModelTables]:
+    """Return the settings of a TOML file, and apart from them its tables of models.
+
+    Blocking. Raises ``OSError``, and ``ValueError``, which names the file.
+    """
+    try:
+        settings = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    tables = settings.pop("models", {})
+    if not isinstance(tables, dict):
+        raise ValueError(f"{path}: `models` is for tables of models, [models.NAME].")  # noqa: TRY004  (the user's)
+    return settings, ModelTables(path, tables)
