@@ -15,7 +15,7 @@ import trio
 from tests.debian_programs import debian_program
 from tests.lanes import sampled
 from tests.server.server_process import ROOT
-from trio_pool_serve.cli import app
+from trio_pool_serve.cli import make_app
 
 TYPED = {
     b"trio-pool-serve che\t": "check",
@@ -62,7 +62,7 @@ def read_until(terminal: int, marker: bytes) -> bytes:
 async def test_a_shell_completes_commands_flags_and_values(tmp_path: Path, shell: str):
     flags, load = SHELLS[shell]
     script = tmp_path / "_cyclopts_trio-pool-serve"  # as the function in it is called
-    script.write_text(app.generate_completion(shell=shell))
+    script.write_text(make_app(shows_all=True).generate_completion(shell=shell))
     with interactive([debian_program(shell), *flags], tmp_path) as terminal:
 
         async def show(keys: bytes, marker: bytes) -> str:
@@ -82,7 +82,7 @@ async def test_a_shell_completes_commands_flags_and_values(tmp_path: Path, shell
 async def test_the_command_prints_a_script_that_the_shell_accepts(tmp_path: Path, shell: str):
     command = [sys.executable, "-m", "trio_pool_serve", "completion", shell]
     printed = (await trio.run_process(command, capture_stdout=True, cwd=ROOT)).stdout
-    assert printed.decode().strip() == app.generate_completion(shell=shell).strip()
+    assert printed.decode().strip() == make_app(shows_all=True).generate_completion(shell=shell).strip()
     if shutil.which(shell) is not None:
         await trio.run_process([shell, "-n"], stdin=printed)
 

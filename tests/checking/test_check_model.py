@@ -22,7 +22,7 @@ from trio_pool_serve.checking.check_model import check_model
 from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.checking.measuring import lengths_for
 from trio_pool_serve.checking.process_memory import peak_bytes, reset_peak
-from trio_pool_serve.cli import _read_settings
+from trio_pool_serve.command_line.server_commands import read_settings
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 
@@ -174,7 +174,7 @@ def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypat
     file = tmp_path / "settings.toml"
     file.write_text('pooling = "cls"\nport = 8080\nmax-batch-tokens = 300\n')
     monkeypatch.setenv("TRIO_POOL_SERVE_MAX_BATCH_TOKENS", "400")
-    settings = _read_settings("check", ["m=folder", "--config", str(file), "--dtype", "float32", "--no-measure"])
+    settings = read_settings("check", ["m=folder", "--config", str(file), "--dtype", "float32", "--no-measure"])
     assert settings.config.models == ("m=folder",)
     assert settings.config.loading == ModelConfig(pooling="cls", dtype="float32")
     assert settings.config.scheduling.max_batch_tokens == 400

@@ -4,33 +4,31 @@ from typing import Annotated
 
 from attrs import field, frozen
 from attrs.validators import ge
-from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_
+from trio_pool_serve.config.setting import Setting
 
 
-@Parameter(name="*", group=Group("Batch API", sort_key=9))
 @frozen(kw_only=True)
 class BatchConfig:
     """The Batch API: files of requests, and where they and their results are stored."""
 
     data_dir: Annotated[
         str | None,
-        help_(
-            "Directory for uploaded files, batches and their results. One server uses it at a time; it is created with "
-            "the first upload. An empty value: `/v1/files` and `/v1/batches` are not served.",
+        Setting(
+            "Directory for uploaded files, batches and their results. One server uses it at a time; the first upload "
+            "creates it. If it is empty, `/v1/files` and `/v1/batches` are not served.",
             default="`trio_pool_serve/port-PORT` in `$XDG_STATE_HOME` or `~/.local/state`",
         ),
     ] = None
     file_retention_days: Annotated[
         float,
-        help_(
-            "Days after which uploaded files, and finished batches with their results, are removed; 0 keeps them until "
+        Setting(
+            "Days after which uploaded files, and finished batches with their results, are removed. 0 keeps them until "
             "they are deleted."
         ),
     ] = field(default=30.0, validator=ge(0))
     max_stored_bytes: Annotated[
-        int, help_("Maximum size of all files of one API key in bytes, results included; 0 for any size.")
+        int, Setting("Maximum size of all files of one API key, results included; 0 is no limit.")
     ] = field(default=20 * 2**30, validator=ge(0))
 
     @property

@@ -4,10 +4,9 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, field, frozen
-from attrs.validators import and_, ge, gt, in_, instance_of, matches_re, optional, or_
-from cyclopts import Group, Parameter
+from attrs.validators import and_, ge, gt, in_, instance_of, optional, or_
 
-from trio_pool_serve.config.help import help_
+from trio_pool_serve.config.setting import Setting, flag_of, matches
 
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 
@@ -20,51 +19,51 @@ REPLICAS = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?")
 def _is_number_of_replicas(_: object, attribute: "Attribute[Any]", value: Any) -> None:
     if not REPLICAS.fullmatch(str(value)):
         raise ValueError(
-            f"--{attribute.name}: `{value}` is not a number, a range such as 1..8, or a number per GPU such as 2/gpu."
+            f"{flag_of(attribute.name)}: `{value}` is not a number, a range such as 1..8, or a number per GPU such as "
+            "2/gpu."
         )
 
 
-@Parameter(name="*", group=Group("Scheduling", sort_key=3))
 @frozen(kw_only=True)
 class SchedulingConfig:
     """How inputs are queued and batched."""
 
     max_batch_tokens: Annotated[
         int | Literal["auto"],
-        help_(
-            "Maximum number of tokens in a batch, computed padding included. A longer single input is a batch by "
-            "itself. auto: 16384 on a GPU, 2048 on CPU. On a GPU full batches are computed at the start, and the "
-            "number is halved until they fit into its memory."
+        Setting(
+            "Maximum tokens in a batch, padding included. A longer single input is a batch by itself. auto is 16384 on "
+            "a GPU, 2048 on CPU. On a GPU, full batches are computed at the start, and the number is halved until they "
+            "fit into its memory."
         ),
     ] = field(default="auto", validator=or_(in_(("auto",)), and_(instance_of(int), gt(0))))
     max_queue_s: Annotated[
         float,
-        help_(
-            "Seconds that a request may wait for others to be computed, estimated when it arrives. "
-            "If it would wait longer, it gets a 429 response."
+        Setting(
+            "Time that a request may wait to be computed. It is estimated when the request arrives; if it would wait "
+            "longer, it gets a 429 response."
         ),
     ] = field(default=5.0, validator=gt(0))
     memory_budget_bytes: Annotated[
         int,
-        help_(
-            "Maximum number of bytes that requests hold: bodies of more than 16 KiB, images, token embeddings, "
-            "vectors, and responses until they have been sent; half of it those of one client. Further such requests "
-            "get a 429 response, or wait if they are admitted. The cache of images has what they leave."
+        Setting(
+            "Maximum memory that requests hold. It counts bodies of more than 16 KiB, images, token embeddings, "
+            "vectors, and responses until they have been sent; one client may hold half of it. Further such requests "
+            "get a 429 response, or wait if they are admitted. The cache of images takes what is left, up to an eighth."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
     result_cache_bytes: Annotated[
         int,
-        help_(
-            "Maximum size in bytes of the cache of results, from which inputs are answered that were computed before; "
-            "each API process has a part. 0 disables it."
+        Setting(
+            "Maximum size of the cache of results; 0 disables it. Inputs that were computed before are answered from "
+            "it. Each API process has a part."
         ),
     ] = field(default=0, validator=ge(0))
     batch_timeout_s: Annotated[
         float,
-        help_(
-            "Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends. "
-            "After a tenth of it, a batch that has not come back, or an engine process that is silent, counts as "
-            "stalled: `/readyz` turns 503, and other replicas get the new inputs."
+        Setting(
+            "Maximum duration of a batch. After it, the device is assumed to hang, and the engine ends. After a tenth "
+            "of it, a batch that has not come back, or an engine process that is silent, counts as stalled: `/readyz` "
+            "turns 503, and other replicas get the new inputs."
         ),
     ] = field(default=300.0, validator=gt(0))
 
@@ -79,41 +78,40 @@ class SchedulingConfig:
         return self.batch_timeout_s * STALL_SHARE
 
 
-@Parameter(name="*", group=Group("Processes", sort_key=4))
 @frozen(kw_only=True)
 class ProcessesConfig:
     """The processes of the server."""
 
     engine: Annotated[
         Placement | None,
-        help_(
+        Setting(
             "Where models compute. local: in the API process. process: in engine processes of this machine. hosts: on "
             "`--engine-hosts` only. ray: in engine processes that Ray places on the nodes of a cluster.",
-            default="hosts with `--engine-hosts`; local for texts on CPU by OpenVINO, on a single core and under plain "
+            default="hosts with --engine-hosts; local for texts on CPU by OpenVINO, on a single core and under plain "
             "hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(get_args(Placement))))
     replicas: Annotated[
         int | str | None,
-        help_(
-            "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
-            "`--engine local`. Engine processes are spread over the GPUs of `--device`. `2/gpu`: 2 on each GPU. A "
-            "range, `1..8`: as many as the queue needs (`--engine ray`).",
-            default="1 per GPU; on CPU one per core, at most 4; 1 with `--engine ray`",
+        Setting(
+            "Batches of a model computed at a time: N, or N/gpu. Each has an engine process, or a thread with "
+            "`--engine local`. Engine processes are spread over the GPUs of `--device`; `2/gpu` is 2 on each. With "
+            "`--engine ray`, N is in the whole cluster, and `1..8` is a range: as many as the queue needs.",
+            default="1/gpu; on CPU 1 per core, up to 4",
         ),
     ] = field(default=None, validator=optional(_is_number_of_replicas))
     api_workers: Annotated[
         int,
-        help_("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
+        Setting("Number of API processes. They share the listening socket. More than 1 requires `--engine process`."),
     ] = field(default=1, validator=gt(0))
     plugins: Annotated[
         str,
-        help_(
-            "Comma-separated Python modules that API and engine processes import first. They register kinds of "
+        Setting(
+            "Python modules that API and engine processes import first, separated by commas. They register kinds of "
             "model, tasks, dialects and routes.",
             default="none",
         ),
-    ] = field(default="", validator=matches_re(r"([\w.]+(,[\w.]+)*)?"))
+    ] = field(default="", validator=matches(r"([\w.]+(,[\w.]+)*)?", "a list of Python modules with commas"))
 
     @property
     def computes_here(self) -> bool:
@@ -149,11 +147,10 @@ class ProcessesConfig:
             raise ValueError(f"--replicas: {self.replicas} has no number in it.")
 
 
-@Parameter(name="*", group=Group("Threads", sort_key=5))
 @frozen(kw_only=True)
 class ThreadsConfig:
     """How much blocking work runs concurrently."""
 
     renderer_num_workers: Annotated[
-        int, help_("Number of threads that render prompts; each has its own tokenizer.")
+        int, Setting("Number of threads that render prompts; each has its own tokenizer.")
     ] = field(default=2, validator=gt(0))

@@ -7,37 +7,34 @@ from typing import Annotated
 
 from attrs import field, frozen
 from attrs.validators import gt
-from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.setting import Setting, switch
 
 HOST = re.compile(r"[\w.*-]+", re.ASCII)
 """A host name, or ``*.`` and a name for its subdomains."""
 
 
-@Parameter(name="*", group=Group("Time limits", sort_key=6))
 @frozen(kw_only=True)
 class TimeLimitsConfig:
     """How long requests and their parts may take."""
 
     request_timeout_s: Annotated[
         float,
-        help_("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
+        Setting("Maximum duration of a request. The request header `X-Request-Timeout` can shorten it."),
     ] = field(default=600.0, validator=gt(0))
     client_timeout_s: Annotated[
         float,
-        help_(
-            "Seconds a client may take to send a request's headers, to send its body, and to read 256 KiB of its "
-            "response."
+        Setting(
+            "Time for a client to send headers or a body, or to read. Each has this time of its own: the headers of "
+            "a request, its body, and each 256 KiB of its response."
         ),
     ] = field(default=60.0, validator=gt(0))
     drain_timeout_s: Annotated[
         float,
-        help_("Maximum time in seconds for running requests to finish after SIGTERM. After it, they are aborted."),
+        Setting("Time for running requests to finish after SIGTERM. After it, they are aborted."),
     ] = field(default=30.0, validator=gt(0))
 
 
-@Parameter(name="*", group=Group("Input", sort_key=7))
 @frozen(kw_only=True)
 class InputConfig:
     """Inputs other than text, and where they may come from."""
@@ -53,7 +50,7 @@ class InputConfig:
     ] = False
     allowed_media_path: Annotated[
         Path | None,
-        help_(
+        Setting(
             "Directory from which requests may load images by `file:` URLs. Symbolic links that lead out of it are not "
             "followed.",
             default="none",
@@ -61,11 +58,11 @@ class InputConfig:
     ] = None
     allowed_media_domains: Annotated[
         str,
-        help_(
-            "Comma-separated hosts, private networks and private addresses (`cdn.example.org`, `10.0.0.0/8`, "
-            "`192.168.1.5`) from which images may be fetched: if hosts are listed, a URL's host must be one of them "
-            "(`*.example.org`: any subdomain of `example.org`) or an address in a listed network, and whatever is "
-            "listed, all addresses of the host must be on the public internet or in a listed network.",
+        Setting(
+            "Hosts and private networks from which images may be fetched, separated by commas, such as "
+            "`cdn.example.org`, `*.example.org` (its subdomains), `10.0.0.0/8` or `192.168.1.5`. If hosts are listed, "
+            "a URL's host must be one of them, or an address in a listed network. In any case, all addresses of the "
+            "host must be on the public internet or in a listed network.",
             default="any host on the public internet",
         ),
     ] = ""

@@ -4,12 +4,10 @@ from typing import Annotated
 
 from attrs import field, frozen
 from attrs.validators import ge, gt, optional
-from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.setting import Setting, switch
 
 
-@Parameter(name="*", group=Group("Models at run time", sort_key=10))
 @frozen(kw_only=True)
 class ModelChangesConfig:
     """Which models are loaded, and when they are unloaded, while the server runs. Requires `--engine local`."""
@@ -23,23 +21,23 @@ class ModelChangesConfig:
     ] = False
     idle_unload_s: Annotated[
         float,
-        help_(
-            "Seconds without a request after which a model is unloaded. The next request for it loads it again, and "
-            "waits for that. 0: never."
+        Setting(
+            "Time without a request after which a model is unloaded; 0 is never. The next request for it waits until "
+            "it is loaded again."
         ),
     ] = field(default=0.0, validator=ge(0))
     max_loaded_models: Annotated[
         int | None,
-        help_(
-            "Maximum number of models that are loaded. When another is needed, the one that has been without a request "
-            "for longest is unloaded. Of the models at the start, the first so many are loaded.",
+        Setting(
+            "Maximum number of loaded models. When another is needed, the one that has been without a request for "
+            "longest is unloaded. At the start, the first N models are loaded.",
             default="no limit",
         ),
     ] = field(default=None, validator=optional(gt(0)))
 
     @property
     def flag(self) -> str | None:
-        """The flag of a setting that has models change; ``None`` if they stay as they were at the start."""
+        """The flag of a setting with which models change; ``None`` if they stay as they were at the start."""
         flags = {
             "--model-api": self.model_api,
             "--idle-unload-s": self.idle_unload_s,

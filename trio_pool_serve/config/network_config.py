@@ -7,9 +7,8 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 from attrs.validators import ge, gt, in_, le, min_len, optional
-from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.setting import Setting, switch
 
 UNIX = "unix"
 """Before the path of a Unix socket to listen on; among the trusted proxies: all that connect by it."""
@@ -20,80 +19,80 @@ MAX_SOCKET_PATH = 107
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 
 
-@Parameter(name="*", group=Group("Network", sort_key=2))
 @frozen(kw_only=True)
 class NetworkConfig:
     """Where the server listens, and which requests it accepts."""
 
     host: Annotated[
         str,
-        help_("Host name or IP address to listen on. `unix:PATH`: a Unix domain socket; `--port` is ignored then."),
+        Setting("Host name or IP address to listen on, or unix:PATH. A Unix socket has no `--port`."),
     ] = "127.0.0.1"
-    port: Annotated[int, help_("TCP port to listen on. 0 selects a free port.")] = field(
+    port: Annotated[int, Setting("Port to listen on; 0 selects a free one.")] = field(
         default=8000, validator=[ge(0), le(65535)]
     )
     api_key: Annotated[
         str | None,
-        help_(
-            "Key that requests must present in the header `Authorization: Bearer KEY`, `X-Api-Key` or `api-key`; or "
-            "several, separated by commas.",
+        Setting(
+            "Key of clients, or several with commas. Clients send it as `Authorization: "
+            "Bearer KEY`, or in the header `X-Api-Key` or `api-key`.",
             default="none",
         ),
     ] = field(default=None, repr=False, validator=optional(min_len(1)))
     api_keys_file: Annotated[
         Path | None,
-        help_(
-            "TOML file with a table for each API key: the key or its SHA-256, the models it may use, and its limits. "
-            "SIGHUP has it read again. See docs/operations.md.",
+        Setting(
+            "TOML file with keys, their models and limits. Each table has a key or its SHA-256. Send SIGHUP to reload "
+            "the file. See docs/operations.md.",
             default="none",
         ),
     ] = None
     trusted_proxies: Annotated[
         str,
-        help_(
-            "Comma-separated addresses and networks of proxies; `unix`: clients of a Unix socket. Their header "
-            "`X-Forwarded-For` tells clients without API keys apart. From other addresses it is ignored.",
+        Setting(
+            "Addresses and networks of proxies, separated by commas; `unix` is the clients of a Unix socket. Their "
+            "header `X-Forwarded-For` tells clients without API keys apart. From other addresses it is ignored.",
             default="none",
         ),
     ] = ""
     api_key_scope: Annotated[
         KeyScope,
-        help_(
-            "Which routes require the key. all: every one but probes. all-but-metrics: `/metrics` is open too. vllm: "
+        Setting(
+            "Which routes require a key. all: every one but probes. all-but-metrics: `/metrics` is open too. vllm: "
             "only paths that begin with `/v1` or `/v2`, as in vLLM."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
     cors_allow_origins: Annotated[
         str,
-        help_(
-            "Comma-separated origins whose web pages may send requests, such as `https://example.org`; `*` allows all.",
+        Setting(
+            "Origins whose pages may send requests; * is all. Such as `https://example.org`, separated by commas.",
             default="none",
         ),
     ] = ""
-    max_body_bytes: Annotated[int, help_("Maximum size of a request body in bytes.")] = field(
+    max_body_bytes: Annotated[int, Setting("Maximum size of a request body.")] = field(
         default=16 * 2**20, validator=gt(0)
     )
     ssl_certfile: Annotated[
         Path | None,
-        help_(
-            "PEM file with the certificate, and those of its issuers: TCP clients are served by TLS.", default="none"
+        Setting(
+            "PEM file with the certificate; enables TLS. The certificates of its issuers follow in it.", default="none"
         ),
     ] = None
     ssl_keyfile: Annotated[
         Path | None,
-        help_(
-            "PEM file with the certificate's private key. By default it is in the file of the certificate. The "
-            "environment variable `TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD` sets the password of an encrypted key."
+        Setting(
+            "PEM file with the private key. The environment variable `TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD` sets the "
+            "password of an encrypted key.",
+            default="the file of the certificate",
         ),
     ] = None
     ssl_ca_certs: Annotated[
         Path | None,
-        help_("PEM file with authorities: clients need a certificate of one of them.", default="none"),
+        Setting("PEM file with authorities. Clients need a certificate of one of them.", default="none"),
     ] = None
     strict_requests: Annotated[
-        bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
+        bool, switch("Refuse requests with unknown fields at the top level, instead of ignoring the fields.")
     ] = False
-    max_inputs_per_request: Annotated[int, help_("Maximum number of inputs in one request.")] = field(
+    max_inputs_per_request: Annotated[int, Setting("Maximum number of inputs in a request.")] = field(
         default=2048, validator=gt(0)
     )
 

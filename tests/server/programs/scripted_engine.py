@@ -3,10 +3,9 @@
 import sys
 
 from tests.server.programs.script import load_scripted
-from trio_pool_serve.cli import app, run_engine
+from trio_pool_serve.cli import run_command
 from trio_pool_serve.processes.without_torch import do_without_torch
 
 if __name__ == "__main__":
     do_without_torch()  # nothing here computes, and to import it takes two seconds
-    command, bound, _ = app.parse_args(["engine", *sys.argv[1:]])
-    sys.exit(run_engine(command(*bound.args, **bound.kwargs), load_scripted))
+    sys.exit(run_command("engine", sys.argv[1:], load_scripted))

@@ -1,0 +1,88 @@
+"""Flags of vLLM and TEI, and those of earlier versions, are taken as this server's or answered with what to use."""
+
+import re
+
+import pytest
+
+from tests.server.server_process import ROOT
+from trio_pool_serve.cli import main, read_config
+from trio_pool_serve.command_line.flags import GROUPS
+from trio_pool_serve.command_line.other_names import ALIASES, FOREIGN, GONE, translate
+
+pytestmark = pytest.mark.unit
+
+OURS = set(re.findall(r"^\| `--([\w-]+)` \|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M))
+
+
+def test_no_name_is_both_a_setting_and_another_s_or_in_two_tables():
+    tables = (OURS, set(ALIASES), set(GONE), set(FOREIGN))
+    assert sum(map(len, tables)) == len(set().union(*tables))
+
+
+@pytest.mark.parametrize("text", [*GONE.values(), *FOREIGN.values(), *ALIASES.values()])
+def test_what_replaces_a_name_exists(text):
+    assert set(re.findall(r"(?<![\w-])--([\w-]+)", text)) <= {*OURS, "model"}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (["--model-id", "m", "--hostname", "0.0.0.0", "--payload-limit", "4MiB"], ("0.0.0.0", 4 * 2**20)),
+        (["m", "--uds", "/run/x.sock", "--payload-limit=2000000"], ("unix:/run/x.sock", 2_000_000)),
+        (["m", "--uds=/run/x=y.sock", "--payload_limit=2000000"], ("unix:/run/x=y.sock", 2_000_000)),
+    ],
+)
+def test_flags_of_tei_and_vllm_that_mean_one_of_ours_are_taken(written, meant):
+    config = read_config(written)
+    assert config.models == ("m",)
+    assert (config.network.host, config.network.max_body_bytes) == meant
+
+
+def test_switches_and_values_of_other_flags_stay_as_they_are():
+    assert translate(["m", "--json-output", "--api-key", "uds", "--port=1"]) == [
+        "m", "--log-format=json", "--api-key", "uds", "--port=1",
+    ]  # fmt: skip
+    assert translate(["m", "--uds"]) == ["m", "--host=unix:"]
+
+
+@pytest.mark.parametrize("name", [*GONE, *FOREIGN])
+def test_each_other_name_is_refused_with_what_to_use(name):
+    reason = {**GONE, **FOREIGN}[name]
+    for flag in (f"--{name}", f"--no-{name}", f"--{name.replace('-', '_')}=3"):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            translate(["m", flag, "3"])
+
+
+def test_all_that_are_refused_are_named_at_once(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", "m", "--fairness", "client", "--quantization=fp8"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--fairness is gone:" in said
+    assert "--quantization is not offered:" in said
+
+
+@pytest.mark.parametrize("name", ["fairness", "uds", "max-concurrent-requests"])
+def test_variables_and_keys_of_files_are_refused_too(name, monkeypatch, tmp_path):
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"{name} = 'x'\n")
+    with pytest.raises(ValueError, match=name):
+        read_config(["m", "--config", str(toml)])
+    monkeypatch.setenv("TRIO_POOL_SERVE_" + name.upper().replace("-", "_"), "x")
+    with pytest.raises(ValueError, match=name):
+        read_config(["m"])
+
+
+def test_every_flag_that_a_migration_table_maps_to_a_setting_is_taken_or_answered():
+    for page in ("migrate-from-vllm.md", "migrate-from-tei.md"):
+        section = (ROOT / "docs" / page).read_text().partition("## Flags")[2].partition("\n## ")[0]
+        for theirs, ours in re.findall(r"^\| (`--.*?) \| (`--[^|]*) \|", section, re.M):
+            for flag in re.findall(r"`--([\w-]+)`", theirs):
+                assert flag.removeprefix("no-") in {*OURS, "config", *ALIASES, *FOREIGN, *GONE}, (
+                    f"{page}: --{flag}: {ours}"
+                )
+
+
+def test_the_groups_of_settings_are_known():
+    assert len(GROUPS) == len(set(GROUPS.values()))

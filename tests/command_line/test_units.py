@@ -1,0 +1,40 @@
+"""Sizes and durations are read with their units, wherever they are written, and refused with what is accepted."""
+
+import pytest
+from cyclopts import CycloptsError
+
+from trio_pool_serve.cli import read_config
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("16MiB", 16 * 2**20), ("16mi", 16 * 2**20), ("1.5GiB", 3 * 2**29), ("500MB", 500_000_000), ("4096", 4096),
+        ("20 kB", 20_000), ("1e6", 1_000_000), ("7b", 7),
+    ],
+)  # fmt: skip
+def test_sizes(written, meant, monkeypatch, tmp_path):
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"max-body-bytes = '{written}'\n")
+    assert read_config(["m", "--max-body-bytes", written]).network.max_body_bytes == meant
+    assert read_config(["m", "--config", str(toml)]).network.max_body_bytes == meant
+    monkeypatch.setenv("TRIO_POOL_SERVE_MAX_BODY_BYTES", written)
+    assert read_config(["m"]).network.max_body_bytes == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("30s", 30), ("500ms", 0.5), ("2m", 120), ("2min", 120), ("1h", 3600), ("1.5", 1.5), ("1d", 86400)],
+)
+def test_durations(written, meant):
+    assert read_config(["m", "--request-timeout-s", written]).time_limits.request_timeout_s == meant
+
+
+@pytest.mark.parametrize("written", ["", "16 stones", "MiB", "1,5GiB", "0x10", "1e400", "nan", "inf"])
+def test_a_size_or_duration_that_is_not_understood_is_refused_by_the_flag_s_name(written):
+    with pytest.raises((CycloptsError, ValueError), match=r"--max-body-bytes: .*(not a size|must be)"):
+        read_config(["m", f"--max-body-bytes={written}"])
+    with pytest.raises((CycloptsError, ValueError), match=r"--max-queue-s: .*(not a duration|must be)"):
+        read_config(["m", f"--max-queue-s={written}"])

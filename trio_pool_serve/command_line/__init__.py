@@ -1,0 +1,1 @@
+"""Settings as flags of commands: their names, units, help and errors."""

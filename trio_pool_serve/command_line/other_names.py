@@ -1,0 +1,157 @@
+"""Names that are not settings of this server: those of vLLM and TEI, and those that earlier versions had."""
+
+from collections.abc import Iterable, Sequence
+
+ALIASES = {
+    # TEI
+    "model-id": "--model={}",
+    "hostname": "--host={}",
+    "tokenization-workers": "--renderer-num-workers={}",
+    "max-client-batch-size": "--max-inputs-per-request={}",
+    "payload-limit": "--max-body-bytes={}",
+    "cors-allow-origin": "--cors-allow-origins={}",
+    "json-output": "--log-format=json",
+    # vLLM
+    "uds": "--host=unix:{}",
+    "max-num-batched-tokens": "--max-batch-tokens={}",
+    "data-parallel-size-local": "--replicas={}",
+    "api-server-count": "--api-workers={}",
+    "data-parallel-size": "--replicas={}",
+    "allowed-local-media-path": "--allowed-media-path={}",
+    "enforce-eager": "--backend=torch",
+    "shutdown-timeout": "--drain-timeout-s={}",
+    "uvicorn-log-level": "--log-level={}",
+}
+"""Flags that mean what one of this server's means; ``{}`` is the value."""
+
+GONE = {
+    "attention": "--backend torch pads every input; the default does not, on a GPU.",
+    "compile": "use --backend compile.",
+    "cpu-backend": "use --backend.",
+    "cuda-graphs": "--backend torch computes without CUDA graphs.",
+    "step-tag-id": """use --pooler-config '{"step_tag_id": ID}'.""",
+    "returned-token-ids": """use --pooler-config '{"returned_token_ids": [ID, ID]}'.""",
+    "auto-truncate": "use --long-text truncate or refuse; by default TEI's routes truncate.",
+    "truncate-by-default": "use --long-text truncate.",
+    "accept-any-model": "add * to the names: --served-model-name NAME,*",
+    "client-header": "the header X-Forwarded-For is read from --trusted-proxies.",
+    "console": "/console is always served; its data need an API key if the server has one.",
+    "max-connections": "an API process has up to 4096 connections, fewer if it may open few files (ulimit -n).",
+    "max-connections-per-address": "limit the connections of one address in a proxy or a firewall.",
+    "ssl-keyfile-password": "set the variable TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD.",
+    "ssl-cert-reqs": "clients need a certificate if --ssl-ca-certs is set.",
+    "head-timeout-s": "use --client-timeout-s.",
+    "body-timeout-s": "use --client-timeout-s.",
+    "write-timeout-s": "use --client-timeout-s.",
+    "template-timeout-s": "a chat template may take 5 seconds.",
+    "media-timeout-s": "fetching an image may take 10 seconds.",
+    "bulk-batch-s": "batches of long inputs take about 20 ms while small requests arrive.",
+    "max-in-flight": "each launching thread has up to two batches in flight.",
+    "client-memory-share": "one client may have half of --memory-budget-bytes.",
+    "fairness": "inputs always take turns between clients.",
+    "stall-timeout-s": "it is a tenth of --batch-timeout-s.",
+    "batch-retry-s": "inputs of a failed batch are computed again for up to 10 seconds.",
+    "probe-interval-s": "ask /readyz?deep=true to have a short input computed.",
+    "engine-link": "engine processes of this machine are always connected by Unix sockets.",
+    "replicas-per-gpu": "use --replicas N/gpu.",
+    "max-engine-restarts": "an engine process that died 10 times in a row is started again every 5 minutes.",
+    "link-timeout-s": "a silent link to another machine is lost after 1.5 seconds.",
+    "retry-lost": "a request with a single input is computed elsewhere, once, if its engine is lost.",
+    "ray-address": "set Ray's own variable RAY_ADDRESS.",
+    "cpus-per-replica": "set OMP_NUM_THREADS, the number of CPUs that are reserved for each replica.",
+    "scale-up-queue-s": "replicas are added if the queue takes longer than a fifth of --max-queue-s.",
+    "scale-down-after-s": "a replica that was not needed for 12 times --max-queue-s is drained.",
+    "media-num-workers": "two threads prepare images.",
+    "postprocess-num-workers": "one thread encodes responses.",
+    "steady-threads": "batches of the Batch API and of bulk commands always have the same number of threads.",
+    "idle-batches": "batches of the Batch API always have idle priority where the system offers it.",
+    "switch-interval-s": "the interval is 0.5 ms.",
+    "niceness": "threads that compute have a lower priority by 10; start the server under `nice` for another base.",
+    "enable-tokenizer-info-endpoint": "/tokenizer_info is always served.",
+    "allow-private-media": "list private networks in --allowed-media-domains, such as 10.0.0.0/8.",
+    "max-media-bytes": "an image may have 20 MiB, or --max-body-bytes if that is more.",
+    "max-image-pixels": "an image may have 50 million pixels.",
+    "max-images-per-input": "an input may have 16 images.",
+    "media-cache-bytes": "the cache of images takes up to an eighth of --memory-budget-bytes.",
+    "access-log-rate": "100 requests a second are logged, the others are counted.",
+    "otlp-endpoint": "set OpenTelemetry's own variable OTEL_EXPORTER_OTLP_ENDPOINT.",
+    "batch-api": 'an empty --data-dir "" switches the Files and Batch API off.',
+    "max-unfinished-batches": "an API key may have 100 unfinished batches.",
+}
+"""Settings of earlier versions, and what replaces them."""
+
+FOREIGN = {
+    # vLLM
+    "allowed-origins": "use --cors-allow-origins https://a.example,https://b.example",
+    "attention-backend": "kernels are chosen by torch; --backend torch pads every input.",
+    "compilation-config": "use --backend compile.",
+    "convert": "the model's files say what it is; --task overrides them.",
+    "device-ids": "use --device cuda:N, or CUDA_VISIBLE_DEVICES.",
+    "disable-uvicorn-access-log": "requests are logged only with --access-log.",
+    "download-dir": "set the variable HF_HUB_CACHE.",
+    "enable-chunked-prefill": "long inputs are batches by themselves.",
+    "enable-lora": "merge the adapter into the weights.",
+    "enable-prefix-caching": "each input is computed by itself; --result-cache-bytes keeps results.",
+    "gpu-memory-utilization": "no memory is reserved; --max-batch-tokens bounds a batch.",
+    "hf-overrides": "change config.json in a copy of the folder.",
+    "hf-token": "set the variable HF_TOKEN.",
+    "io-processor-plugin": "use --plugins; a plugin registers a task.",
+    "limit-mm-per-prompt": "an input may have 16 images.",
+    "max-num-queued-reqs": "use --max-queue-s, the time that a request may wait.",
+    "max-num-queued-tokens": "use --max-queue-s, the time that a request may wait.",
+    "max-num-seqs": "use --max-batch-tokens.",
+    "mm-processor-cache-gb": "the cache of images takes up to an eighth of --memory-budget-bytes.",
+    "optimization-level": "use --backend compile.",
+    "otlp-traces-endpoint": "set OpenTelemetry's own variable OTEL_EXPORTER_OTLP_ENDPOINT.",
+    "override-pooler-config": "use --pooler-config.",
+    "quantization": "use --dtype int8 (CPU).",
+    "runner": "the model's files say what it is; --task overrides them.",
+    "tensor-parallel-size": "a model must fit on one device; --replicas uses several.",
+    "tokenizer": "the tokenizer is the one in the model's folder.",
+    # TEI
+    "dense-path": "dense layers are those that the model's modules.json names.",
+    "hf-api-token": "set the variable HF_TOKEN.",
+    "huggingface-hub-cache": "set the variable HF_HUB_CACHE.",
+    "max-batch-requests": "use --max-batch-tokens.",
+    "max-concurrent-requests": "use --max-queue-s, the time that a request may wait.",
+    "otlp-service-name": "set the variable OTEL_SERVICE_NAME.",
+    "prometheus-port": "/metrics is on the server's own port.",
+    "uds-path": "it is for TEI's own processes; --host unix:PATH listens on a Unix socket.",
+}
+"""Flags of vLLM and TEI without a counterpart, and what to do instead."""
+
+
+def translate(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the flags in ``ALIASES`` as this server's own.
+
+    Raises ``ValueError`` that names every flag that is not a setting of this server, and what replaces it.
+    """
+    refuse_unknown(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
+    translated: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        ours = ALIASES.get(_name(flag[2:]), "") if flag.startswith("--") else ""
+        if "{}" in ours:
+            value = value if equals else next(rest, "")
+        translated.append(ours.replace("{}", value) or argument)
+    return translated
+
+
+def refuse_unknown(names: Iterable[str], *, are_flags: bool = True) -> None:
+    """Raise ``ValueError`` for names that are not settings, and say what to use: flags, or keys or variables."""
+    reasons = []
+    for name in map(_name, names):
+        positive = name.removeprefix("no-")
+        if positive in GONE:
+            reasons.append(f"--{name} is gone: {GONE[positive]}")
+        elif positive in FOREIGN:
+            reasons.append(f"--{name} is not offered: {FOREIGN[positive]}")
+        elif name in ALIASES and not are_flags:
+            reasons.append(f"{name} is not a setting: use {ALIASES[name].replace('{}', 'VALUE')}")
+    if reasons:
+        raise ValueError("\n".join(reasons))
+
+
+def _name(written: str) -> str:
+    return written.lower().replace("_", "-")

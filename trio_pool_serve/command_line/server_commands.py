@@ -1,0 +1,156 @@
+"""The commands that load models: their parameters, and how these are read from all sources."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.config import Dict, Env
+
+from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
+from trio_pool_serve.command_line.flags import GROUPS, with_settings
+from trio_pool_serve.command_line.other_names import refuse_unknown, translate
+from trio_pool_serve.config import Config, HostsConfig, ModelTables, ProcessesConfig
+from trio_pool_serve.config.model_sources import read_toml
+from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.server.engine_settings import EngineServerConfig
+
+ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
+
+REPORT = ReportOptions()
+NO_TABLES = ModelTables()
+
+
+def serve(
+    model: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Local folder or id on the Hugging Face hub, or NAME=MODEL. The first of several models serves "
+            "requests that name none.",
+            negative=(),
+            show_default=False,
+        ),
+    ] = (),
+    *,
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="TOML file with settings by flag name, and tables [models.NAME] of models with settings of their own."
+        ),
+    ] = None,
+    tables: Annotated[ModelTables, Parameter(parse=False)] = NO_TABLES,
+    **settings: Any,
+) -> Config:
+    """Serve models until SIGTERM or SIGINT.
+
+    Settings are flags, variables such as `TRIO_POOL_SERVE_DTYPE`, or keys of `--config`, the first found. Sizes and
+    times take units: `16MiB`, `30s`.
+    """
+    del config  # ``read_settings`` reads the file
+    return Config(models=model, tables=tables, **settings)
+
+
+def engine(
+    model: Annotated[
+        str,
+        Parameter(help="Model to compute: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
+    ],
+    *,
+    listen: Annotated[
+        str,
+        Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach."),
+    ],
+    key_file: Annotated[Path, Parameter(help="File with the secret key, as for `serve --engine-hosts`.")],
+    zone: Annotated[str, Parameter(help="The zone of this machine.")] = "",
+    probe_listen: Annotated[
+        str | None, Parameter(help="Address for HTTP: `/livez`, `/readyz` and `/metrics`. It needs no key.")
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        Parameter(
+            help="Number of batches computed at a time, each in a thread of its own.",
+            show_default=lambda _: "1 on a GPU; on CPU one per core, at most 4",
+        ),
+    ] = None,
+    drain_timeout_s: Annotated[
+        float, Parameter(help="Maximum duration in seconds of the shutdown, in which what was sent is computed.")
+    ] = 30.0,
+    plugins: Annotated[str, Parameter(help="Comma-separated Python modules to import first, as for `serve`.")] = "",
+    **settings: Any,
+) -> EngineServerConfig:
+    """Compute a model for API processes on other machines, which `serve --engine-hosts` starts, until SIGTERM."""
+    processes = ProcessesConfig(engine="local", replicas=replicas, plugins=plugins)
+    config = Config(models=(model,), processes=processes, hosts=HostsConfig(key_file=key_file, zone=zone), **settings)
+    return EngineServerConfig(
+        config=config,
+        listen=HostAddress.parse(listen),
+        probe_listen=None if probe_listen is None else HostAddress.parse(probe_listen),
+        drain_timeout_s=drain_timeout_s,
+    )
+
+
+def check(
+    model: Annotated[
+        str,
+        Parameter(help="Model to check: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
+    ],
+    *,
+    config: Annotated[
+        Path | None, Parameter(help="TOML file of `serve`. Settings that do not matter here are ignored.")
+    ] = None,
+    report: ReportOptions = REPORT,
+    **settings: Any,
+) -> CheckSettings:
+    """Say whether and how `serve` would serve a model, how fast it is here and what memory it takes.
+
+    The exit status is 1 if it cannot be served.
+    """
+    del config  # ``read_settings`` reads the file
+    return CheckSettings(config=Config(models=(model,), **settings), report=report)
+
+
+COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {
+    "serve": (serve, tuple(GROUPS)),
+    "engine": (engine, ("loading", "scheduling", "logging")),
+    "check": (check, ("loading", "scheduling", "processes", "threads", "input")),
+}
+"""The commands, with the groups of settings that matter to each."""
+
+
+def add_server_commands(app: App, *, shows_all: bool = False) -> None:
+    """Add the commands to an app. ``shows_all``: its help shows all settings, not only those that are common."""
+    more = "" if shows_all else "`--help-all` lists all settings, docs/settings.md explains them."
+    for command, groups in COMMANDS.values():
+        app.command(with_settings(command, groups, shows_all=shows_all), help_epilogue=more)
+
+
+def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
+    """Return what a command makes of its flags, the environment, the TOML file and defaults, in this order.
+
+    Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
+    """
+    tokens = translate(arguments)
+    variables = [name.removeprefix(ENVIRONMENT_PREFIX) for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
+    refuse_unknown(variables, are_flags=False)
+    sources: list[Env | Dict] = [Env(ENVIRONMENT_PREFIX, command=False)]
+    is_serve, path = command_name == "serve", _toml_path(tokens)
+    tables = NO_TABLES
+    if path is not None and command_name != "engine":
+        settings, tables = read_toml(path)
+        refuse_unknown(settings, are_flags=False)
+        # A file of a server has settings that do not matter to other commands.
+        sources.append(Dict(settings, source=path, use_commands_as_keys=False, allow_unknown=not is_serve))
+    reader = App(config=sources)
+    reader.default(with_settings(*COMMANDS[command_name]))
+    command, bound, _ = reader.parse_args(tokens, print_error=False, exit_on_error=False)
+    return command(*bound.args, **bound.kwargs, **({"tables": tables} if is_serve else {}))
+
+
+def _toml_path(tokens: Sequence[str]) -> str | None:
+    for index, token in enumerate(tokens):
+        if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
+            return tokens[index + 1]
+        if token.startswith("--config="):
+            return token.removeprefix("--config=")
+    return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")

@@ -1,0 +1,38 @@
+"""What a setting says of itself to whoever sets it: in ``--help``, in errors and in ``docs/settings.md``."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from attrs import Attribute, frozen
+
+
+@frozen
+class Setting:
+    """The description of one setting; ``default`` describes a default that its value does not show."""
+
+    text: str
+    default: str | None = None
+    is_switch: bool = False
+    """Whether the flag has no ``--no-`` form."""
+
+
+def switch(text: str) -> Setting:
+    """Return the description of a flag that has no ``--no-`` form."""
+    return Setting(text, is_switch=True)
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the field ``name``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], str], None]":
+    """Return a validator for texts that match a regular expression; its error says ``what`` is accepted."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def validate(_: object, attribute: "Attribute[Any]", value: str) -> None:
+        if not compiled.fullmatch(value):
+            raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not {what}.")
+
+    return validate
