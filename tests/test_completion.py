@@ -19,7 +19,7 @@ from trio_pool_serve.cli import make_app
 
 TYPED = {
     b"trio-pool-serve che\t": "check",
-    b"trio-pool-serve bench --png\t": "bench --png",
+    b"trio-pool-serve bench --json\t": "bench --json",
     b"trio-pool-serve check folder --backe\topenv\t": "check folder --backend openvino",
     b"trio-pool-serve completion zs\t": "completion zsh",
     b"trio-pool-serve hosts dra\t": "hosts drain",

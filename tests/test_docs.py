@@ -105,7 +105,9 @@ def test_links_and_names_of_files_lead_somewhere(page: Path):
 def test_every_flag_that_a_page_names_is_one_of_a_command():
     """On the pages about other servers other tests check it, and results and changes are of their time."""
     known = set(re.findall(r"--[a-z][\w-]*", (ROOT / "docs" / "cli.md").read_text()))
-    known |= set(re.findall(r"^\| `(--[\w-]+)` \|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M)) | {"--help-all"}
+    known |= set(re.findall(r"^\| `(--[\w-]+)` \|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M)) | {
+        "--help-all"
+    }
     known |= {f"--no-{flag[2:]}" for flag in known} | FLAGS_OF_OTHER_PROGRAMS
     pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
     unknown = {}

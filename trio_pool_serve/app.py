@@ -106,7 +106,7 @@ class PoolServeApp(QuartTrio):
         finally:
             request.end()
         headers = dict(refusal.headers)
-        return Response(refusal.body, refusal.status, headers, content_type=refusal.content_type)
+        return Response(refusal.body, refusal.status, headers, content_type=refusal.content_type)  # type: ignore[arg-type]
 
 
 class OwnedServiceLifespan(TrioASGILifespan):

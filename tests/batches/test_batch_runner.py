@@ -15,10 +15,9 @@ from tests.batches.line_files import ENDPOINT, encoded, line
 from tests.conftest import wait_idle
 from trio_pool_serve.app import create_app
 from trio_pool_serve.batches import batch_runner, line_run
-from trio_pool_serve.batches.batch_state import FINAL
 from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import OpenBatches
-from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
+from trio_pool_serve.batches.stored_records import FINAL, StoredBatch, StoredFile, new_id
 from trio_pool_serve.config import BatchConfig, Config
 from trio_pool_serve.errors import EngineLoadingError
 from trio_pool_serve.service import Service

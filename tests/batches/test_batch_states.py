@@ -10,10 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from trio_pool_serve.batches.batch_state import FINAL, TRANSITIONS, time_of
 from trio_pool_serve.batches.batch_store import SCHEMA, BatchStore, Page
 from trio_pool_serve.batches.line_run import Position
-from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile
+from trio_pool_serve.batches.stored_records import FINAL, TRANSITIONS, StoredBatch, StoredFile, time_of
 from trio_pool_serve.errors import ConflictError, NotFoundError
 from trio_pool_serve.storage.database import open_database
 

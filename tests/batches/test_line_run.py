@@ -11,11 +11,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.batches.line_files import encoded, line, written
-from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, decode_line, request_id_of
+from trio_pool_serve.batches.batch_line import (
+    WINDOW_BYTES,
+    WINDOW_INPUTS,
+    WINDOW_LINES,
+    BatchLine,
+    LineError,
+    RefusedLine,
+    decode_line,
+    read_window,
+    request_id_of,
+)
 from trio_pool_serve.batches.line_format import write_result
 from trio_pool_serve.batches.line_request import LineResponse, Submitter
 from trio_pool_serve.batches.line_run import LineRun, Position, compute_by, refuse_by, run_lines
-from trio_pool_serve.batches.line_window import WINDOW_BYTES, WINDOW_INPUTS, WINDOW_LINES, read_window
 from trio_pool_serve.batches.owner_turns import OwnerTurns
 from trio_pool_serve.errors import DrainingError, EngineProcessDiedError, StorageLostError
 from trio_pool_serve.threads.offload import Offload

@@ -172,7 +172,7 @@ async def test_an_input_that_changes_during_the_run_ends_it(tmp_path, model, cap
     with monkeypatch.context() as patched:
         patched.setattr(module.Journal, "commit", changing)
         assert await run(source, target, model) == 1
-    assert "was changed while it was read" in capsys.readouterr().err
+    assert "was changed while it was being read" in capsys.readouterr().err
 
 
 async def test_a_missing_input_and_an_empty_one(tmp_path, model, capsys):

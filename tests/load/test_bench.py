@@ -20,9 +20,9 @@ from rich.console import Console
 
 from tests.load.raw_server import RawServer, raw_server
 from tests.server.server_process import ROOT
-from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions, ResultOptions
-from trio_pool_serve.load.bench_result import Round, ServerResult, histogram, ratios
-from trio_pool_serve.load.bench_tables import print_results
+from trio_pool_serve.load import run_bench as module
+from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
+from trio_pool_serve.load.bench_result import Round, ServerResult, histogram, print_results, ratios
 from trio_pool_serve.load.request_bodies import BenchError, bodies_of
 from trio_pool_serve.load.run_bench import first_model, measure, run_bench, target_of
 from trio_pool_serve.service import Service
@@ -31,9 +31,16 @@ BENCH = (sys.executable, "-m", "trio_pool_serve", "bench")
 
 QUIET = Console(stderr=True, force_terminal=False)
 
-SHORT = LoadOptions(clients=4, duration=0.3, warmup=0.0, timeout=0.2)
+SHORT = LoadOptions(clients=4, duration=0.3)
 
 MODELS = {"data": [{"id": "other"}]}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests measured at once, and given up early."""
+    monkeypatch.setattr(module, "WARMUP_S", 0.0)
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
 
 
 def other_server() -> QuartTrio:
@@ -55,7 +62,7 @@ def other_server() -> QuartTrio:
             case 3:
                 return "slow down", 429, {"Retry-After": "1"}
             case 5:
-                await trio.sleep_forever()
+                await trio.sleep(1)
             case 7:
                 return Response("<html>", 200, mimetype="text/html")
         return {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"total_tokens": 7}}
@@ -79,10 +86,11 @@ def counted(result: ServerResult) -> dict[str, int]:
     return dict(result.outcomes)
 
 
+@pytest.mark.usefixtures("short")
 async def test_this_server_is_measured_on_every_route(url: str):
     for route in ("/v1/embeddings", "/v1/score", "/embed"):
         requests = RequestOptions(route=route, texts=2, tokens=8)
-        (result,), stopped = await measure([url], SHORT, requests, ResultOptions(), QUIET)
+        (result,), stopped = await measure([url], SHORT, requests, QUIET)
         assert set(counted(result)) == {"200"}, (route, result.reasons)
         assert not stopped
         assert result.requests_per_s > 0
@@ -91,11 +99,12 @@ async def test_this_server_is_measured_on_every_route(url: str):
 
 
 @pytest.mark.parametrize("loop", [{"clients": 4}, {"rate": 60.0}], ids=["closed", "open"])
+@pytest.mark.usefixtures("short")
 async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str, Any]):
     app = other_server()
     async with listening(app) as url:
-        load = LoadOptions(duration=0.6, warmup=0.0, timeout=0.2, **loop)
-        (result,), _ = await measure([f"{url}/v1"], load, RequestOptions(), ResultOptions(), QUIET)
+        load = LoadOptions(duration=0.6, **loop)
+        (result,), _ = await measure([f"{url}/v1"], load, RequestOptions(), QUIET)
     outcomes = counted(result)
     assert set(outcomes) == {"200", "429", "500", "timeout"}
     assert sum(outcomes.values()) == len(app.seen)
@@ -106,6 +115,7 @@ async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str
     assert result.tokens_per_s is None, "one of the responses was a page that counts no tokens"
 
 
+@pytest.mark.usefixtures("short")
 async def test_connections_that_are_cut_are_counted_beside_responses():
     async def respond(server: RawServer, stream: trio.SocketStream) -> None:
         if len(server.requests) % 2:
@@ -117,7 +127,7 @@ async def test_connections_that_are_cut_are_counted_beside_responses():
 
     async with raw_server(respond) as server:
         where = f"http://127.0.0.1:{server.port}"
-        (result,), _ = await measure([where], SHORT, RequestOptions(model="m"), ResultOptions(), QUIET)
+        (result,), _ = await measure([where], SHORT, RequestOptions(model="m"), QUIET)
         outcomes = counted(result)
         assert set(outcomes) == {"200", "cut off"}
         assert abs(outcomes["200"] - outcomes["cut off"]) <= 4
@@ -125,8 +135,9 @@ async def test_connections_that_are_cut_are_counted_beside_responses():
         assert result.tokens_per_s == pytest.approx(3 * result.requests_per_s)
 
 
+@pytest.mark.usefixtures("short")
 async def test_several_servers_are_measured_in_turns_and_compared(url: str):
-    results, _ = await measure([url, url], SHORT, RequestOptions(tokens=8), ResultOptions(), QUIET)
+    results, _ = await measure([url, url], SHORT, RequestOptions(tokens=8), QUIET)
     assert [len(result.rounds) for result in results] == [3, 3]
     found = ratios(results[1], results[0])
     assert set(found) == {"requests/s", "p50", "p99"}
@@ -135,8 +146,8 @@ async def test_several_servers_are_measured_in_turns_and_compared(url: str):
 
 async def test_the_command_writes_its_results(tmp_path: Path):
     app = other_server()
-    files = ("--json", str(tmp_path / "bench.json"), "--png", str(tmp_path / "bench.png"))
-    flags = ("--clients", "2", "--duration", "1", "--warmup", "0", "--timeout", "0.3", "--api-key", "secret-key")
+    files = ("--json", str(tmp_path / "bench.json"))
+    flags = ("--clients", "2", "--duration", "1", "--api-key", "secret-key")
     async with listening(app) as url:
         done = await trio.run_process([*BENCH, url, *flags, *files], capture_stdout=True, check=False, cwd=ROOT)
     assert done.returncode == 3
@@ -149,11 +160,10 @@ async def test_the_command_writes_its_results(tmp_path: Path):
     assert server["outcomes"]["200"] == len(server["rounds"][0]["latencies_ms"])
     assert server["latency_ms"]["p50"] <= server["latency_ms"]["max"]
     assert "secret-key" not in json.dumps(document)
-    assert (tmp_path / "bench.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
-    command = [*BENCH, url, "--clients", "2", "--duration", "600", "--warmup", "0", "--tokens", "4"]
+    command = [*BENCH, url, "--clients", "2", "--duration", "600", "--tokens", "4"]
     run = partial(trio.run_process, command, cwd=ROOT, check=False, capture_stdout=True, capture_stderr=True)
     done: list[subprocess.CompletedProcess[bytes]] = []
 
@@ -165,6 +175,7 @@ async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
     async def wait_for_batches() -> None:
         while service.default.engine.statistics().batches < 20:  # noqa: ASYNC110  (it has no event)
             await trio.sleep(0.01)
+        await trio.sleep(module.WARMUP_S)
         process.send_signal(signal.SIGINT)
 
     with trio.fail_after(120):
@@ -182,8 +193,8 @@ async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
         (["127.0.0.1:8000"], "is not the URL of a server"),
         (["http://user:secret-key@127.0.0.1:1"], "'http://127.0.0.1:1' is not the URL of a server"),
         (["http://127.0.0.1:1", "--model", "m", "--route", "/v1/audio"], "its body is not known"),
-        (["http://127.0.0.1:1", "--model", "m", "--texts-file", "/nowhere/texts"], "/nowhere/texts cannot be read"),
-        (["http://127.0.0.1:1", "--png", "/nowhere/b.png"], "there is no such folder"),
+        (["http://127.0.0.1:1", "--model", "m", "--body-file", "/nowhere/bodies"], "/nowhere/bodies cannot be read"),
+        (["http://127.0.0.1:1", "--json", "/nowhere/b.json"], "there is no such folder"),
     ],
 )
 async def test_what_cannot_be_measured_is_said_in_one_line(arguments: Sequence[str], message: str, capfd):
@@ -191,26 +202,14 @@ async def test_what_cannot_be_measured_is_said_in_one_line(arguments: Sequence[s
     requests = RequestOptions(
         model=named.get("--model"),
         route=named.get("--route", "/v1/embeddings"),
-        texts_file=Path(named["--texts-file"]) if "--texts-file" in named else None,
+        body_file=Path(named["--body-file"]) if "--body-file" in named else None,
     )
-    results = ResultOptions(png=Path(named["--png"]) if "--png" in named else None)
-    assert await run_bench(arguments[:1], SHORT, requests, results) == 1
+    file = Path(named["--json"]) if "--json" in named else None
+    assert await run_bench(arguments[:1], SHORT, requests, file) == 1
     shown = capfd.readouterr()
     assert message in shown.err
     assert "secret-key" not in shown.err
     assert len(shown.err.splitlines()) == 1
-
-
-async def test_a_plot_without_matplotlib_is_refused_before_anything_is_sent(url: str):
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; from trio_pool_serve.cli import main; "
-        f"sys.argv = ['trio-pool-serve', 'bench', {url!r}, '--png', 'b.png']; main()"
-    )
-    done = await trio.run_process([sys.executable, "-c", code], capture_stderr=True, check=False, cwd=ROOT)
-    assert done.returncode == 1
-    assert (
-        done.stderr.decode() == "trio-pool-serve: --png needs the extra [bench]: pip install trio-pool-serve[bench]\n"
-    )
 
 
 async def test_a_load_is_closed_or_open():
@@ -223,7 +222,7 @@ async def test_a_load_is_closed_or_open():
 
 async def test_a_measurement_that_is_cancelled_ends_at_once(url: str):
     with trio.move_on_after(0.5) as scope:
-        await measure([url], LoadOptions(duration=600.0), RequestOptions(tokens=4), ResultOptions(), QUIET)
+        await measure([url], LoadOptions(duration=600.0), RequestOptions(tokens=4), QUIET)
     assert scope.cancelled_caught
 
 
@@ -247,23 +246,19 @@ def test_urls_with_and_without_v1_are_the_same():
 @pytest.mark.unit
 def test_requests_have_the_fields_of_their_routes(tmp_path: Path):
     def bodies(**options: Any) -> list[dict[str, Any]]:
-        return [json.loads(body) for body in bodies_of(RequestOptions(**options), "m", 0)]
+        return [json.loads(body) for body in bodies_of(RequestOptions(**options), "m")]
 
     one = bodies(tokens=10)
     assert len({body["input"] for body in one}) == len(one) == 512
     assert all(len(body["input"].split()) == 8 for body in one)
-    assert bodies(texts=3, encoding_format="base64")[0].keys() == {"model", "input", "encoding_format"}
+    assert len(bodies(texts=3)[0]["input"]) == 3
     ranked = bodies(route="/v1/rerank", texts=3)[0]
     assert len(ranked["documents"]) == 3
     assert isinstance(ranked["query"], str)
     assert bodies(route="/score")[0].keys() == {"model", "text_1", "text_2"}
-    texts = tmp_path / "texts"
-    texts.write_text("a\nb\n\nc\n")
-    assert [body["input"] for body in bodies(texts_file=texts)] == ["a", "b", "c"]
-    assert [body["input"] for body in bodies(texts_file=texts, texts=2)] == [["a", "b"]]
-    assert [body["input"] for body in bodies(texts_file=texts, texts=5)] == [["a", "b", "c", "a", "b"]]
-    texts.write_text('{"a": 1}\n')
-    assert bodies_of(RequestOptions(body_file=texts, route="/any"), None, 0) == [b'{"a": 1}']
+    file = tmp_path / "bodies"
+    file.write_text('{"a": 1}\n\n')
+    assert bodies_of(RequestOptions(body_file=file, route="/any"), None) == [b'{"a": 1}']
 
 
 def result_of(*rounds: list[float]) -> ServerResult:

@@ -14,7 +14,7 @@ from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, RerankerTemplate
 from trio_pool_serve.models.process_reward.spec import ProcessReward
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 pytestmark = pytest.mark.unit
 

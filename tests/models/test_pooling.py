@@ -26,7 +26,8 @@ from tests.models.model_families import (
     write_family,
 )
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.loading.sentence_modules import load_pooler, pooling_names
+from trio_pool_serve.models.loading.sentence_modules import load_pooler
+from trio_pool_serve.models.model_spec import pooling_modes
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
@@ -103,19 +104,19 @@ def test_half_precision_states_are_pooled_in_float32(states: Tensor):
 
 def test_legacy_switches_are_concatenated_in_sentence_transformers_order():
     switches = ["lasttoken", "mean_tokens", "cls_token", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens"]
-    assert pooling_names(legacy_pooling(*switches).config) == MODES
+    assert pooling_modes(legacy_pooling(*switches).config) == MODES
 
 
 def test_no_switch_at_all_is_mean():
-    assert pooling_names(legacy_pooling().config) == ("mean",)
+    assert pooling_modes(legacy_pooling().config) == ("mean",)
 
 
 def test_the_new_spelling_keeps_its_own_order():
-    assert pooling_names({"pooling_mode": ["mean", "cls"]}) == ("mean", "cls")
+    assert pooling_modes({"pooling_mode": ["mean", "cls"]}) == ("mean", "cls")
 
 
 def test_the_new_spelling_wins_over_the_old():
-    assert pooling_names({"pooling_mode": "max", "pooling_mode_mean_tokens": True}) == ("max",)
+    assert pooling_modes({"pooling_mode": "max", "pooling_mode_mean_tokens": True}) == ("max",)
 
 
 # -- whole models -----------------------------------------------------------------------------------------

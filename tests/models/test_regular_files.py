@@ -9,7 +9,7 @@ import trio
 from tests.model_folders import write_json, write_scripted_folder
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files import regular_files
+from trio_pool_serve.models.files import folder_files
 from trio_pool_serve.models.files.chat_template import given_chat_template
 from trio_pool_serve.models.folder import read_model_folder
 
@@ -69,6 +69,6 @@ def test_links_and_hidden_files_are_let_be(tmp_path: Path):
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_scripted_folder(tmp_path / "model")
-    monkeypatch.setattr(regular_files, "MAX_FILE_BYTES", 20)
+    monkeypatch.setattr(folder_files, "MAX_FILE_BYTES", 20)
     with pytest.raises(ModelLoadError, match=r"config\.json cannot be read: it has more than 20 bytes"):
         read_model_folder(folder)

@@ -20,8 +20,7 @@ from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 

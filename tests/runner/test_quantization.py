@@ -11,8 +11,14 @@ from tests.models.model_families import TEXTS, ServedModel, load, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.sample_prompts import MAX_TOKENS, sample_prompts
-from trio_pool_serve.models.loading.sample_texts import CALIBRATION, HELD_OUT, calibration_texts, held_out_texts
+from trio_pool_serve.models.loading.sample_prompts import (
+    CALIBRATION,
+    HELD_OUT,
+    MAX_TOKENS,
+    calibration_texts,
+    held_out_texts,
+    sample_prompts,
+)
 from trio_pool_serve.runner.openvino import quantization, selection
 from trio_pool_serve.service import Service
 

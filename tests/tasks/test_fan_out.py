@@ -28,8 +28,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer, TokenizerPool
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics

@@ -113,13 +113,6 @@ def _digest_of_table(name: str, table: _Table) -> bytes:
 def _key_of(name: str, table: _Table, known_models: Collection[str] | None) -> ApiKey:
     if known_models is not None and any(model not in known_models for model in table.models or ()):
         raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
-    return ApiKey(
-        name=name,
-        models=None if table.models is None else frozenset(table.models),
-        requests_per_minute=table.requests_per_minute,
-        tokens_per_minute=table.tokens_per_minute,
-        max_concurrent_requests=table.max_concurrent_requests,
-        max_body_bytes=table.max_body_bytes,
-        may_outrank=table.may_outrank,
-        admin=table.admin,
-    )
+    allowed = msgspec.structs.asdict(table) | {"models": None if table.models is None else frozenset(table.models)}
+    del allowed["key"], allowed["sha256"]
+    return ApiKey(name=name, **allowed)

@@ -1,6 +1,8 @@
-"""One line of a file of requests, as it is written in the file."""
+"""The lines of a file of requests, and windows: those that are computed together."""
 
+from collections.abc import Iterator
 from hashlib import sha256
+from typing import BinaryIO
 
 import msgspec
 from attrs import frozen
@@ -97,3 +99,69 @@ def too_long(number: int, max_bytes: int) -> RefusedLine:
 def request_id_of(digest: str, number: int) -> str:
     """Return the id of a line's request: the same whenever a file with this SHA-256 is run."""
     return sha256(f"{digest}:{number}".encode()).hexdigest()[:32]
+
+
+WINDOW_LINES = 256
+
+WINDOW_BYTES = 256 * 1024
+"""From which on a window gets no more lines: some 60,000 tokens of English text."""
+
+WINDOW_INPUTS = 8192
+"""Strings and lists from which on a window gets no more lines: each may be an input, and each input has a response.
+With vectors of 1024 numbers that is 100 MB of JSON."""
+
+SKIPPED_BYTES = 2**20
+"""Of a line that is too long, read at a time."""
+
+BOM = b"\xef\xbb\xbf"
+
+
+@frozen
+class Window:
+    """Some lines without the blank ones between them, and where the next window begins.
+
+    Where a window ends depends on the bytes of the file only, so that a run which is resumed has the same windows.
+    """
+
+    lines: tuple[BatchLine | RefusedLine, ...]
+    next_line: int
+    next_offset: int
+
+
+def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> Window | None:
+    """Return the window that begins with a line at an offset; ``None`` at the end of the file. Blocks.
+
+    Of longer lines than ``max_line_bytes`` nothing is kept.
+    """
+    lines: list[BatchLine | RefusedLine] = []
+    next_line, next_offset, inputs = line, offset, 0
+    file.seek(offset)
+    for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
+        if data is None:
+            lines.append(too_long(next_line, max_line_bytes))
+        elif data and not data.isspace():
+            lines.append(decode_line(next_line, data))
+            inputs += data.count(b'"') // 2 + data.count(b"]")
+        next_line, next_offset = next_line + 1, next_offset + length
+        if next_line - line >= WINDOW_LINES or next_offset - offset >= WINDOW_BYTES or inputs >= WINDOW_INPUTS:
+            break
+    return None if next_offset == offset else Window(tuple(lines), next_line, next_offset)
+
+
+def read_lines(file: BinaryIO, max_line_bytes: int, *, has_mark: bool = True) -> Iterator[tuple[bytes | None, int]]:
+    """Yield the lines with their ends, ``None`` for those that are too long, and how many bytes each has. Blocks.
+
+    A byte order mark is left out of the first line if that may have one.
+    """
+    while data := file.readline(max_line_bytes + 1):
+        length = len(data)
+        if length <= max_line_bytes:
+            yield data.removeprefix(BOM) if has_mark else data, length
+            has_mark = False
+            continue
+        is_whole = data.endswith(b"\n")
+        while not is_whole and (skipped := file.readline(SKIPPED_BYTES)):
+            length += len(skipped)
+            is_whole = skipped.endswith(b"\n")
+        has_mark = False
+        yield None, length

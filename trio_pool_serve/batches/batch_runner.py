@@ -12,17 +12,15 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.access.key_usage import KeyUsage
-from trio_pool_serve.batches.batch_line import LineError
-from trio_pool_serve.batches.batch_state import FINAL, BatchStatus
+from trio_pool_serve.batches.batch_line import WINDOW_BYTES, LineError, read_window
 from trio_pool_serve.batches.batch_store import BatchStore
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.input_check import InputCheck
 from trio_pool_serve.batches.line_format import write_result
 from trio_pool_serve.batches.line_request import RespondAll, Submitter
 from trio_pool_serve.batches.line_run import ComputeLines, LineRun, Position, compute_by, refuse_by, run_lines
-from trio_pool_serve.batches.line_window import WINDOW_BYTES, read_window
 from trio_pool_serve.batches.owner_turns import OwnerTurns
-from trio_pool_serve.batches.stored_records import BatchError, StoredBatch, StoredFile
+from trio_pool_serve.batches.stored_records import FINAL, BatchError, BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.errors import (
     ConflictError,
     NotFoundError,

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 from attrs import define, evolve, frozen
 
-from trio_pool_serve.batches.batch_state import FINAL, TRANSITIONS, BatchStatus, time_of
 from trio_pool_serve.batches.line_run import Position
-from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile
+from trio_pool_serve.batches.stored_records import FINAL, TRANSITIONS, BatchStatus, StoredBatch, StoredFile, time_of
 from trio_pool_serve.errors import ConflictError, InvalidRequestError, NotFoundError, QuotaExceededError
 from trio_pool_serve.storage.database import Database
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from trio_pool_serve.batches.batch_line import BatchLine, RefusedLine
-from trio_pool_serve.batches.line_window import read_window
+from trio_pool_serve.batches.batch_line import BatchLine, RefusedLine, read_window
 from trio_pool_serve.batches.stored_records import BatchError
 from trio_pool_serve.errors import NotFoundError
 from trio_pool_serve.storage.durable_files import storage_errors

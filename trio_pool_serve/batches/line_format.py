@@ -11,7 +11,9 @@ class _Error(msgspec.Struct):
     message: str
 
 
-class _Response(msgspec.Struct):
+class ResponseRecord(msgspec.Struct):
+    """The response of a line, as it is written."""
+
     status_code: int
     request_id: str
     body: msgspec.Raw
@@ -20,7 +22,7 @@ class _Response(msgspec.Struct):
 class _Result(msgspec.Struct):
     id: str
     custom_id: str | None
-    response: _Response | None
+    response: ResponseRecord | None
     error: _Error | None
 
 
@@ -30,7 +32,7 @@ def write_result(line: FinishedLine) -> tuple[bytes, bool]:
     if line.response is not None:
         # A line end in JSON is white space: within a string it is written as an escape.
         body = msgspec.Raw(line.response.body.replace(b"\n", b" "))
-        response = _Response(line.response.status, line.request_id, body)
+        response = ResponseRecord(line.response.status, line.request_id, body)
     error: LineError | None = line.error
     written = None if error is None else _Error(error.code, error.message)
     result = _Result(PREFIX + line.request_id, line.custom_id, response, written)

@@ -10,9 +10,8 @@ from typing import BinaryIO, TypeAlias
 import trio
 from attrs import define, evolve, field, frozen
 
-from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, request_id_of
+from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, Window, read_window, request_id_of
 from trio_pool_serve.batches.line_request import LineRequest, LineResponse, RespondAll, Submitter
-from trio_pool_serve.batches.line_window import Window, read_window
 from trio_pool_serve.errors import EngineProcessDiedError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, storage_errors
 from trio_pool_serve.threads.offload import Offload

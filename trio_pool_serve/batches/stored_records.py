@@ -1,12 +1,35 @@
-"""What is stored of a file, and of a batch."""
+"""What is stored of a file, and of a batch: its states, and which follow which, among others."""
 
 import secrets
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.batches.batch_state import BatchStatus
 from trio_pool_serve.batches.line_run import Position
+
+BatchStatus: TypeAlias = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
+    "validating": frozenset({"in_progress", "failed", "cancelling", "expired"}),
+    "in_progress": frozenset({"finalizing", "failed", "cancelling"}),
+    "finalizing": frozenset({"completed", "expired", "failed"}),
+    "cancelling": frozenset({"cancelled", "failed"}),
+    "completed": frozenset(),
+    "expired": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+"""A batch that expires while it is computed is finalizing while the lines that are left are written to its errors."""
+
+FINAL = frozenset(status for status, following in TRANSITIONS.items() if not following)
+
+
+def time_of(status: BatchStatus) -> str:
+    """Return the name of the time at which a batch has come into a state."""
+    return "created_at" if status == "validating" else f"{status}_at"
 
 
 def new_id(prefix: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, get_args
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import ge, in_, le
 from cyclopts import Group, Parameter
 
@@ -99,15 +99,7 @@ class BatchModelOptions(OwnModelOptions):
     @property
     def loading(self) -> ModelConfig:
         """The settings by which the server would load the model."""
-        return ModelConfig(
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            dtype=self.model_dtype,
-            device=self.device,
-            backend=self.backend,
-            max_model_len=self.max_model_len,
-            served_model_name=self.served_model_name,
-        )
+        return evolve(super().loading, served_model_name=self.served_model_name)
 
 
 @Parameter(name="*", group=Group("Accepted for vLLM, of no effect", sort_key=5))

@@ -19,18 +19,6 @@ VectorFormat: TypeAlias = Literal["float32", "float16", "int8", "binary"]
 SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 
-@frozen
-class Shard:
-    """One of several runs that share an input: the rows whose number, divided by ``of``, leaves ``index``."""
-
-    index: int = 0
-    of: int = 1
-
-    def has(self, number: int) -> bool:
-        """Return whether a row belongs to it."""
-        return number % self.of == self.index
-
-
 @Parameter(name="*", group=Group("Run", sort_key=1))
 @frozen(kw_only=True)
 class RunOptions:
@@ -89,15 +77,16 @@ class RunOptions:
     overwrite: Annotated[bool, switch("Remove what an earlier run has written, and begin again.")] = False
 
     def __attrs_post_init__(self) -> None:
-        if self.shard_of_rows.index >= self.shard_of_rows.of:
-            raise ValueError(f"--shard {self.shard}: there are {self.shard_of_rows.of} shards, numbered from 1.")
+        index, shards = self.shard_of_rows
+        if index >= shards:
+            raise ValueError(f"--shard {self.shard}: there are {shards} shards, numbered from 1.")
 
     @property
-    def shard_of_rows(self) -> Shard:
-        """The shard to compute."""
+    def shard_of_rows(self) -> tuple[int, int]:
+        """Which rows are computed: those whose number, divided by the second, leaves the first."""
         found = SHARD.fullmatch(self.shard)
         assert found is not None  # noqa: S101  (validated)
-        return Shard(int(found[1]) - 1, int(found[2]))
+        return int(found[1]) - 1, int(found[2])
 
 
 @Parameter(name="*", group=Group("Text", sort_key=2))

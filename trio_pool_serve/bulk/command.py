@@ -23,8 +23,7 @@ from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, Progress, open_journal
 from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
-from trio_pool_serve.bulk.outputs.finished_output import check_finished
-from trio_pool_serve.bulk.outputs.output_table import open_output
+from trio_pool_serve.bulk.outputs.output_table import check_finished, open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer, OpenComputer
 from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
@@ -225,5 +224,5 @@ def _total(run: RunOptions, fingerprint: Fingerprint) -> int | None:
     if fingerprint.rows is None:
         return None
     rows = fingerprint.rows if run.limit is None else min(run.limit, fingerprint.rows)
-    shard = run.shard_of_rows
-    return len(range(shard.index, rows, shard.of))
+    shard, shards = run.shard_of_rows
+    return len(range(shard, rows, shards))

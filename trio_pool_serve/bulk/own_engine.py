@@ -1,12 +1,11 @@
 """Computes rows with a model in this process: the server's engine, without HTTP."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.api.fields.encodings import as_dtype
@@ -14,8 +13,7 @@ from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, Text
 from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
-from trio_pool_serve.bulk.row_results import RowResult, WindowResult
-from trio_pool_serve.bulk.table_tasks import columns_of, text_in
+from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.prompts import TextPrompt
@@ -60,25 +58,22 @@ class OwnEngine:
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
         """Compute a window; see ``Computer``."""
-        per_job = 1 if self.task.task == "rerank" else ROWS_PER_JOB
-        jobs = [rows[begin : begin + per_job] for begin in range(0, len(rows), per_job)]
+        jobs = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_JOB)
         window = PlannedWindow(len(jobs))
-        results: list[WindowResult] = [WindowResult([], 0)] * len(jobs)
 
-        async def compute(index: int) -> None:
+        async def compute(index: int) -> WindowResult:
             with window.members[index] as member:
-                results[index] = await self._compute(evolve(self.service.model(), window=member), jobs[index])
+                return await self._compute(evolve(self.service.model(), window=member), jobs[index])
 
         with unwrap_exception_groups(PoolServeError):
-            async with trio.open_nursery() as nursery:
-                for index in range(len(jobs)):
-                    nursery.start_soon(compute, index)
-        return WindowResult.joined(results)
+            return await compute_parts(len(jobs), compute)
+        raise AssertionError  # nothing is suppressed
 
     async def _compute(self, model: Model, rows: Sequence[InputRow]) -> WindowResult:
         """Compute the rows of a job; of one that fails, both halves."""
         try:
-            values, tokens = await COMMANDS[self.task.task](self, model, [row.values for row in rows])
+            compute = {"score": self.score_pairs, "rerank": self.rerank}.get(self.task.task, self.pool)
+            values, tokens = await compute(model, [row.values for row in rows])
         except UnavailableError:
             raise
         except PoolServeError as error:
@@ -157,18 +152,6 @@ class OwnEngine:
         scores = await score(model, job, self._context)
         order = np.argsort(-scores.values, kind="stable")[: self.task.top_n]
         return [((order.astype(np.int32), scores.values[order]),)], scores.prompt_tokens
-
-
-COMMANDS: Mapping[
-    str, Callable[[OwnEngine, Model, Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]]
-] = {
-    "embed": OwnEngine.pool,
-    "token-embed": OwnEngine.pool,
-    "sparse": OwnEngine.pool,
-    "classify": OwnEngine.pool,
-    "score": OwnEngine.score_pairs,
-    "rerank": OwnEngine.rerank,
-}
 
 
 def _exact(result: RowResult) -> list[Any]:

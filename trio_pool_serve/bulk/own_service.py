@@ -1,12 +1,17 @@
 """The server's service in the process of a command, with one model and without HTTP."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import trio
 
+from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.routes.operations import PROBE_ROUTES
+from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions
 from trio_pool_serve.config import (
     BatchConfig,
@@ -20,6 +25,7 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.server.launcher import place_engines
+from trio_pool_serve.server.listener import serve_listeners
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import NICENESS
 
@@ -88,3 +94,25 @@ def digest_of_folder(folder: Path) -> str:
             while data := file.read(2**20):
                 digest.update(data)
     return digest.hexdigest()
+
+
+ROUTES = PROBE_ROUTES | {("GET", "/metrics")}
+
+
+@asynccontextmanager
+async def serving_metrics(service: Service, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve metrics and probes on a socket for as long as the block lasts, and nothing else.
+
+    Cancellation: as the block's. At its end connections are closed at once.
+    """
+    async with trio.open_nursery() as nursery:
+        serve = partial(serve_listeners, create=_create_metrics_app)
+        nursery.start_soon(serve, service.config, service, listening, trio.Event())
+        yield
+        nursery.cancel_scope.cancel(reason="the run has ended")
+
+
+def _create_metrics_app(config: Config, service: Service) -> PoolServeApp:
+    app = create_app(config, service)
+    app.routes = RouteTable({route: handler for route, handler in app.routes.routes.items() if route in ROUTES})
+    return app

@@ -17,8 +17,7 @@ from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptio
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.row_results import RowResult, WindowResult
-from trio_pool_serve.bulk.table_tasks import columns_of, text_in
+from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
 
 ROWS_PER_REQUEST = 64
@@ -62,17 +61,8 @@ class RemoteServer:
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
         """Compute a window; see ``Computer``. What the bytes depend on is up to the server."""
-        per_request = 1 if self.task.task == "rerank" else ROWS_PER_REQUEST
-        parts = [rows[begin : begin + per_request] for begin in range(0, len(rows), per_request)]
-        results: list[WindowResult] = [WindowResult([], 0)] * len(parts)
-
-        async def compute(index: int) -> None:
-            results[index] = await self._compute(parts[index])
-
-        async with trio.open_nursery() as nursery:
-            for index in range(len(parts)):
-                nursery.start_soon(compute, index)
-        return WindowResult.joined(results)
+        parts = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_REQUEST)
+        return await compute_parts(len(parts), lambda index: self._compute(parts[index]))
 
     async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
         try:

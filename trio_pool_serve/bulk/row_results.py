@@ -1,14 +1,26 @@
-"""The results of rows, and what computes them a window at a time."""
+"""The results of rows, what computes them a window at a time, and the columns of outputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
+import trio
 from attrs import frozen
 
+from trio_pool_serve.bulk.bulk_options import TaskOptions
 from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.outputs.column_types import (
+    NumberListType,
+    NumberType,
+    OutputColumn,
+    SparseType,
+    StringType,
+    VectorDtype,
+    VectorListType,
+    VectorType,
+)
+from trio_pool_serve.errors import BulkInputError, InvalidRequestError
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -31,6 +43,27 @@ class WindowResult:
         return cls([row for part in parts for row in part.rows], sum(part.tokens for part in parts))
 
 
+def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
+    """Return rows in parts of at most ``size``."""
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+async def compute_parts(count: int, compute: Callable[[int], Awaitable[WindowResult]]) -> WindowResult:
+    """Return the results of consecutive parts, computed at the same time, as one.
+
+    Raises what ``compute(index)`` raises, in a group. Cancellation: as its own.
+    """
+    results = [WindowResult([], 0)] * count
+
+    async def compute_part(index: int) -> None:
+        results[index] = await compute(index)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(count):
+            nursery.start_soon(compute_part, index)
+    return WindowResult.joined(results)
+
+
 class Computer(Protocol):
     """Computes rows: with a model in this process, or by a server."""
 
@@ -47,3 +80,42 @@ class Computer(Protocol):
 
 
 OpenComputer: TypeAlias = Callable[[], AbstractAsyncContextManager[Computer]]
+
+
+def text_in(value: Any, column: str) -> str:
+    """Return the text of a column. Raises ``InvalidRequestError`` for other values."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"The column {column} is not a text.")
+    return value
+
+
+def columns_of(task: TaskOptions, dimensions: int) -> list[OutputColumn]:
+    """Return the columns of the output after the id, for a model with vectors of that length.
+
+    Raises ``BulkInputError``.
+    """
+    match task.task:
+        case "embed" | "token-embed":
+            name = "embedding" if task.task == "embed" else "embeddings"
+            return [OutputColumn(name, _vector_type(task, task.dimensions or dimensions))]
+        case "sparse":
+            return [OutputColumn("sparse_embedding", SparseType())]
+        case "classify":
+            return [
+                OutputColumn("label", StringType()),
+                OutputColumn("score", NumberType()),
+                OutputColumn("probabilities", NumberListType()),
+            ]
+        case "score":
+            return [OutputColumn("score", NumberType())]
+        case _:
+            return [OutputColumn("results", SparseType())]
+
+
+def _vector_type(task: TaskOptions, length: int) -> VectorType | VectorListType:
+    dtype: VectorDtype = "int8" if task.dtype == "binary" else task.dtype
+    if task.dtype == "binary":
+        if length % 8:
+            raise BulkInputError(f"--dtype binary needs a multiple of 8 dimensions, not {length}.")
+        length //= 8
+    return VectorType(length, dtype) if task.task == "embed" else VectorListType(length, dtype)

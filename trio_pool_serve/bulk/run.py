@@ -124,7 +124,7 @@ class BulkRun:
 
     def _cut(self, blocks: Iterator[list[InputRow]], start: int) -> Generator[Window, None, None]:
         """Cut rows into windows. Blocking."""
-        shard, limit, per_file = self.options.shard_of_rows, self.options.limit, self.options.rows_per_file
+        (shard, shards), limit, per_file = self.options.shard_of_rows, self.options.limit, self.options.rows_per_file
         rows: list[InputRow] = []
         characters, number = 0, start - 1
         for block in blocks:
@@ -133,10 +133,10 @@ class BulkRun:
                     yield Window(rows, limit, ends_part=True)
                     return
                 number = row.number
-                if shard.has(number):
+                if number % shards == shard:
                     rows.append(row)
                     characters += _characters(row)
-                ends_part = self.in_parts and (number + 1) % (shard.of * per_file) == 0
+                ends_part = self.in_parts and (number + 1) % (shards * per_file) == 0
                 if ends_part or _is_full(rows, characters):
                     yield Window(rows, number + 1, ends_part)
                     rows, characters = [], 0

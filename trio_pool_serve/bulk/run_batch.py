@@ -19,16 +19,18 @@ from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine
 from trio_pool_serve.batches.line_request import LineRequest, Submitter
 from trio_pool_serve.batches.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
-from trio_pool_serve.bulk.batch_input import BatchInput, scan_batch_input
 from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, MetricsOptions
 from trio_pool_serve.bulk.command import ROWS_FAILED
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, is_url, without_secrets
+from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
+from trio_pool_serve.bulk.inputs.input_files import InputFile
+from trio_pool_serve.bulk.inputs.input_table import InputTable
 from trio_pool_serve.bulk.journal import Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.metrics_listener import serving_metrics
-from trio_pool_serve.bulk.own_service import identity_of, open_own_service
+from trio_pool_serve.bulk.own_service import identity_of, open_own_service, serving_metrics
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
 from trio_pool_serve.config import NetworkConfig
@@ -77,13 +79,14 @@ async def _run(console: Console, options: BatchOptions, metrics: MetricsOptions,
         network = NetworkConfig(host=metrics.host, port=metrics.port)
         listening = stack.enter_context(open_listening_socket(network)) if metrics.enable_metrics else None
         source = await _open_input(options, offload)
+        fingerprint = await offload.run("files", partial(source.scan, lambda _: None))
         service = await stack.enter_async_context(open_own_service(options.model, own, network))
         if listening is not None:
             console.print(f"metrics: {url_of(listening, network)}/metrics", markup=False)
             await stack.enter_async_context(serving_metrics(service, listening))
-        batch = OwnBatch(console, options, source, service)
+        batch = OwnBatch(console, options, source, fingerprint, service)
         identity = Identity(
-            input=source.fingerprint,
+            input=fingerprint,
             arguments=_arguments(own),
             model={
                 **await identity_of(service, options.model),
@@ -102,13 +105,13 @@ def _check_files(options: BatchOptions) -> None:
     check_output(options.output, inputs=inputs, overwrite=options.overwrite, beside=copies)
 
 
-async def _open_input(options: BatchOptions, offload: Offload) -> BatchInput:
+async def _open_input(options: BatchOptions, offload: Offload) -> InputTable:
     path, name = options.input, options.input.name
     if is_url(options.input_file):
         name = without_secrets(options.input_file)
-        if not path.exists():
+        if not await offload.run("files", path.exists):
             await download(options.input_file, path, offload)
-    return await offload.run("files", partial(scan_batch_input, path, name))
+    return InputTable(name, Format("jsonl"), (InputFile(name, path),))
 
 
 def _arguments(own: BatchModelOptions) -> dict[str, str | int | bool | None]:
@@ -125,7 +128,9 @@ class OwnBatch:
 
     console: Console
     options: BatchOptions
-    input: BatchInput
+    input: InputTable
+    fingerprint: Fingerprint
+    """Of the input."""
     service: Service
     responder: LineResponder = field(init=False)
 
@@ -150,7 +155,7 @@ class OwnBatch:
         Raises ``PoolServeError``. Cancellation: at once; what was committed stays.
         """
         if not journal.progress.is_finished:
-            with RunProgress("run-batch", self.input.fingerprint.rows, journal.progress, self.console) as progress:
+            with RunProgress("run-batch", self.fingerprint.rows, journal.progress, self.console) as progress:
                 has_ended = await self._compute(journal, progress, stop)
             self.console.print(f"run-batch: {progress.counts(journal.progress)}", markup=False)
             if not has_ended:
@@ -162,17 +167,16 @@ class OwnBatch:
         return ROWS_FAILED if journal.progress.failed else 0
 
     async def _compute(self, journal: Journal, progress: RunProgress, stop: trio.Event) -> bool:
-        checkpoint = _checkpoint_in(journal.progress) or Checkpoint(created=self.input.changed_s)
+        (file,) = self.fingerprint.files
+        checkpoint = _checkpoint_in(journal.progress) or Checkpoint(created=file.mtime_ns // 10**9)
 
         async def commit(position: Position) -> None:
-            await self.service.offload.run("files", self.input.check_unchanged)
+            await self.service.offload.run("files", partial(self.input.check_unchanged, self.fingerprint))
             await journal.commit(_progress_at(evolve(checkpoint, position=position)))
 
-        compute = compute_by(
-            self.responder.respond_all, Submitter(), digest=self.input.file.blake2b, created=checkpoint.created
-        )
+        compute = compute_by(self.responder.respond_all, Submitter(), digest=file.blake2b, created=checkpoint.created)
         run = LineRun(
-            input=self.input.path,
+            input=self.options.input,
             output=self.options.output,
             compute=partial(self._compute_known, compute),
             write=write_line,
@@ -188,13 +192,11 @@ class OwnBatch:
         self, compute: ComputeLines, lines: Sequence[BatchLine | RefusedLine]
     ) -> list[FinishedLine]:
         """Compute lines, but those for routes that there are not: these fail as they do in vLLM."""
-        return await compute([line if self._is_known(line) else self._refused(line) for line in lines])
+        return await compute([self._known(line) for line in lines])
 
-    def _is_known(self, line: BatchLine | RefusedLine) -> bool:
-        return isinstance(line, RefusedLine) or self.responder.has_route(line.url)
-
-    def _refused(self, line: BatchLine | RefusedLine) -> RefusedLine:
-        assert isinstance(line, BatchLine)  # noqa: S101  (others are known)
+    def _known(self, line: BatchLine | RefusedLine) -> BatchLine | RefusedLine:
+        if isinstance(line, RefusedLine) or self.responder.has_route(line.url):
+            return line
         supported = ", ".join(sorted(self.responder.paths))
         error = LineError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
         return RefusedLine(line.number, line.custom_id, error)

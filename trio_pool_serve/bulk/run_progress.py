@@ -26,14 +26,13 @@ class RunProgress:
     total: int | None
     before: Committed
     console: Console = field(factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))
-    is_quiet: bool = False
     _began: float = field(init=False, factory=time.monotonic)
     _last_line: float = field(init=False, factory=time.monotonic)
     _bar: Progress | None = field(init=False, default=None)
     _task: TaskID = field(init=False, default=TaskID(0))
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal and not self.is_quiet:
+        if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
@@ -56,7 +55,7 @@ class RunProgress:
         """Show what has been written so far."""
         if self._bar is not None:
             self._bar.update(self._task, completed=now.done, counts=self.counts(now))
-        elif not self.is_quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
+        elif time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.note(f"{self.title}: {self.counts(now)}{self._left(now)}")
 

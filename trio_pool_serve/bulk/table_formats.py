@@ -1,7 +1,8 @@
 """The formats of files with tables, by their extensions."""
 
+from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import frozen
 
@@ -68,3 +69,11 @@ def known_format(name: str) -> Format | None:
         return None
     found = Format(kind, compression)
     return found if found.in_lines or not compression else None
+
+
+def import_extra(module: str, purpose: str) -> Any:
+    """Import a module of pyarrow or zstandard. Raises ``BulkInputError`` that says what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise BulkInputError(f"{purpose} needs the extra [bulk]: pip install trio-pool-serve[bulk]") from error

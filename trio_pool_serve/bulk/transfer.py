@@ -3,7 +3,6 @@
 import fcntl
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -104,7 +103,7 @@ async def _parts_of(file: BinaryIO, offload: Offload) -> AsyncIterator[bytes]:
 async def _attempt(method: str, url: str, request: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
     for pause_s in (*PAUSES_S, None):
         try:
-            async with _open_client() as client:
+            async with httpx.AsyncClient(timeout=TIMEOUT, follow_redirects=True) as client:
                 return await request(client)
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
@@ -116,9 +115,3 @@ async def _attempt(method: str, url: str, request: Callable[[httpx.AsyncClient],
             raise TransferError(f"{method} {without_secrets(url)}: {reason}.")
         await trio.sleep(pause_s)
     raise AssertionError  # the last pause is None
-
-
-@asynccontextmanager
-async def _open_client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=TIMEOUT, follow_redirects=True) as client:
-        yield client

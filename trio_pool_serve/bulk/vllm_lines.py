@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from trio_pool_serve.batches.batch_line import PREFIX
+from trio_pool_serve.batches.line_format import ResponseRecord
 from trio_pool_serve.batches.line_run import FinishedLine
 
 NULL = msgspec.Raw(b"null")
@@ -15,16 +16,10 @@ STREAMED = "Request must not be sent in stream mode"
 """What vLLM says of every response that is not JSON."""
 
 
-class _Response(msgspec.Struct):
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
 class _Output(msgspec.Struct):
     id: str
     custom_id: str | None
-    response: _Response
+    response: ResponseRecord
     error: Any
 
 
@@ -48,5 +43,5 @@ def write_line(line: FinishedLine) -> tuple[bytes, bool]:
             body = written
         else:
             error = written
-    output = _Output(PREFIX + line.request_id, line.custom_id, _Response(status, line.request_id, body), error)
+    output = _Output(PREFIX + line.request_id, line.custom_id, ResponseRecord(status, line.request_id, body), error)
     return msgspec.json.encode(output) + b"\n", False

@@ -24,8 +24,8 @@ from trio_pool_serve.checking.model_report import (
     kind_of,
     normalize_from,
     pooling_from,
+    print_report,
 )
-from trio_pool_serve.checking.report_tables import print_report
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of

@@ -3,6 +3,8 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -10,7 +12,6 @@ import numpy as np
 import trio
 from attrs import frozen
 
-from trio_pool_serve.checking.process_memory import peak_bytes, reset_peak
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
@@ -103,3 +104,22 @@ def row_of(like: PoolingRequest, tokens: int) -> PoolingRequest:
     """Return a row of so many tokens, all of them the first one of ``like``, with the same params."""
     ids = np.full(tokens, like.prompt.token_ids[0], dtype=np.int32)
     return msgspec.structs.replace(like, prompt=RenderedPrompt(ids))
+
+
+STATUS = Path("/proc/self/status")
+PEAK = Path("/proc/self/clear_refs")
+
+RESET_PEAK = "5"
+"""What sets the peak to what is resident now: proc(5)."""
+
+
+def peak_bytes() -> int:
+    """Return the most bytes that were resident since ``reset_peak``."""
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Begin to look for the peak anew; where the kernel does not allow it, the peak is that of the whole process."""
+    with suppress(OSError):
+        PEAK.write_text(RESET_PEAK)

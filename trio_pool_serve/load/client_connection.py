@@ -2,7 +2,6 @@
 
 import ssl
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import httptools
@@ -110,7 +109,7 @@ class ResponseReader:
             self.is_complete = True
 
 
-class ClientConnection:
+class ClientConnection(trio.abc.AsyncResource):
     """Sends requests that are already bytes, one after the other, and reads their responses.
 
     The body of a response is kept with ``keeps_body``, or if the status is not 200.
@@ -162,17 +161,9 @@ class ClientConnection:
         self.keeps_alive = reader.keeps_alive
         return Response(reader.status, bytes(reader.body))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connection. Cancellation: it is closed all the same."""
         await trio.aclose_forcefully(self._stream)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def request_bytes(path: str, body: bytes = b"", *, host: str = "localhost", headers: str = "") -> bytes:

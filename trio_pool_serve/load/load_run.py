@@ -104,7 +104,7 @@ class LoadRun:
         finally:
             with trio.CancelScope(shield=True):  # closing does not wait
                 for connection in self._idle:
-                    await connection.close()
+                    await connection.aclose()
             self._idle.clear()
 
     @property
@@ -188,7 +188,7 @@ class LoadRun:
                 self._idle.append(connection)
             else:
                 with trio.CancelScope(shield=True):  # closing does not wait
-                    await connection.close()
+                    await connection.aclose()
 
     def count(self, due: float, now: float, response: Response | None = None) -> None:
         """Count a request that was answered with 200."""

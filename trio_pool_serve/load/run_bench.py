@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,9 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.bulk.stop_signals import StopSignals
-from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions, ResultOptions
-from trio_pool_serve.load.bench_result import Round, ServerResult
-from trio_pool_serve.load.bench_tables import as_document, print_results
+from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
+from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import (
     ClientConnection,
     ConnectionEndedError,
@@ -38,6 +37,12 @@ SOME_FAILED = 3
 """Exit status when some requests have failed."""
 
 ROUNDS_OF_SEVERAL = 3
+
+WARMUP_S = 1.0
+"""For which requests are sent before those that are measured: connections are opened, and caches filled."""
+
+TIMEOUT_S = 60.0
+"""After which a request without a response counts as failed: most clients give up no later."""
 
 SHOW_EVERY_S = 0.25
 
@@ -70,20 +75,23 @@ class ModelList(msgspec.Struct):
     data: list[ListedModel]
 
 
-async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOptions, results: ResultOptions) -> int:
-    """Send the load to each server in turns and print the results; return the exit status.
+async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOptions, file: Path | None) -> int:
+    """Send the load to each server in turns, print the results and write them to a file; return the exit status.
 
     Cancellation: at once; nothing is printed.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
-        measured, stopped = await measure(urls, load, requests, results, console)
+        check_folder(file)
+        measured, stopped = await measure(urls, load, requests, console)
     except (BenchError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
     print_results(measured, Console(highlight=False))
     try:
-        await Offload().run("files", partial(write_results, measured, load, requests, results))
+        if file is not None:
+            document = json.dumps(as_document(measured, load, requests), indent=1) + "\n"
+            await Offload().run("files", partial(file.write_text, document))
     except OSError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
@@ -95,25 +103,26 @@ async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOpt
     return SOME_FAILED if any(result.failed for result in measured) else 0
 
 
+def check_folder(file: Path | None) -> None:
+    """Raise ``BenchError`` if a file cannot be written, before anything is measured. Blocks."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise BenchError(f"{file} cannot be written: there is no such folder.")
+
+
 async def measure(
-    urls: Sequence[str], load: LoadOptions, requests: RequestOptions, results: ResultOptions, console: Console
+    urls: Sequence[str], load: LoadOptions, requests: RequestOptions, console: Console
 ) -> tuple[list[ServerResult], bool]:
     """Return what was measured of each server, and whether a signal has ended it early.
 
     Raises ``BenchError``. Cancellation: at once.
     """
-    if results.png is not None and find_spec("matplotlib") is None:
-        raise BenchError("--png needs the extra [bench]: pip install trio-pool-serve[bench]")
-    for path in (results.png, results.json):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: there is no such folder.")
     requests = evolve(requests, api_key=requests.api_key or os.environ.get("OPENAI_API_KEY"))
     targets = [target_of(url, requests.route) for url in urls]
     plans = [await _plan_for(target, load, requests) for target in targets]
     rounds: list[list[Round]] = [[] for _ in urls]
     stopping = StopSignals()
     async with stopping.watch():
-        for number in range(load.rounds or (1 if len(urls) == 1 else ROUNDS_OF_SEVERAL)):
+        for number in range(1 if len(urls) == 1 else ROUNDS_OF_SEVERAL):
             for index, plan in enumerate(plans):
                 with _showing(console, f"{urls[index]}, round {number + 1}", load) as show:
                     measured = await run_round(plan, stopping.stop, show)
@@ -151,18 +160,17 @@ async def _plan_for(target: Target, load: LoadOptions, requests: RequestOptions)
     model = requests.model
     if model is None and requests.body_file is None and requests.route != "/embed":
         model = await first_model(target, requests.api_key)
-    bodies = await Offload().run("files", partial(bodies_of, requests, model, load.seed))
+    bodies = await Offload().run("files", partial(bodies_of, requests, model))
     path, headers = target.path + requests.route, _headers(requests.api_key)
     return LoadPlan(
         target=target,
         requests=[request_bytes(path, body, host=target.authority, headers=headers) for body in bodies],
-        clients=load.closed_loop_clients,
+        clients=0 if load.rate is not None else load.clients or CLIENTS,
         per_s=load.rate or 0.0,
         poisson=True,
-        seed=load.seed,
-        ramp_s=load.warmup,
+        ramp_s=WARMUP_S,
         seconds=load.duration,
-        timeout_s=load.timeout,
+        timeout_s=TIMEOUT_S,
     )
 
 
@@ -268,15 +276,3 @@ def _showing(console: Console, title: str, load: LoadOptions) -> Iterator[Callab
             progress.update(bar, completed=run.measured_s, counts=counts)
 
         yield show
-
-
-def write_results(
-    measured: Sequence[ServerResult], load: LoadOptions, requests: RequestOptions, results: ResultOptions
-) -> None:
-    """Write the files that the options name. Blocks. Raises ``OSError``."""
-    if results.json is not None:
-        results.json.write_text(json.dumps(as_document(measured, load, requests), indent=1) + "\n")
-    if results.png is not None:
-        from trio_pool_serve.load.bench_plot import write_plot  # imported here: an optional dependency
-
-        write_plot(measured, results.png)

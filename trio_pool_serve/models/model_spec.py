@@ -126,3 +126,19 @@ class ModelSpec:
         """Return the params by which the sparse vector of a text of this input type is computed."""
         del input_type  # most models treat all alike
         return SparseEmbed()
+
+
+LEGACY_POOLING_KEYS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+
+
+def pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the pooling types in a Pooling module's config, in either of its two spellings."""
+    modes = config.get("pooling_mode") or [name for name, key in LEGACY_POOLING_KEYS.items() if config.get(key)]
+    return (modes,) if isinstance(modes, str) else tuple(modes) or ("mean",)

@@ -5,7 +5,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import trio
 from attrs import define
@@ -131,39 +131,31 @@ class Metrics:
         def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> BatchHistogram:
             return BatchHistogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)
 
-        def count(name: str, what: str) -> Counter:
-            return Counter(PREFIX + name, what, registry=self.registry)
+        def count(name: str, what: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, what, labelnames=labels, registry=self.registry)
 
         self.render_wait = seconds("render_wait", "Wait of a chunk of one request's prompts for a renderer thread")
         self.render = seconds("render", "Rendering of a chunk of one request's prompts")
-        self.queue = by_model("queue_seconds", "Wait of one row in the engine's queue")
-        self.forward = by_model("forward_seconds", "Launch of one batch; on CPU, its whole forward pass")
-        self.copy_wait = by_model("copy_wait_seconds", "Wait until one launched batch's outputs are on the host")
         self.encode = seconds("encode", "Encoding of one response, the wait for a thread included")
         self.total = seconds("request", "One request, from its first byte read to its encoded response")
-        self.batch_rows = by_model("batch_rows", "Rows per batch", ROWS)
-        self.batch_tokens = by_model("batch_tokens", "Tokens per batch, padding included", TOKENS)
-        self.tokens = Counter(
-            PREFIX + "tokens", "Tokens computed, without padding", labelnames=["model"], registry=self.registry
-        )
-        self.busy = Counter(BUSY, "Seconds with a batch in flight", labelnames=["model"], registry=self.registry)
-        self.padding_waste = by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES)
-        self.faults = Counter(
-            PREFIX + "faults", "Faults of batches, by kind", labelnames=["model", "of"], registry=self.registry
-        )
-        changes = Counter(
-            PREFIX + "model_changes", "Loads and unloads of models", labelnames=["of"], registry=self.registry
-        )
+        self._of_models: Mapping[str, Any] = {
+            "queue": by_model("queue_seconds", "Wait of one row in the engine's queue"),
+            "forward": by_model("forward_seconds", "Launch of one batch; on CPU, its whole forward pass"),
+            "copy_wait": by_model("copy_wait_seconds", "Wait until one launched batch's outputs are on the host"),
+            "batch_rows": by_model("batch_rows", "Rows per batch", ROWS),
+            "batch_tokens": by_model("batch_tokens", "Tokens per batch, padding included", TOKENS),
+            "tokens": count("tokens", "Tokens computed, without padding", "model"),
+            "busy": count(BUSY.removeprefix(PREFIX), "Seconds with a batch in flight", "model"),
+            "padding_waste": by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES),
+        }
+        """By the fields of ``EngineMetrics``."""
+        self._faults = count("faults", "Faults of batches, by kind", "model", "of")
+        changes = count("model_changes", "Loads and unloads of models", "of")
         self.model_changes = {of: changes.labels(of) for of in CHANGES}
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
-        refusals = Counter(
-            PREFIX + "refusals",
-            "Requests refused for the server's state or its limits, by reason",
-            labelnames=["of"],
-            registry=self.registry,
-        )
+        refusals = count("refusals", "Requests refused for the server's state or its limits, by reason", "of")
         self._refusals = {of: refusals.labels(of) for of in REFUSALS}
         self.connections_refused = count(
             "connections_refused", "Connections refused unread: above the limits, or as the loop lags"
@@ -175,15 +167,8 @@ class Metrics:
         """Return the metrics of an engine for ``model``: at zero, or those of the engine before, without its gauges."""
         self._live.forget(model)
         return EngineMetrics(
-            queue=self.queue.labels(model),
-            forward=self.forward.labels(model),
-            copy_wait=self.copy_wait.labels(model),
-            batch_rows=self.batch_rows.labels(model),
-            batch_tokens=self.batch_tokens.labels(model),
-            tokens=self.tokens.labels(model),
-            busy=self.busy.labels(model),
-            padding_waste=self.padding_waste.labels(model),
-            faults={of: self.faults.labels(model, of) for of in FAULTS},
+            **{name: metric.labels(model) for name, metric in self._of_models.items()},
+            faults={of: self._faults.labels(model, of) for of in FAULTS},
             add_gauges=lambda source: self._live.sources.append((model, source)),
         )
 
@@ -203,19 +188,10 @@ class Metrics:
     def forget(self, model: str) -> None:
         """Remove the metrics of a model that is no longer served."""
         self._live.forget(model)
-        for metric in (
-            self.queue,
-            self.forward,
-            self.copy_wait,
-            self.batch_rows,
-            self.batch_tokens,
-            self.padding_waste,
-        ):
+        for metric in self._of_models.values():
             metric.remove(model)
-        self.tokens.remove(model)
-        self.busy.remove(model)
         for of in FAULTS:
-            self.faults.remove(model, of)
+            self._faults.remove(model, of)
 
     def add_gauges(self, source: Callable[[], Gauges], *, model: str | None = None) -> None:
         """Register ``source()``, which ``take_gauges`` calls; the names that it returns are those of ``GAUGES``.

@@ -5,8 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies
 
-from trio_pool_serve.api.http import json_limits
-from trio_pool_serve.api.http.json_limits import COUNTED_AT_ONCE, COUNTED_FROM, JsonLimits
+from trio_pool_serve.api.http.json_body import COUNTED_AT_ONCE, COUNTED_FROM, PER_INPUT, JsonLimits
 from trio_pool_serve.errors import InvalidRequestError
 
 pytestmark = pytest.mark.unit
@@ -54,6 +53,6 @@ def test_texts_are_counted_exactly_wherever_the_pieces_end(texts, shift):
     padding = "x" * (COUNTED_AT_ONCE - 2 - shift)
     body = json.dumps([padding, *texts, "[{" * 500], ensure_ascii=False).encode()
     count = len(texts) + 2
-    assert not is_refused(body, JsonLimits(inputs=count // json_limits.PER_INPUT + 1))
-    limits = JsonLimits(inputs=count // json_limits.PER_INPUT)
+    assert not is_refused(body, JsonLimits(inputs=count // PER_INPUT + 1))
+    limits = JsonLimits(inputs=count // PER_INPUT)
     assert is_refused(body, limits) == (count > limits.strings or limits.containers < 1)

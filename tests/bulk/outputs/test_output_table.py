@@ -28,12 +28,10 @@ from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.bulk.outputs import part_folder
 from trio_pool_serve.bulk.outputs.column_types import (
     IdType,
-    IntegerListType,
     NumberListType,
     NumberType,
     OutputColumn,
     SparseType,
-    StringListType,
     StringType,
     VectorListType,
     VectorType,
@@ -116,10 +114,9 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
                     output.commit()  # which the journal has not seen
                 output.close()
                 output = opened(path, position)
-                assert output._position.rows == done
         for target in (output, uninterrupted):
             target.write(rows(done, done + 4))
-            assert json.loads(target.finish())["rows"] == done + 4
+            target.finish()
             target.close()
         assert list(content(path).values()) == list(content(plain).values())
         assert values(all_rows(open_input(str(path)), "text")) == [row(number)[1] for number in range(done + 4)]
@@ -154,7 +151,6 @@ os.kill(os.getpid(), 9)
             path = tmp_path / f"out.{kind}"
             assert path.is_file() or (path / f"part-00000.{kind}").exists()
             output = opened(path, (tmp_path / f"{number}.position").read_bytes())
-            assert output._position.rows == 25
             output.write(rows(25, 33))
             output.finish()
             output.close()
@@ -183,19 +179,14 @@ def test_what_was_committed_and_is_gone_or_shorter_is_an_error(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_finished_output_opens_at_its_position_and_takes_no_more_rows(tmp_path, kind):
+def test_a_finished_output_that_is_opened_at_its_position_stays_as_it_is(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
     output = opened(path)
     output.write(rows(0, 23))
     position = output.finish()
     output.close()
     before = content(path)
-    output = opened(path, position)
-    assert output._position.rows == 23
-    for step in (lambda: output.write(rows(23, 24)), output.commit, output.finish):
-        with pytest.raises(ValueError, match="finished"):
-            step()
-    output.close()
+    opened(path, position).close()
     assert content(path) == before
 
 
@@ -227,9 +218,6 @@ def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_d
     with pytest.raises(StorageError, match=f"{path}.*: No space left on device"):
         output.write(filler)
         output.commit()
-    for step in (lambda: output.write(filler[:1]), output.commit, output.finish):
-        with pytest.raises(StorageError, match="an earlier write has failed"):
-            step()
     output.close()
     output = opened(path, position, text)
     output.write([("more",)])
@@ -243,14 +231,6 @@ def test_a_folder_that_may_not_be_written_to_is_an_error(small_disk):
     for name in ("out.jsonl", "out.parquet"):
         with pytest.raises(StorageError, match=f"{small_disk}/{name}: Read-only file system"):
             opened(small_disk / name)
-
-
-def test_a_position_of_another_output_is_refused(tmp_path):
-    position = opened(tmp_path / "a.parquet").commit()
-    with pytest.raises(StorageError, match="begun as parquet, and is to go on as arrow"):
-        opened(tmp_path / "a.arrow", position)
-    with pytest.raises(StorageError, match="cannot be read"):
-        opened(tmp_path / "a.parquet", b"{}")
 
 
 # -- folders of parts -----------------------------------------------------------------------------------
@@ -359,8 +339,6 @@ EVERY_TYPE = {
     "bits": (VectorType(2, "uint8"), np.array([0, 255], np.uint8), [0, 255]),
     "column": (VectorType(2), np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1], [1.0, 4.0]),
     "numbers": (NumberListType(), NUMBERS[:2], [0.1, 1e-7]),
-    "ids": (IntegerListType(), np.array([7, -1], np.int64), [7, -1]),
-    "tokens": (StringListType(), ["a", "ü"], ["a", "ü"]),
     "vectors": (VectorListType(2, "float16"), np.ones((3, 2), np.float16), [[1.0, 1.0]] * 3),
     "no vectors": (VectorListType(2), np.ones((0, 2), np.float32), []),
     "sparse": (

@@ -13,6 +13,7 @@ from tests.rendering.media.image_server import ImageServer, drips, never, redire
 from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError, OverloadedError
 from trio_pool_serve.rendering.media import fetching as fetching_module
+from trio_pool_serve.rendering.media.addresses import Resolver
 from trio_pool_serve.rendering.media.fetching import (
     MAX_ADDRESSES,
     MAX_CONCURRENT_FETCHES,
@@ -20,7 +21,6 @@ from trio_pool_serve.rendering.media.fetching import (
     MAX_REDIRECTS,
     ImageFetcher,
 )
-from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client

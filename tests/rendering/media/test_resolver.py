@@ -8,8 +8,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.errors import MediaError
+from trio_pool_serve.rendering.media.addresses import MAX_CONCURRENT_LOOK_UPS, Resolver
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.resolver import MAX_CONCURRENT_LOOK_UPS, Resolver
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client

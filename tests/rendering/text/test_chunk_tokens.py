@@ -14,7 +14,7 @@ from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt
 
 RENDERERS = {

@@ -22,7 +22,7 @@ from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 
 TASKS = 16

@@ -15,18 +15,16 @@ from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import FAMILIES, reranker_tokenizer
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker.pair_format import RerankerPairFormat
+from trio_pool_serve.models.generative_reranker import RerankerPairFormat
 from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
-from trio_pool_serve.rendering.chat.pair_templates import ChatPair
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 

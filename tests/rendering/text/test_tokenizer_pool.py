@@ -13,8 +13,7 @@ from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, Truncat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import TokenIds
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from trio_pool_serve.api.dialects.tei.root import MAIN_TASKS
-from trio_pool_serve.api.dialects.vllm.pooling_requests import main_task
+from trio_pool_serve.api.dialects.vllm.pooling_endpoint import main_task
 from trio_pool_serve.api.http.dispatch import PathByFields
 from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.errors import InvalidRequestError

@@ -3,8 +3,9 @@
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from trio_pool_serve.api.fields.contents import image_prompts
 from trio_pool_serve.api.fields.document_chunks import Chunk, document_of_chunks, document_with_chunks
 from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
@@ -16,15 +17,13 @@ from trio_pool_serve.api.fields.embedding_responses import (
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.given_fields import refused, the_same
-from trio_pool_serve.api.fields.images import image_prompts
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
-from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TruncationLength
+from trio_pool_serve.api.fields.numbers import Dimensions
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import Prompt, TruncationSide
-from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.prompts import Prompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 
@@ -44,20 +43,13 @@ class EmbeddingsRequest(InputFields):
     """
 
     NORMALIZE_NAMES: ClassVar[tuple[str, ...]] = ("normalize", "use_activation")
-    model: str | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
     endianness: Endianness | None = None
     dimensions: Dimensions | None = None
-    truncate_prompt_tokens: TruncationLength | None = None
-    truncation_side: TruncationSide | None = None
-    prompt_name: str | None = None
     prompt: str | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
-    user: str | None = None
-    priority: Priority | None = None
-    request_id: str | None = None
     stream: bool | None = None
     late_chunking: bool | None = None
     late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without any params")
@@ -80,14 +72,7 @@ class EmbeddingsRequest(InputFields):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         return PoolJob(
             prompts=self._document_or_prompts(network),
-            input_params=InputParams(
-                truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side,
-                add_special_tokens=self.adds_special_tokens,
-                prompt_name=self.prompt_name,
-                instruction=self.prompt,
-                padded=self.padding == "max_length",
-            ),
+            input_params=evolve(self.input_params, instruction=self.prompt),
             dimensions=self.dimensions,
             normalize=the_same(self, *self.NORMALIZE_NAMES),
             priority=self.priority or 0,

@@ -11,7 +11,7 @@ from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL, OutputDtype, encoding_of
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.fields.given_fields import refuse_given, the_same, with_truncation
-from trio_pool_serve.api.fields.input_types import with_input_type
+from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.numbers import Dimensions, TopK
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError

@@ -9,9 +9,8 @@ from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EncodingFormat, VectorEncoding
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.given_fields import the_same
-from trio_pool_serve.api.fields.input_types import with_input_type
-from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Dimensions
+from trio_pool_serve.api.fields.input_fields import with_input_type
+from trio_pool_serve.api.fields.numbers import Dimensions, require_few
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig

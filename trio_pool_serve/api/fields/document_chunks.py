@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from trio_pool_serve.api.fields.limits import require_few_parts
+from trio_pool_serve.api.fields.numbers import require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt

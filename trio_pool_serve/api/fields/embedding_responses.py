@@ -12,7 +12,7 @@ from attrs import frozen
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
-from trio_pool_serve.api.http.response import Emit, EventStream, HttpResponse
+from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
@@ -212,6 +212,6 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     rows = rows_to_compute(call.model, call.job)
     # Refused here, if it is, where that can still be said by a status.
     call.model.engine.refuse_late(estimated_work(call.model, call.job, rows, call.context))
-    response = HttpResponse(EventStream(produce), content_type="text/event-stream")
+    response = HttpResponse(event_stream(produce), content_type="text/event-stream")
     # nginx, and what follows it in this, would collect events before it sends them on.
     return response.with_headers({"cache-control": "no-store", "x-accel-buffering": "no"})

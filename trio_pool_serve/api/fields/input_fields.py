@@ -1,20 +1,23 @@
-"""Inputs: the fields of a request that become prompts, and the limits on them."""
+"""Inputs: the fields of a request that become prompts, the limits on them, and what texts are embedded for."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.contents import WireContent
-from trio_pool_serve.api.fields.images import image_part
-from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.contents import WireContent, image_part
+from trio_pool_serve.api.fields.given_fields import quoted
 from trio_pool_serve.api.fields.messages import ConversationFields, WireMessage, WireMessages
-from trio_pool_serve.api.fields.numbers import TokenId
+from trio_pool_serve.api.fields.numbers import Priority, TokenId, TruncationLength, require_few
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
-from trio_pool_serve.prompts import ContentPrompt, Prompt, TextPart, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.model import Model
 
 
 @frozen(kw_only=True)
@@ -66,14 +69,32 @@ INPUT_FIELD_NAMES: FieldNames = {
 class InputFields(ConversationFields):
     """The fields of a request with prompts: exactly one of ``input``, ``messages`` and ``prompt_embeds`` is given.
 
-    Messages may be in ``input`` too.
+    Messages may be in ``input`` too. Every optional field may be null.
     """
 
     input: AnyInput | None = None
     prompt_embeds: PromptEmbeds | None = None
+    model: str | None = None
     add_special_tokens: bool | None = None
     padding: Padding | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
+    truncation_side: TruncationSide | None = None
+    prompt_name: str | None = None
+    user: str | None = None
+    priority: Priority | None = None
+    request_id: str | None = None
+
+    @property
+    def input_params(self) -> InputParams:
+        """How the inputs are to be rendered."""
+        return InputParams(
+            truncate_to=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side,
+            add_special_tokens=self.adds_special_tokens,
+            prompt_name=self.prompt_name,
+            padded=self.padding == "max_length",
+        )
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -157,3 +178,37 @@ def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:
     except TypeError:
         message = f"{param} has a list that is neither of token ids nor of messages."
         raise InvalidRequestError(message, param=param) from None
+
+
+INPUT_TYPES: Mapping[str, InputType] = {
+    "query": "query",
+    "search_query": "query",
+    "retrieval.query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_document": "document",
+    "retrieval.passage": "document",
+}
+"""The sides of a search, by the names that the dialects have for them."""
+
+
+def with_input_type(
+    job: PoolJob, input_type: str | None, model: Model, *, others: Sequence[str] = (), param: str = "input_type"
+) -> PoolJob:
+    """Return a job whose texts get the model's prompt for an input type.
+
+    That is the prompt of that very name, if the model has one; otherwise, for the two sides of a search, the model's
+    prompt for that side. ``others``, which the dialect also knows, change nothing then. A prompt that the client has
+    chosen itself stays. Raises ``InvalidRequestError`` for other values of the field ``param``.
+    """
+    if input_type is None:
+        return job
+    prompts = model.folder.prompts
+    if input_type not in {*INPUT_TYPES, *others, *prompts}:
+        own = f", or a prompt of the model: {', '.join(sorted(prompts))}" if prompts else ""
+        known = ", ".join(sorted({*INPUT_TYPES, *others}))
+        raise InvalidRequestError(f"{param} must be one of {known}{own}; not {quoted(input_type)}.", param=param)
+    input_params = job.input_params
+    chosen = input_params.prompt_name is not None or input_params.instruction is not None
+    named = input_type if input_type in prompts and not chosen else input_params.prompt_name
+    return evolve(job, input_params=evolve(input_params, input_type=INPUT_TYPES.get(input_type), prompt_name=named))

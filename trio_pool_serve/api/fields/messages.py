@@ -8,7 +8,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import WireContent, parts_of
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused
-from trio_pool_serve.api.fields.limits import require_few_parts
+from trio_pool_serve.api.fields.numbers import require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt

@@ -3,9 +3,13 @@
 Within these bounds the tasks judge, which know the model; ``/openapi.json`` has both the bounds and the descriptions.
 """
 
+from collections.abc import Sized
 from typing import Annotated, TypeAlias
 
 import msgspec
+
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError
 
 INT32 = {"ge": -(2**31), "le": 2**31 - 1}
 INT64 = {"ge": -(2**63), "le": 2**63 - 1}
@@ -33,3 +37,18 @@ TopN: TypeAlias = Annotated[
 ]
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="Within the model's vocabulary.")]
+
+
+def require_few(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
+    """Raise ``InvalidRequestError`` for more inputs than ``--max-inputs-per-request``."""
+    require_few_parts(len(inputs), "inputs", network, param)
+
+
+def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:
+    """Raise ``InvalidRequestError`` for more than a request may have inputs: each costs as much as one."""
+    if count > network.max_inputs_per_request:
+        raise InvalidRequestError(
+            f"{count} {what} are more than the {network.max_inputs_per_request} that a request may have "
+            "(--max-inputs-per-request).",
+            param=param,
+        )

@@ -10,9 +10,8 @@ from quart import Request, Response
 from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from trio_pool_serve.api.http.body_pieces import BodyPieces
 from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
-from trio_pool_serve.api.http.request_body import RequestBody
+from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import innermost
@@ -185,7 +184,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
     response = await app.handle_request(quart_request)
     # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
-    body = response.response if isinstance(response, Response) else response.get_data()
+    body: Any = response.response if isinstance(response, Response) else response.get_data()
     return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
 
 

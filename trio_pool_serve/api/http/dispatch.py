@@ -11,8 +11,7 @@ import trio
 from attrs import define, evolve, field, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
-from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body
-from trio_pool_serve.api.http.json_limits import json_limits_of
+from trio_pool_serve.api.http.json_body import decode_json, json_limits_of, model_named_in, read_body
 from trio_pool_serve.api.http.payloads import cut_payloads, find
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer

@@ -1,13 +1,11 @@
 """A file on the disk as a response, or the part of it that a request asks for."""
 
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
-
-from attrs import define, field
-from quart.wrappers.response import ResponseBody
+from typing import BinaryIO
 
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -20,48 +18,28 @@ RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 """One range; of a request for several the whole file is sent, as RFC 9110 allows."""
 
 
-@define(eq=False)
-class FileBody(ResponseBody):
-    """The bytes of a file from one offset to another, read in threads as they are sent."""
+@asynccontextmanager
+async def _file_body(path: Path, begin: int, end: int, offload: Offload) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Return the bytes of a file from one offset to another, read in threads as they are sent."""
+    file = await offload.run("files", partial(_open_at, path, begin))
+    try:
+        async with aclosing(_pieces(file, end - begin, offload)) as pieces:
+            yield pieces
+    finally:
+        file.close()
 
-    path: Path
-    begin: int
-    end: int
-    offload: Offload
-    _file: BinaryIO | None = field(default=None, init=False)
 
-    async def __aenter__(self) -> Self:
-        self._file = await self.offload.run("files", self._open)
-        return self
+def _open_at(path: Path, begin: int) -> BinaryIO:
+    with storage_errors(path):
+        file = path.open("rb")
+    file.seek(begin)
+    return file
 
-    def _open(self) -> BinaryIO:
-        with storage_errors(self.path):
-            file = self.path.open("rb")
-        file.seek(self.begin)
-        return file
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        assert self._file is not None  # noqa: S101  (entered)
-        size = min(PIECE_BYTES, self.end - self.begin)
-        if size <= 0:
-            raise StopAsyncIteration
-        data = await self.offload.run("files", partial(self._file.read, size))
-        if not data:
-            raise StopAsyncIteration
-        self.begin += len(data)
-        return data
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+async def _pieces(file: BinaryIO, left: int, offload: Offload) -> AsyncGenerator[bytes, None]:
+    while left and (data := await offload.run("files", partial(file.read, min(PIECE_BYTES, left)))):
+        left -= len(data)
+        yield data
 
 
 def file_response(request: HttpRequest, path: Path, size: int, offload: Offload) -> HttpResponse:
@@ -81,4 +59,4 @@ def file_response(request: HttpRequest, path: Path, size: int, offload: Offload)
     headers.append(("content-length", str(end - begin)))
     if request.scope["method"] == "HEAD":
         end = begin
-    return HttpResponse(FileBody(path, begin, end, offload), "application/octet-stream", status, tuple(headers))
+    return HttpResponse(_file_body(path, begin, end, offload), "application/octet-stream", status, tuple(headers))

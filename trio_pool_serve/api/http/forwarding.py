@@ -2,10 +2,9 @@
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import httpx
@@ -14,7 +13,6 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from quart.wrappers.response import ResponseBody
 
 from trio_pool_serve.api.http.request import FORWARDED, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -38,26 +36,11 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class ForwardedBody(ResponseBody):
-    """The body of another process's response; ``opened`` is closed behind it."""
-
-    def __init__(self, response: httpx.Response, opened: AsyncExitStack) -> None:
-        self._pieces = response.aiter_raw()
-        self._opened = opened
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._pieces
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self._opened.aclose()
+@asynccontextmanager
+async def _forwarded_body(response: httpx.Response, opened: AsyncExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Return the body of another process's response; ``opened`` is closed behind it."""
+    async with opened:
+        yield response.aiter_raw()
 
 
 async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: float) -> HttpResponse:
@@ -113,8 +96,7 @@ async def _received(response: httpx.Response, stack: AsyncExitStack) -> HttpResp
         return HttpResponse(body, None, response.status_code, tuple(headers))
     if length is not None:
         headers.append(("content-length", length))
-    body_of_it = ForwardedBody(response, stack.pop_all())
-    return HttpResponse(body_of_it, None, response.status_code, tuple(headers))
+    return HttpResponse(_forwarded_body(response, stack.pop_all()), None, response.status_code, tuple(headers))
 
 
 def serve_forwarded(app: ASGIApp) -> Callable[[trio.SocketStream], Awaitable[None]]:

@@ -4,23 +4,28 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
 
+import msgspec
 import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.access.key_usage import KeyUsage
-from trio_pool_serve.api.http.body_pieces import BodyPieces
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
-from trio_pool_serve.api.http.request_body import RequestBody
+from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.planned_window import WindowMember
-from trio_pool_serve.errors import DeadlineExceededError, DrainingError
+from trio_pool_serve.errors import DeadlineExceededError, DrainingError, InvalidRequestError
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.serving.served_model import ModelUse
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
+
+Query = TypeVar("Query")
+
+MAX_QUERY_FIELDS = 32
 
 MAX_REQUEST_ID = 128
 """Characters of a client's request id that are sent back."""
@@ -154,6 +159,14 @@ class HttpRequest:
         """Return a header by its name in lower case; the first, if there are several."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin1")
+
+    def query(self, kind: type[Query]) -> Query:
+        """Return the fields of the query string; unknown ones are ignored. Raises ``InvalidRequestError``."""
+        try:
+            fields = dict(parse_qsl(self.scope["query_string"].decode("latin1"), max_num_fields=MAX_QUERY_FIELDS))
+            return msgspec.convert(fields, kind, strict=False)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise InvalidRequestError(f"The query is not understood: {error}.") from error
 
     @property
     def owner(self) -> str:

@@ -1,15 +1,16 @@
 """HTTP responses: bytes, or a stream of server-sent events."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Self, TypeAlias
 
 import msgspec
 import trio
 from attrs import frozen
-from quart.wrappers.response import ResponseBody
+
+ResponseBody: TypeAlias = AbstractAsyncContextManager[AsyncIterable[bytes | str]]
+"""A body that is entered and iterated while it is sent, as Quart's own are."""
 
 Emit: TypeAlias = Callable[[Callable[[], object]], None]
 """Queues an event, whose data its argument returns; never waits. The argument is called when the event is about to be
@@ -68,48 +69,27 @@ class HttpResponse:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-class EventStream(ResponseBody):
-    """A body of server-sent events, produced by a child task while earlier ones are sent.
+@asynccontextmanager
+async def event_stream(produce: Callable[[Emit], Awaitable[None]]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Return a body of server-sent events, produced by a child task while earlier ones are sent.
 
     ``produce(emit)`` runs in a nursery that lives as long as the body is being sent: when the client disconnects, it is
     cancelled. It handles its own errors, and bounds what it emits: events are kept until they are sent.
     """
+    emitted, unsent = trio.open_memory_channel[Callable[[], object]](math.inf)
 
-    def __init__(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
-        self._produce = produce
-        self._emitted, self._unsent = trio.open_memory_channel[Callable[[], object]](math.inf)
-        self._nursery: AbstractAsyncContextManager[trio.Nursery] = trio.open_nursery()
-        self._scope = trio.CancelScope()
-        self._ended = False
+    async def produce_all() -> None:
+        with emitted:
+            await produce(emitted.send_nowait)
 
-    async def __aenter__(self) -> Self:
-        nursery = await self._nursery.__aenter__()
-        self._scope = nursery.cancel_scope
-        nursery.start_soon(self._run)
-        return self
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(produce_all)
+        async with aclosing(_encoded(unsent)) as events:
+            yield events
+        nursery.cancel_scope.cancel(reason="the stream has ended")
 
-    def __aiter__(self) -> Self:
-        return self
 
-    async def __anext__(self) -> bytes:
-        try:
-            event = await self._unsent.receive()
-        except trio.EndOfChannel:
-            if self._ended:
-                raise StopAsyncIteration from None
-            self._ended = True
-            return DONE
-        return b"data: " + msgspec.json.encode(event()) + b"\n\n"
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._scope.cancel(reason="the stream has ended")
-        await self._nursery.__aexit__(exc_type, exc_value, tb)
-
-    async def _run(self) -> None:
-        with self._emitted:
-            await self._produce(self._emitted.send_nowait)
+async def _encoded(unsent: trio.MemoryReceiveChannel[Callable[[], object]]) -> AsyncGenerator[bytes, None]:
+    async for event in unsent:
+        yield b"data: " + msgspec.json.encode(event()) + b"\n\n"
+    yield DONE

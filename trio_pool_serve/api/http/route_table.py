@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn, TypeAlias
 
-from attrs import frozen
-
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import MethodNotAllowedError
@@ -20,27 +18,6 @@ SLASHES = re.compile("/{2,}")
 OTHER_METHODS = ""
 
 PLACE = "{name}"
-
-
-@frozen
-class _Pattern:
-    """A path with something in it that differs: what is in front of it, and behind it."""
-
-    prefix: str
-    suffix: str
-
-    @property
-    def path(self) -> str:
-        """The path as a route declares it."""
-        return f"{self.prefix}{PLACE}{self.suffix}"
-
-    def matches(self, path: str) -> bool:
-        """Return whether a path has this form."""
-        return (
-            len(path) > len(self.prefix) + len(self.suffix)
-            and path.startswith(self.prefix)
-            and path.endswith(self.suffix)
-        )
 
 
 class RouteTable:
@@ -61,30 +38,40 @@ class RouteTable:
             methods = ", ".join(sorted({*handlers, "OPTIONS"}))
             handlers["OPTIONS"] = partial(_list_methods, methods)
             handlers[OTHER_METHODS] = partial(_refuse_method, methods)
-        patterns = [path for path in self._by_path if PLACE in path]
-        self._patterns = sorted((_Pattern(*path.split(PLACE)) for path in patterns), key=lambda it: -len(it.suffix))
+        templates = [path for path in self._by_path if PLACE in path]
+        templates.sort(key=lambda path: -len(path.partition(PLACE)[2]))
+        self._patterns = {
+            path: re.compile(".+".join(map(re.escape, path.split(PLACE))), re.DOTALL) for path in templates
+        }
+        """Of paths with something in them that differs."""
 
     def find(self, method: str, path: str) -> Handler | None:
         """Return the handler of a request; ``None`` if no route has its path."""
-        handlers = self._by_path.get(path) or self._by_longer_path(path)
+        handlers = self._by_path.get(self.template_of(path))
         return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
 
     def template_of(self, path: str) -> str:
         """Return the path as a route declares it, with ``{name}`` for what differs; empty if no route has it."""
         if path in self._by_path:
             return path
-        return next((pattern.path for pattern in self._patterns if pattern.matches(path)), "")
+        return next((template for template, pattern in self._patterns.items() if pattern.fullmatch(path)), "")
 
     def path_of_route(self, path: str) -> str:
         """Return a path as the routes have it: with single slashes, and none at its end; as it is if none has it."""
-        if not path or path in self._by_path or self._by_longer_path(path):
+        if not path or self.template_of(path):
             return path
         plain = SLASHES.sub("/", path).rstrip("/") or "/"
-        return plain if plain in self._by_path or self._by_longer_path(plain) else path
+        return plain if self.template_of(plain) else path
 
-    def _by_longer_path(self, path: str) -> dict[str, Handler] | None:
-        template = next((pattern.path for pattern in self._patterns if pattern.matches(path)), None)
-        return None if template is None else self._by_path[template]
+
+def fixed(response: HttpResponse) -> Handler:
+    """Return a handler that always gives the same response."""
+
+    async def respond(_: HttpRequest) -> HttpResponse:
+        """Give the response. Cancellation: has no checkpoint."""
+        return response
+
+    return respond
 
 
 async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:

@@ -8,7 +8,6 @@ import msgspec
 from attrs import Factory, frozen
 
 from trio_pool_serve.api.http.json_body import decode_json
-from trio_pool_serve.api.http.query import decode_query
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -149,7 +148,7 @@ def batch_routes(service: Service) -> Routes:
 
     async def batches_of(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """List batches, the newest first. Cancellation: at once."""
-        query = decode_query(request, BatchesQuery)
+        query = request.query(BatchesQuery)
         found, has_more = await batches.store.batches(request.owner, Page(query.limit, query.after))
         ids = [batch.id for batch in found]
         return list_page([batch_object(batch) for batch in found], ids, has_more=has_more)

@@ -4,19 +4,17 @@ The page and its scripts are open, since a browser sends no key for them, and ho
 show is fetched by routes that need a key like any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import msgspec
-from attrs import define, field, frozen
-from quart.wrappers.response import ResponseBody
+from attrs import field, frozen
 
-from trio_pool_serve.api.http.query import decode_query
-from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.route_table import Routes, fixed
 from trio_pool_serve.models.model_spec import Scoring
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ModelState, ServedModel
@@ -89,55 +87,37 @@ class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
     after: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
-@define(eq=False)
-class LiveBody(ResponseBody):
-    """Server-sent events: the samples that are kept, then each new one, until the server drains."""
+@asynccontextmanager
+async def _live_body(service: Service, after: int) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Return server-sent events: the samples that are kept, then each new one, until the server drains."""
+    service.live.viewers += 1
+    try:
+        async with aclosing(_live_events(service, after)) as events:
+            yield events
+    finally:
+        service.live.viewers -= 1
 
-    service: Service
-    after: int
-    _ended: bool = field(init=False, default=False)
 
-    async def __aenter__(self) -> Self:
-        self.service.live.viewers += 1
-        return self
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._ended:
-            raise StopAsyncIteration
-        self.after, samples = await self.service.live.samples_after(self.after)
-        self._ended = self.service.draining
-        return b"".join(b"data: " + sample + b"\n\n" for sample in samples)
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.service.live.viewers -= 1
+async def _live_events(service: Service, after: int) -> AsyncGenerator[bytes, None]:
+    has_ended = False
+    while not has_ended:
+        after, samples = await service.live.samples_after(after)
+        has_ended = service.draining
+        yield b"".join(b"data: " + sample + b"\n\n" for sample in samples)
 
 
 def console_routes(service: Service) -> Routes:
     """Return the routes of the page over a service."""
 
-    def fixed(name: str, content_type: str) -> Handler:
+    def file(name: str, content_type: str) -> HttpResponse:
         response = HttpResponse((FOLDER / (name or "index.html")).read_bytes(), content_type)
-        response = response.with_headers(SECURITY_HEADERS)
-
-        async def respond(_: HttpRequest) -> HttpResponse:
-            """Respond with a file of the page. Cancellation: has no checkpoint."""
-            return response
-
-        return respond
+        return response.with_headers(SECURITY_HEADERS)
 
     async def live(request: HttpRequest) -> HttpResponse:
         """Respond with a stream of samples, one a second. Raises ``InvalidRequestError``. Cancellation: at once."""
-        after = decode_query(request, LiveQuery).after
+        after = request.query(LiveQuery).after
         request.end()  # a page that is open is no running request of its key
-        body = b"" if request.scope["method"] == "HEAD" else LiveBody(service, after)
+        body = b"" if request.scope["method"] == "HEAD" else _live_body(service, after)
         # nginx would keep events until its buffer is full.
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return HttpResponse(body, "text/event-stream").with_headers(headers)
@@ -148,7 +128,7 @@ def console_routes(service: Service) -> Routes:
 
     return {
         **{
-            ("GET", f"{CONSOLE_PATH}/{name}".rstrip("/")): fixed(name, content_type)
+            ("GET", f"{CONSOLE_PATH}/{name}".rstrip("/")): fixed(file(name, content_type))
             for name, content_type in console_files().items()
         },
         ("GET", LIVE_PATH): live,

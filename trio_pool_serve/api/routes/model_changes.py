@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.http.query import decode_query
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -123,7 +122,7 @@ def model_change_routes(service: Service) -> Routes:
         same.
         """
         require_keys()
-        drains = decode_query(request, UnloadQuery).drain
+        drains = request.query(UnloadQuery).drain
         served = model_of(service, request)
         await service.models.remove(served, drains=drains)
         return HttpResponse.json(DeletedModel(served.source.name))

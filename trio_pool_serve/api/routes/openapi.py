@@ -11,9 +11,8 @@ from attrs import frozen
 import trio_pool_serve
 from trio_pool_serve.api.http.dispatch import PathByFields, endpoints_by_path
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
-from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.route_table import Routes, fixed
 
 Route: TypeAlias = tuple[str, str]
 """Method and path."""
@@ -197,16 +196,10 @@ def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, witho
     """
     document = openapi_document(dialects, by_fields, frozenset(without))
     return {
-        ("GET", "/openapi.json"): _fixed(document, "application/json"),
-        ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),
-        **{("GET", f"/docs/{name}"): _fixed((SWAGGER_UI / name).read_bytes(), kind) for name, kind in ASSETS.items()},
+        ("GET", "/openapi.json"): fixed(HttpResponse(document)),
+        ("GET", "/docs"): fixed(HttpResponse(PAGE, "text/html; charset=utf-8")),
+        **{
+            ("GET", f"/docs/{name}"): fixed(HttpResponse((SWAGGER_UI / name).read_bytes(), kind))
+            for name, kind in ASSETS.items()
+        },
     }
-
-
-def _fixed(body: bytes, content_type: str) -> Handler:
-    response = HttpResponse(body, content_type=content_type)
-
-    async def respond(_: HttpRequest) -> HttpResponse:
-        return response
-
-    return respond

@@ -10,7 +10,6 @@ from attrs import frozen
 
 from trio_pool_serve.api.http.file_response import file_response
 from trio_pool_serve.api.http.forwarding import forward
-from trio_pool_serve.api.http.query import decode_query
 from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -167,7 +166,7 @@ def file_routes(service: Service) -> Routes:
 
     async def files(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """List files. Cancellation: at once."""
-        query = decode_query(request, FilesQuery)
+        query = request.query(FilesQuery)
         page = Page(query.limit, query.after, newest_first=query.order == "desc")
         found, has_more = await batches.store.files(request.owner, page, query.purpose)
         return list_page([FileObject.of(file) for file in found], [file.id for file in found], has_more=has_more)

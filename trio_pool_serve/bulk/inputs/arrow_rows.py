@@ -6,10 +6,9 @@ from typing import Any, BinaryIO
 
 from attrs import frozen
 
-from trio_pool_serve.bulk.bulk_extra import import_extra
 from trio_pool_serve.bulk.inputs import input_row
-from trio_pool_serve.bulk.inputs.input_row import BLOCK_BYTES, BLOCK_ROWS, DEFAULT_ID, Cursor, InputRow, json_id, listed
-from trio_pool_serve.bulk.table_formats import Kind
+from trio_pool_serve.bulk.inputs.input_row import BLOCK_BYTES, BLOCK_ROWS, DEFAULT_ID, Cursor, InputRow, id_of, listed
+from trio_pool_serve.bulk.table_formats import Kind, import_extra
 from trio_pool_serve.errors import BulkInputError
 
 PURPOSE = "Reading Parquet and Arrow files"
@@ -163,26 +162,16 @@ def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -
 def _row(values: tuple[Any, ...], found: Any, place: str, wanted: _Columns, number: int) -> InputRow:
     row_id: str | int | float | bool = number
     try:
-        row_id = _id(found, wanted, number)
+        given = id_of(found, wanted.id if wanted.id_needed else None, number)
+        if given is None:
+            check_value(None, wanted.id or "")
+        else:
+            row_id = given
         for column, value in zip(wanted.values, values, strict=True):
             check_value(value, column)
     except ValueError as error:
         return InputRow(number, place, row_id, error=str(error))
     return InputRow(number, place, row_id, values)
-
-
-def _id(found: Any, wanted: _Columns, number: int) -> str | int | float | bool:
-    if wanted.id is None:
-        return number
-    try:
-        row_id = json_id(found)
-    except TypeError as error:
-        if wanted.id_needed:
-            raise ValueError(f"The column {wanted.id!r} has a list or an object, which is no id.") from error
-        return number
-    if row_id is None and wanted.id_needed:
-        check_value(None, wanted.id)
-    return number if row_id is None else row_id
 
 
 def check_value(value: Any, column: str) -> None:

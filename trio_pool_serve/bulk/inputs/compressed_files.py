@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from trio_pool_serve.bulk.bulk_extra import import_extra
-from trio_pool_serve.bulk.table_formats import Compression
+from trio_pool_serve.bulk.table_formats import Compression, import_extra
 from trio_pool_serve.errors import BulkInputError
 
 READ_BYTES = 2**18

@@ -6,9 +6,9 @@ from typing import BinaryIO
 
 from attrs import frozen
 
+from trio_pool_serve.batches.batch_line import read_lines
 from trio_pool_serve.bulk.inputs import input_row
 from trio_pool_serve.bulk.inputs.input_row import DEFAULT_ID, Cursor, InputRow, listed
-from trio_pool_serve.bulk.inputs.line_reader import LineReader
 from trio_pool_serve.errors import BulkInputError
 
 
@@ -32,11 +32,14 @@ class _TextLines(Iterator[str]):
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self.lines = LineReader(file)
+        self._lines = read_lines(file, input_row.MAX_ROW_BYTES)
+        self.number = 0
+        """Of the line that was read last, from 1."""
         self.row_bytes = 0
 
     def __next__(self) -> str:
-        line = next(self.lines)
+        line, _ = next(self._lines)
+        self.number += 1
         if line is None or self.row_bytes + len(line) > input_row.MAX_ROW_BYTES:
             raise _RowTooLongError
         self.row_bytes += len(line)
@@ -55,7 +58,7 @@ def csv_rows(
     parser = csv.reader(text, delimiter=delimiter, strict=True)
     header: _Header | None = None
     while True:
-        place = f"{name}:{text.lines.number + 1}"
+        place = f"{name}:{text.number + 1}"
         text.row_bytes = 0
         cells, error = _next_cells(parser)
         if cells is None:

@@ -84,6 +84,20 @@ def json_id(value: Any) -> str | int | float | bool | None:
     return None if value is None else str(value)
 
 
+def id_of(found: Any, id_column: str | None, number: int) -> str | int | float | bool | None:
+    """Return the id of a row with that number, which it is by default; None for one that is missing and needed.
+
+    Raises ``ValueError`` for what is no id in a column that was named.
+    """
+    try:
+        row_id = json_id(found)
+    except TypeError as error:
+        if id_column is not None:
+            raise ValueError(f"The column {id_column!r} has a list or an object, which is no id.") from error
+        return number
+    return number if row_id is None and id_column is None else row_id
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names for an error message, at most twenty of them."""
     found = [repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names]

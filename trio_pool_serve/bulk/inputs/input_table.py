@@ -134,8 +134,8 @@ class InputTable:
         return in_blocks(csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor))
 
     def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> FilePrint:
-        before = _state(file)
         with read_errors(file.name), self._opened(file) as opened:
+            before = _state(file)
             hashed = HashedFile(opened, progress)
             self._rows_of_file[file.name] = self._count(opened, hashed, file.name)
             hashed.read_to_end()

@@ -6,20 +6,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from trio_pool_serve.bulk.bulk_extra import import_extra
-from trio_pool_serve.bulk.outputs.column_arrays import as_written
 from trio_pool_serve.bulk.outputs.column_types import (
     ColumnType,
     IdType,
-    IntegerListType,
     NumberListType,
     NumberType,
     OutputColumn,
     SparseType,
-    StringListType,
     VectorListType,
     VectorType,
+    as_written,
 )
+from trio_pool_serve.bulk.table_formats import import_extra
 
 PURPOSE = "Writing Parquet and Arrow files"
 
@@ -47,10 +45,6 @@ class BatchBuilder:
                 return arrow.float32()
             case NumberListType():
                 return arrow.list_(arrow.float32())
-            case IntegerListType():
-                return arrow.list_(arrow.int32())
-            case StringListType():
-                return arrow.list_(arrow.string())
             case VectorType(length, dtype):
                 return arrow.list_(arrow.from_numpy_dtype(np.dtype(dtype)), length)
             case VectorListType(length, dtype):
@@ -67,7 +61,7 @@ class BatchBuilder:
                 return self._arrow.array([None if value is None else float(value) for value in values], arrow_type)
             case VectorType(length, dtype):
                 return self._vectors(kind, values, np.zeros((len(values), length), dtype), arrow_type)
-            case NumberListType() | IntegerListType() | VectorListType() | SparseType():
+            case NumberListType() | VectorListType() | SparseType():
                 return self._lists(kind, values, arrow_type)
         return self._arrow.array(values, arrow_type)
 

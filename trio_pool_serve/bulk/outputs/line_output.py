@@ -1,19 +1,75 @@
-"""JSON lines and CSV: one file that grows at its end."""
+"""JSON lines and CSV: one file that grows at its end, or standard output, compressed or not."""
 
-from collections.abc import Iterator, Sequence
+import csv
+import io
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from attrs import evolve
+import numpy as np
+import orjson
 
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.outputs.compressed_members import CompressedMembers
-from trio_pool_serve.bulk.outputs.line_encoding import LineEncoder, Rows
-from trio_pool_serve.bulk.outputs.position import Position, decoded_position
-from trio_pool_serve.bulk.outputs.standard_output import StandardOutput
-from trio_pool_serve.bulk.table_formats import Format
+from trio_pool_serve.bulk.outputs.column_types import ColumnType, NumberType, OutputColumn, SparseType, as_written
+from trio_pool_serve.bulk.outputs.position import Position
+from trio_pool_serve.bulk.table_formats import Compression, Format, Kind, import_extra
 from trio_pool_serve.errors import StorageError
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
+
+Rows = Sequence[Sequence[Any]]
+
+
+class LineEncoder:
+    """Encodes rows of the same columns as JSON objects, or as cells after RFC 4180 in which lists are JSON."""
+
+    def __init__(self, kind: Kind, columns: Sequence[OutputColumn]) -> None:
+        self._columns = columns
+        self._delimiter = {"csv": ",", "tsv": "\t"}.get(kind)
+
+    def header(self) -> bytes:
+        """Return the line before the rows."""
+        return self._cells([[column.name for column in self._columns]]) if self._delimiter else b""
+
+    def lines(self, rows: Rows) -> bytes:
+        """Return the lines of rows."""
+        if self._delimiter:
+            return self._cells([[_cell(column.type, value) for column, value in self._pairs(row)] for row in rows])
+        return b"".join([self._object(row) for row in rows])
+
+    def _pairs(self, row: Sequence[Any]) -> list[tuple[OutputColumn, Any]]:
+        return list(zip(self._columns, row, strict=True))
+
+    def _object(self, row: Sequence[Any]) -> bytes:
+        values = {column.name: _json_value(column.type, value) for column, value in self._pairs(row)}
+        return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+    def _cells(self, rows: list[list[str]]) -> bytes:
+        text = io.StringIO()
+        csv.writer(text, delimiter=self._delimiter or ",", lineterminator="\r\n").writerows(rows)
+        return text.getvalue().encode()
+
+
+def _json_value(kind: ColumnType, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, NumberType):
+        return np.float32(value)  # which is written with the digits that tell it from other float32 numbers
+    array = as_written(kind, value)
+    if isinstance(kind, SparseType):
+        indices, scores = array
+        return [{"index": index, "score": score} for index, score in zip(indices.tolist(), scores, strict=True)]
+    return array
+
+
+def _cell(kind: ColumnType, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return orjson.dumps(_json_value(kind, value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 class LineOutput:
@@ -23,60 +79,114 @@ class LineOutput:
         self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: bytes | None
     ) -> None:
         self._path = path
-        self._position = decoded_position(position, Position(format=str(table_format)))
-        self._rows = self._position.rows
         self._encoder = LineEncoder(table_format.kind, columns)
         self._members = CompressedMembers(table_format.compression)
-        self._failed = False
         self._file: AppendedFile | StandardOutput = (
-            StandardOutput() if path is None else open_appended(path, self._position.n_bytes)
+            StandardOutput() if path is None else open_appended(path, Position.decoded(position).n_bytes)
         )
-        if not self._position.n_bytes and (header := self._encoder.header()):
-            self._append(self._members.add(header))
+        if not self._file.length and (header := self._encoder.header()):
+            self._file.append(self._members.add(header))
 
     def write(self, rows: Rows) -> None:
         """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
-        self._check_open()
-        self._append(self._members.add(self._encoder.lines(rows)))
-        self._rows += len(rows)
+        self._file.append(self._members.add(self._encoder.lines(rows)))
 
     def commit(self) -> bytes:
-        """Make all rows durable; return the position. Raises ``StorageError``."""
-        return self._commit(finished=False)
+        """Make all rows durable; return the position. Raises ``StorageError``; then only ``close`` is of use."""
+        self._file.append(self._members.end_member())
+        length = self._file.sync()
+        return b"" if self._path is None else Position(length).encoded()
 
     def finish(self) -> bytes:
         """Commit, once all rows are written; return the last position. Raises ``StorageError``."""
         if not self._file.length:
             self._members.add(b"")  # a compressed file has a member, even if there are no rows
-        return self._commit(finished=True)
+        return self.commit()
 
     def close(self) -> None:
         """Close the file. What was written since the last commit is cut off when it is opened at its position."""
         self._file.close()
 
-    def _commit(self, *, finished: bool) -> bytes:
-        self._check_open()
-        self._append(self._members.end_member())
-        with self._remembered_failure():
-            length = self._file.sync()
-        self._position = evolve(self._position, rows=self._rows, n_bytes=length, finished=finished)
-        return b"" if self._path is None else self._position.encoded()
 
-    def _append(self, data: bytes) -> None:
-        with self._remembered_failure():
-            self._file.append(data)
+@contextmanager
+def _pipe_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise StorageError("Standard output was closed by its reader before all rows were written.") from error
+    except OSError as error:
+        raise StorageError(f"Standard output: {error.strerror or error}.") from error
 
-    def _check_open(self) -> None:
-        if self._failed:
-            raise StorageError(f"{self._path or 'Standard output'}: an earlier write has failed.")
-        if self._position.finished:
-            raise ValueError("The output is finished.")
 
-    @contextmanager
-    def _remembered_failure(self) -> Iterator[None]:
-        """After a failure it is not known what is in the file behind the last commit."""
-        try:
-            yield
-        except StorageError:
-            self._failed = True
-            raise
+class StandardOutput:
+    """Writes without a buffer, so that nothing is left to be written when the interpreter ends."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        with _pipe_errors():
+            sys.stdout.flush()
+        self._descriptor = sys.stdout.fileno()
+
+    def append(self, data: bytes) -> None:
+        """Write all of the data. Raises ``StorageError``."""
+        with _pipe_errors():
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        self.length += len(data)
+
+    def sync(self) -> int:
+        """Return the length; there is nothing to wait for."""
+        return self.length
+
+    def close(self) -> None:
+        """Leave it open: it belongs to the process."""
+
+
+PIECE_BYTES = 2**17
+"""Compressors get pieces of this size, so that what they write does not depend on how rows arrived."""
+
+GZIP_LEVEL = 6
+GZIP_WITH_HEADER = 31
+"""What zlib calls its window bits. The header has no name and no time."""
+
+ZSTD_LEVEL = 3
+
+
+class CompressedMembers:
+    """Bytes of a file that is compressed in members, or not compressed."""
+
+    def __init__(self, compression: Compression) -> None:
+        self._new_compressor = new_compressor(compression)
+        self._compressor: Any = None
+        self._pending = bytearray()
+
+    def add(self, content: bytes) -> bytes:
+        """Take content; return what is to be written to the file already."""
+        if self._new_compressor is None:
+            return content
+        self._compressor = self._compressor or self._new_compressor()
+        self._pending += content
+        end = len(self._pending) - len(self._pending) % PIECE_BYTES
+        pieces = [bytes(self._pending[start : start + PIECE_BYTES]) for start in range(0, end, PIECE_BYTES)]
+        del self._pending[:end]
+        return b"".join([self._compressor.compress(piece) for piece in pieces])
+
+    def end_member(self) -> bytes:
+        """End the member, if there is content since the last one; return what is to be written of it."""
+        if self._compressor is None:
+            return b""
+        written = self._compressor.compress(bytes(self._pending)) + self._compressor.flush()
+        self._pending.clear()
+        self._compressor = None
+        return bytes(written)
+
+
+def new_compressor(compression: Compression) -> Callable[[], Any] | None:
+    """Return a function that returns an object for one member, or None where nothing is compressed."""
+    if compression == "gz":
+        return lambda: zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WITH_HEADER)
+    if compression == "zst":
+        zstandard = import_extra("zstandard", "Writing .zst files")
+        return lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
+    return None

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Protocol
 
 from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.outputs.line_encoding import Rows
-from trio_pool_serve.bulk.outputs.line_output import LineOutput
-from trio_pool_serve.bulk.outputs.part_folder import PartFolder
+from trio_pool_serve.bulk.outputs.line_output import LineOutput, Rows
+from trio_pool_serve.bulk.outputs.part_folder import PartFolder, check_parts, parts_behind
+from trio_pool_serve.bulk.outputs.position import Position
 from trio_pool_serve.bulk.table_formats import Format
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
+from trio_pool_serve.storage.durable_files import storage_errors
 
 
 class OutputTable(Protocol):
@@ -49,3 +50,33 @@ def open_output(
     if path is None:
         raise BulkInputError(f"{format} cannot be written to standard output. Use jsonl or csv, or a folder.")
     return PartFolder(path, format, columns, position)
+
+
+def check_finished(path: Path, table_format: Format, position: bytes | None) -> None:
+    """Raise ``StorageError`` if the output of a complete run is no longer what it has left. Nothing is opened."""
+    found = Position.decoded(position)
+    try:
+        with storage_errors(path):
+            if not path.exists():
+                raise StorageLostError(f"{path} has been deleted.")
+            if table_format.in_lines:
+                _check_file(path, found)
+            else:
+                _check_folder(path, table_format, found)
+    except StorageError as error:
+        raise StorageLostError(
+            f"The run is complete, but its output was changed. {error} --overwrite begins again."
+        ) from error
+
+
+def _check_file(path: Path, position: Position) -> None:
+    size = path.stat().st_size
+    if size != position.n_bytes:
+        raise StorageLostError(f"{path} has {size} bytes, where {position.n_bytes} had been written.")
+
+
+def _check_folder(folder: Path, table_format: Format, position: Position) -> None:
+    check_parts(folder, table_format, position)
+    behind = parts_behind(folder, table_format, position)
+    if behind:
+        raise StorageLostError(f"{behind[0]} is new: {position.parts} parts had been written.")

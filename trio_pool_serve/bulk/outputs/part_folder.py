@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
-from trio_pool_serve.bulk.outputs.arrow_batches import BatchBuilder
-from trio_pool_serve.bulk.outputs.column_arrays import size_of
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.outputs.line_encoding import Rows
-from trio_pool_serve.bulk.outputs.part_file import PartFile
-from trio_pool_serve.bulk.outputs.position import Position, decoded_position
-from trio_pool_serve.bulk.table_formats import Format
+from trio_pool_serve.bulk.outputs.arrow_batches import PURPOSE, BatchBuilder
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn, size_of
+from trio_pool_serve.bulk.outputs.line_output import Rows
+from trio_pool_serve.bulk.outputs.position import Position
+from trio_pool_serve.bulk.table_formats import Format, Kind, import_extra
 from trio_pool_serve.errors import BulkInputError, StorageError
-from trio_pool_serve.storage.durable_files import make_folder, remove_files, storage_errors
+from trio_pool_serve.storage.durable_files import make_folder, publish, remove_files, storage_errors
+
+TEMPORARY = ".tmp"
 
 GROUP_ROWS = 1024
 GROUP_BYTES = 16 * 2**20
@@ -23,6 +22,48 @@ GROUP_BYTES = 16 * 2**20
 
 MAX_PARTS = 100_000
 """With five digits, the order of names is that of rows."""
+
+
+class PartFile:
+    """One part that is being written, under a temporary name, a row group or a record batch at a time.
+
+    All methods raise ``StorageError``.
+    """
+
+    def __init__(self, path: Path, kind: Kind, schema: Any) -> None:
+        self.path = path
+        self.temporary = path.with_name(path.name + TEMPORARY)
+        with storage_errors(self.temporary):
+            self._file = self.temporary.open("wb")
+            self._writer = _writer(kind, self._file, schema)
+
+    def write(self, batch: Any) -> None:
+        """Append a record batch."""
+        with storage_errors(self.temporary):
+            self._writer.write_batch(batch)
+
+    def complete(self) -> int:
+        """Give the file its name, durably; return its size in bytes."""
+        with storage_errors(self.temporary):
+            self._writer.close()
+            self._file.close()
+            size = self.temporary.stat().st_size
+        publish(self.temporary, self.path)
+        return size
+
+    def discard(self) -> None:
+        """Remove what was written; an error is not reported, because a resume removes it, too."""
+        for step in (self._writer.close, self._file.close, self.temporary.unlink):
+            with suppress(OSError, ValueError):  # ValueError: the writer or the file has been closed
+                step()
+
+
+def _writer(kind: Kind, file: Any, schema: Any) -> Any:
+    if kind == "arrow":
+        return import_extra("pyarrow", PURPOSE).ipc.new_file(file, schema)
+    return import_extra("pyarrow.parquet", PURPOSE).ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
+    )
 
 
 class PartFolder:
@@ -41,59 +82,45 @@ class PartFolder:
         self._folder = folder
         self._format = table_format
         self._builder = BatchBuilder(columns)
-        new = Position(format=str(table_format))
-        self._position = decoded_position(position, new)
+        self._position = Position.decoded(position)
         self._group: list[Sequence[Any]] = []
         self._group_bytes = 0
         self._part: PartFile | None = None
-        self._failed = False
         with storage_errors(folder):
             self._prepare(fresh=position is None)
 
     def write(self, rows: Rows) -> None:
         """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
-        self._check_open()
-        self._failed = True
         for row in rows:
-            self._write_row(row)
-        self._failed = False
+            self._group.append(row)
+            self._group_bytes += size_of(row)
+            if len(self._group) == GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+                self._end_group()
 
     def commit(self) -> bytes:
-        """End a part with the rows since the last commit, if there are any; return the position, once it is durable."""
-        self._check_open()
-        self._failed = True
+        """End a part with the rows since the last commit, if there are any; return the position, once it is durable.
+
+        Raises ``StorageError``; then only ``close`` is of use.
+        """
         self._end_group()
-        self._end_part()
-        self._failed = False
+        if self._part is not None:
+            size = self._part.complete()
+            self._position = Position(self._position.n_bytes + size, self._position.parts + 1)
+            self._part = None
         return self._position.encoded()
 
     def finish(self) -> bytes:
         """Commit, with an empty part if there were no rows at all; return the last position."""
-        self._check_open()
         self._end_group()
         if self._part is None and not self._position.parts:
             self._part = self._new_part()
-        self.commit()
-        self._position = evolve(self._position, finished=True)
-        return self._position.encoded()
+        return self.commit()
 
     def close(self) -> None:
         """Remove the part that is not complete. Complete ones stay, until a resume from a position before them."""
         if self._part is not None:
             self._part.discard()
             self._part = None
-
-    def _check_open(self) -> None:
-        if self._failed:
-            raise StorageError(f"{self._folder}: an earlier write has failed.")
-        if self._position.finished:
-            raise ValueError("The output is finished.")
-
-    def _write_row(self, row: Sequence[Any]) -> None:
-        self._group.append(row)
-        self._group_bytes += size_of(row)
-        if len(self._group) == GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
-            self._end_group()
 
     def _end_group(self) -> None:
         if not self._group:
@@ -106,20 +133,9 @@ class PartFolder:
     def _new_part(self) -> PartFile:
         if self._position.parts == MAX_PARTS:
             raise StorageError(f"{self._folder} has {MAX_PARTS} parts, which is the most. Use more rows per file.")
-        return PartFile(self._path(self._position.parts), self._format.kind, self._builder.schema)
-
-    def _end_part(self) -> None:
-        if self._part is None:
-            return
-        size = self._part.complete()
-        before = self._position
-        self._position = evolve(
-            before, parts=before.parts + 1, rows=before.rows + self._part.rows, n_bytes=before.n_bytes + size
+        return PartFile(
+            part_path(self._folder, self._format, self._position.parts), self._format.kind, self._builder.schema
         )
-        self._part = None
-
-    def _path(self, part: int) -> Path:
-        return part_path(self._folder, self._format, part)
 
     def _prepare(self, *, fresh: bool) -> None:
         """Check the parts up to the position, and remove those behind it."""

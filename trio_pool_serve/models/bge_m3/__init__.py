@@ -1,8 +1,38 @@
 """BGE-M3: dense, sparse and token vectors from one forward pass."""
 
-from trio_pool_serve.models.bge_m3.spec import read_bge_m3
-from trio_pool_serve.models.bge_m3.text_format import bge_m3_text_format
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.models.bge_m3.spec import BgeM3, read_bge_m3
 from trio_pool_serve.models.model_kind import ModelKind
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.rendering.text.plain_text import TextFormat
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+
+@frozen(kw_only=True)
+class SkipFirstToken(TextFormat):
+    """A first token ``token_id`` is not kept: its vector is the dense vector of the whole text."""
+
+    token_id: int | None
+
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
+        """Mark all tokens but the first as kept."""
+        del input_type
+        kept = None
+        if len(token_ids) and token_ids[0] == self.token_id:
+            kept = np.arange(len(token_ids)) > 0
+        return RenderedPrompt(token_ids, instruction_tokens, kept=kept)
+
+
+def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> SkipFirstToken:
+    """Return the text format, with the tokenizer's CLS token."""
+    del spec
+    return SkipFirstToken(token_id=tokenizer.id_named("cls_token"))
+
 
 BGE_M3 = ModelKind(
     read=read_bge_m3,

@@ -14,7 +14,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.types import PoolingTask
 
 TOKENWISE_CLASSIFIERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "modernbert"})

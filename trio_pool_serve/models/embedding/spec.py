@@ -16,12 +16,12 @@ from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.modalities import (
     modality_config,
-    reject_input_type_lengths,
     reject_processing_kwargs,
     require_methods,
+    require_plain_states,
 )
-from trio_pool_serve.models.model_spec import ModelSpec, Similarity
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.models.model_spec import ModelSpec, Similarity, pooling_modes
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 
 @frozen(kw_only=True)
@@ -68,14 +68,8 @@ class Embedding(ModelSpec):
 
     @property
     def pooling(self) -> str:
-        """The modes of the Pooling module, in either spelling of its config, joined by ``+``."""
-        config = self.modules[0].config
-        modes = config.get("pooling_mode") or [
-            name[1]
-            for key, on in config.items()
-            if on and (name := re.fullmatch(r"pooling_mode_(.+?)(_tokens?)?", key))
-        ]
-        return modes if isinstance(modes, str) else "+".join(modes) or "mean"
+        """The modes of the Pooling module, joined by ``+``."""
+        return "+".join(pooling_modes(self.modules[0].config))
 
     @property
     def pools_instruction(self) -> bool:
@@ -179,7 +173,4 @@ def _refuse_unsupported(files: FolderFiles) -> None:
     for name in () if files.modules else files.architectures:
         if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
             raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
-    task = files.module_config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise ModelLoadError(f"The transformer's task is {task!r}, which is not supported for an embedding model.")
-    reject_input_type_lengths(files)
+    require_plain_states(files)

@@ -13,9 +13,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.files.regular_files import read_text
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat, expects_content_parts
+from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
 
 JINJA = re.compile(r"\{[{%#]")
 

@@ -48,3 +48,11 @@ def reject_input_type_lengths(files: FolderFiles) -> None:
     found = [name for name in ("query_length", "document_length", "query_expansion") if files.module_config.get(name)]
     if found:
         raise ModelLoadError(f"The transformer's config requires {', '.join(found)}, which is not supported.")
+
+
+def require_plain_states(files: FolderFiles) -> None:
+    """Raise ``ModelLoadError`` unless the transformer makes the states of an embedding model, of any text alike."""
+    task = files.module_config.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise ModelLoadError(f"The transformer's task is {task!r}, which is not supported for an embedding model.")
+    reject_input_type_lengths(files)

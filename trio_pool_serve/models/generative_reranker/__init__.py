@@ -1,8 +1,50 @@
 """Generative rerankers: causal language models that score a query and a document."""
 
-from trio_pool_serve.models.generative_reranker.pair_format import reranker_pair_format
-from trio_pool_serve.models.generative_reranker.spec import read_generative_reranker
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.models.generative_reranker.spec import (
+    GenerativeReranker,
+    RerankerTemplate,
+    read_generative_reranker,
+)
 from trio_pool_serve.models.model_kind import ModelKind
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.chat.pair_templates import all_ids, chat_pair, check_length, shortened_pair
+from trio_pool_serve.rendering.text.pairs import PairFormat
+from trio_pool_serve.rendering.text.text_window import available_tokens, encode_window
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.types import RenderedPrompt
+
+
+@frozen
+class RerankerPairFormat:
+    """Prefix and suffix, which are never truncated, around a body, which may be."""
+
+    format: RerankerTemplate
+
+    def render(
+        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
+    ) -> RenderedPrompt:
+        """Return the tokens of prefix, body and suffix, each tokenised by itself."""
+        prefix, suffix = all_ids(tokenizer, self.format.prefix), all_ids(tokenizer, self.format.suffix)
+        frame = len(prefix) + len(suffix)
+        keep = available_tokens(params, max_model_len, frame, "template")
+        first, second = shortened_pair(tokenizer, prompt)
+        window = encode_window(
+            tokenizer, self.format.body(first, second, params.instruction), keep, params.truncation_side
+        )
+        check_length(window, keep, params, max_model_len, extra=frame)
+        body = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
+        return RenderedPrompt(np.concatenate([prefix, body, suffix]))
+
+
+def reranker_pair_format(spec: GenerativeReranker, tokenizer: Tokenizer) -> PairFormat:
+    """Return the pair format of a model. Raises ``ModelLoadError`` if its template cannot be used."""
+    if isinstance(spec.template, RerankerTemplate):
+        return RerankerPairFormat(spec.template)
+    return chat_pair(spec.template, tokenizer)
+
 
 GENERATIVE_RERANKER = ModelKind(
     read=read_generative_reranker,

@@ -16,7 +16,7 @@ from trio_pool_serve.models.classification.spec import is_cross_encoder, score_a
 from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 
 @frozen(kw_only=True)

@@ -9,8 +9,7 @@ from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 
 

@@ -1,13 +1,31 @@
-"""What loads a runner, by name where another process is to call it. Does not import torch."""
+"""What loads a runner, by name where another process is to call it, after the first import of transformers.
 
+This module does not import torch.
+"""
+
+import importlib
 from collections.abc import Callable
+from threading import Lock
 from typing import TypeAlias
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.loading.first_import import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
+
+_importing = Lock()
+
+
+def import_transformers() -> None:
+    """Import transformers, which later imports of any of its names rely on. Blocks; the first time for seconds.
+
+    While it is imported, transformers puts another module in its own place. A thread that has found the first one by
+    then, and waits for it, is given that: ``from transformers import AutoTokenizer`` fails in it. So each thread that
+    loads calls this before, and the first import is of one thread alone.
+    """
+    with _importing:
+        importlib.import_module("transformers")
+
 
 RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
 

@@ -1,7 +1,6 @@
 """Loading sentence-transformers modules: those that ``modules.json`` lists after the transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,33 +8,19 @@ from torch import Tensor, nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.model_spec import pooling_modes
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
-
-LEGACY_POOLING_KEYS = {
-    "cls": "pooling_mode_cls_token",
-    "max": "pooling_mode_max_tokens",
-    "mean": "pooling_mode_mean_tokens",
-    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens",
-    "lasttoken": "pooling_mode_lasttoken",
-}
-
-
-def pooling_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the pooling types in a Pooling module's config, in either of its two spellings."""
-    modes = config.get("pooling_mode") or [name for name, key in LEGACY_POOLING_KEYS.items() if config.get(key)]
-    names = (modes,) if isinstance(modes, str) else tuple(modes)
-    unknown = [name for name in names if name not in POOLING_TYPES]
-    if unknown:
-        raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
-    return names or ("mean",)
 
 
 def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
     """Load a Pooling module and the modules after it. Raises ``ModelLoadError``."""
     if not modules or modules[0].name != "Pooling":
         raise ModelLoadError("The transformer is not followed by a Pooling module.")
-    return load_output_modules(modules[1:], device, pooling=pooling_names(modules[0].config))
+    pooling = pooling_modes(modules[0].config)
+    unknown = [name for name in pooling if name not in POOLING_TYPES]
+    if unknown:
+        raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
+    return load_output_modules(modules[1:], device, pooling=pooling)
 
 
 def load_output_modules(modules: Sequence[ModuleFiles], device: torch.device, *, pooling: Sequence[str] = ()) -> Pooler:

@@ -9,7 +9,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
-from trio_pool_serve.models.loading.first_import import import_transformers
+from trio_pool_serve.models.loading.runner_loader import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids

@@ -14,7 +14,7 @@ from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.models.vision_language.image_format import grid_processor, reject_placeholders
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.text_window import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 

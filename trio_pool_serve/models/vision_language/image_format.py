@@ -12,7 +12,7 @@ from trio_pool_serve.models.loading.image_processors import probe_image_processo
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
 from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.text_window import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 

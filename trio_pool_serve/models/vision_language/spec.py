@@ -23,11 +23,11 @@ from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.modalities import (
     modality_config,
-    reject_input_type_lengths,
     reject_processing_kwargs,
     require_methods,
+    require_plain_states,
 )
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 """Pixels per side by model type, if vision_config omits it."""
@@ -72,10 +72,7 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     unsupported = [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]
     if unsupported:
         raise ModelLoadError(f"{unsupported[0]} is not an embedding model, and is not supported.")
-    task = files.module_config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise ModelLoadError(f"The transformer's task is {task!r}, which is not supported for an embedding model.")
-    reject_input_type_lengths(files)
+    require_plain_states(files)
     return VisionLanguage(
         modules=modules_after_transformer(files, config),
         assumption=assumption_of(files, config),

@@ -27,11 +27,11 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
-from trio_pool_serve.rendering.chat.chat_format import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
+from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageFormat
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.text_window import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 

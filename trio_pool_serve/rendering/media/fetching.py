@@ -7,16 +7,15 @@ from ipaddress import IPv4Network, IPv6Network
 import h11
 import httpx
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.rendering.media.addresses import is_public, is_within
+from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
 from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
-from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.client_turns import ClientTurns
-from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.threads.offload import LimiterStatistics, Offload
 
 TIMEOUT_S = 10.0
 """To fetch one image, redirects included. Other images wait for its turn."""
@@ -45,15 +44,6 @@ HEADERS = {
     # A reused connection would serve another name at the same address without checking its certificate.
     "Connection": "close",
 }
-
-
-@frozen
-class FetchStatistics:
-    """Use of the fetch limiter."""
-
-    capacity: int
-    borrowed: int
-    waiting: int
 
 
 @define(eq=False)
@@ -94,9 +84,9 @@ class ImageFetcher:
                 return await self._follow(checked, held)
         raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
 
-    def statistics(self) -> FetchStatistics:
+    def statistics(self) -> LimiterStatistics:
         """Return the current use of the fetch limiter."""
-        return FetchStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
+        return LimiterStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
 
     async def _follow(self, url: httpx.URL, held: Reservation) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):

@@ -8,8 +8,7 @@ from typing import Protocol
 from attrs import frozen
 
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
-from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
-from trio_pool_serve.rendering.text.text_window import WindowedText, encode_window
+from trio_pool_serve.rendering.text.text_window import WindowedText, available_tokens, encode_window, too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt
 

@@ -1,6 +1,7 @@
 """Renders texts, pairs and token ids with a tokenizer. Blocking."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -12,12 +13,10 @@ from attrs import define, evolve, field
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
-from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.text_window import encode_window
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.rendering.text.text_window import available_tokens, encode_window, too_long
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer, TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 PlainPrompt: TypeAlias = TextPrompt | ChunkedPrompt | PairPrompt | TokensPrompt
@@ -87,19 +86,13 @@ class TextRenderer:
 
     def shorten(self, text: str, tokens: int) -> str:
         """Return a text truncated to its first ``tokens`` tokens. Raises ``InvalidRequestError``."""
-        with self.tokenizers.lend() as tokenizer:
-            try:
-                return shorten(tokenizer, text, tokens)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
+        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+            return shorten(tokenizer, text, tokens)
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text. Raises ``InvalidRequestError``."""
-        with self.tokenizers.lend() as tokenizer:
-            try:
-                return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
+        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+            return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
 
     def pieces(self, token_ids: TokenIds) -> list[str]:
         """Return the vocabulary's entry of each id, which must be in the vocabulary."""
@@ -139,11 +132,9 @@ class TextRenderer:
             special = tokenizer.special_tokens if adds_special_tokens else 0
             keep = available_tokens(params, most, special)
             before = self.text_format.prefix + params.instruction
-            try:
+            with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
                 window = encode_window(tokenizer, text, keep, params.truncation_side)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
             is_cut = not (window.is_whole and window.tokens <= keep)
             if params.truncate_to is None and is_cut:
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
@@ -185,11 +176,8 @@ class TextRenderer:
         return params, most
 
     def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
-        with self.tokenizers.lend() as tokenizer:
-            try:
-                rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
+        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+            rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
         if len(rendered.token_ids) == 0:
             raise InvalidRequestError("An input has no tokens.", field="prompts")
         return rendered
@@ -211,6 +199,14 @@ class TextRenderer:
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
                 self._instruction_tokens[key] = known
         return known
+
+
+@contextmanager
+def _unicode_errors() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeError as error:
+        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:

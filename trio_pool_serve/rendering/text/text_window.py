@@ -1,4 +1,4 @@
-"""Tokenises no more of a text than is kept after truncation.
+"""Tokenises no more of a text than is kept after truncation, within the length limit of an input.
 
 If only the first N tokens are kept, the text is cut to a window before it is tokenised. The N tokens must equal those
 of the whole text. Tokenizers work word by word, so a cut changes the tokens of the word it divides and no others;
@@ -20,7 +20,8 @@ import re
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 
 CHARACTERS_PER_TOKEN = 8
@@ -127,3 +128,24 @@ def _ignores_cut(tokenizer: Tokenizer, at_cut: str, side: TruncationSide) -> boo
     ids = tokenizer.finish(encoded, keep, side, add_special_tokens=False)
     moved = (tokenizer.encode(_beginning(at_cut, len(at_cut) - shift, side)) for shift in SHIFTS)
     return all(np.array_equal(ids, tokenizer.finish(each, keep, side, add_special_tokens=False)) for each in moved)
+
+
+def available_tokens(params: RenderingParams, max_model_len: int, taken: int, kind: str = "special") -> int:
+    """Return how many tokens remain for an input after ``taken`` ones of a kind. Raises ``InvalidRequestError``."""
+    limit = min(max_model_len, params.truncate_to or max_model_len)
+    if limit <= taken:
+        raise InvalidRequestError(
+            f"Truncating to {limit} tokens leaves none for the input after {taken} {kind} tokens.",
+            field="truncate_to",
+        )
+    return limit - taken
+
+
+def too_long(length: str, limit: int) -> ContextLengthError:
+    """Return the error for an input of ``length`` tokens."""
+    # Clients know the error by OpenAI's wording of the first sentence, and vLLM's of the last.
+    return ContextLengthError(
+        f"This model's maximum context length is {limit} tokens. However, an input has {length} tokens. "
+        "Please reduce the length of the input, or have it truncated ({truncate_to}).",
+        field="prompts",
+    )

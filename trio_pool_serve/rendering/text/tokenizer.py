@@ -5,12 +5,14 @@ adds them. Truncation never changes a fast tokenizer's truncation state: changin
 raises "Already borrowed".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.types import TokenIds
@@ -147,3 +149,31 @@ def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: b
 def segments(type_ids: Sequence[int]) -> TokenIds | None:
     """Return the segments of a pair, int32, shape (tokens,); ``None`` if all are 0."""
     return np.array(type_ids, dtype=np.int32) if any(type_ids) else None
+
+
+@define(eq=False)
+class TokenizerPool:
+    """Copies of one tokenizer, each lent to one thread at a time; a fast one is the same in all threads.
+
+    There are at least as many copies as threads that render, so one is always free. Not ``threading.local``, because
+    trio's threads start and end.
+    """
+
+    first: Tokenizer
+    size: int
+    _free: deque[Tokenizer] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._free = deque([self.first, *(self.first.copy() for _ in range(self.size - 1))])
+
+    @contextmanager
+    def lend(self) -> Iterator[Tokenizer]:
+        """Lend a tokenizer to any thread: deque's pop and append are atomic."""
+        tokenizer = self._free.pop()
+        try:
+            yield tokenizer
+        finally:
+            self._free.append(tokenizer)
+
+    def __repr__(self) -> str:
+        return f"<TokenizerPool {len(self._free)} of {self.size} free>"

@@ -10,8 +10,7 @@ from attrs import frozen
 from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.encodings import number_items
 from trio_pool_serve.api.fields.given_fields import refused
-from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Priority
+from trio_pool_serve.api.fields.numbers import Priority, require_few
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig

@@ -1,18 +1,17 @@
 """Cohere's ``/v2/embed`` and ``/v1/embed``."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
-from trio_pool_serve.api.fields.contents import ContentInput
+from trio_pool_serve.api.fields.contents import ContentInput, image_prompts
 from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
-from trio_pool_serve.api.fields.images import image_prompts
-from trio_pool_serve.api.fields.input_types import with_input_type
-from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TokenCount
+from trio_pool_serve.api.fields.input_fields import with_input_type
+from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TokenCount, require_few
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -22,15 +21,14 @@ from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
-EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+OutputDtype: TypeAlias = Literal["int8", "uint8", "binary", "ubinary"]
+
+EmbeddingType: TypeAlias = Literal["float", OutputDtype, "base64"]
 
 ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
     "float": VectorEncoding(dtype_param="embedding_types"),
-    "int8": VectorEncoding(dtype="int8", dtype_param="embedding_types"),
-    "uint8": VectorEncoding(dtype="uint8", dtype_param="embedding_types"),
-    "binary": VectorEncoding(dtype="binary", dtype_param="embedding_types"),
-    "ubinary": VectorEncoding(dtype="ubinary", dtype_param="embedding_types"),
     "base64": VectorEncoding("base64", dtype_param="embedding_types"),
+    **{name: VectorEncoding(dtype=name, dtype_param="embedding_types") for name in get_args(OutputDtype)},
 }
 
 FIELD_NAMES: FieldNames = {
@@ -111,21 +109,8 @@ class EmbedFloatsResponse:
     response_type: Literal["embeddings_floats"] = "embeddings_floats"
 
 
-async def respond_v2(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
+async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    return await _respond(call, "2", _by_type)
-
-
-async def respond_v1(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    return await _respond(call, "1", _by_type if call.wire.embedding_types else _floats)
-
-
-async def _respond(
-    call: Call[EmbedRequest, PoolJob],
-    version: str,
-    write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
-) -> HttpResponse:
     call.model.require("embed")
     check_dimensions(call.model, call.wire.output_dimension)
     dimensions = call.wire.output_dimension or call.model.engine.dimensions
@@ -141,8 +126,9 @@ async def _respond(
         image_tokens=image_tokens,
         **({"images": images} if images else {}),
     )
+    by_type = version == "2" or call.wire.embedding_types
     return await call.encode(
-        lambda: HttpResponse(write(call, vectors, meta)),
+        lambda: _by_type(call, vectors, meta) if by_type else _floats(call, vectors, meta),
         rows=len(vectors) * len(types),
         nbytes=sum(vector.nbytes for vector in vectors) * len(types),
     )
@@ -183,16 +169,16 @@ def _texts(call: Call[EmbedRequest, PoolJob]) -> list[str]:
     return [prompt.text for prompt in call.job.prompts if isinstance(prompt, TextPrompt)]
 
 
-def _by_type(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+def _by_type(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> HttpResponse:
     embeddings = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in _types(call)}
-    return msgspec.json.encode(
+    return HttpResponse.json(
         EmbedByTypeResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
     )
 
 
-def _floats(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+def _floats(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> HttpResponse:
     embeddings = [ENCODINGS["float"].json(vector) for vector in vectors]
-    return msgspec.json.encode(
+    return HttpResponse.json(
         EmbedFloatsResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
     )
 
@@ -201,7 +187,7 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v2/embed",),
         wire=EmbedRequest,
-        respond=respond_v2,
+        respond=partial(respond_embed, version="2"),
         field_names=FIELD_NAMES,
         response=EmbedByTypeResponse,
         summary="Embed texts: one vector each, in every requested type.",
@@ -214,7 +200,7 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v1/embed",),
         wire=EmbedRequest,
-        respond=respond_v1,
+        respond=partial(respond_embed, version="1"),
         field_names=FIELD_NAMES,
         response=EmbedFloatsResponse,
         other_response=EmbedByTypeResponse,

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.vllm.rerank import RankedDocuments, RerankDocument, respond_results
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
-from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import require_few
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Endpoint
 from trio_pool_serve.config import NetworkConfig

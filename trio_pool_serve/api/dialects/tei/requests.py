@@ -8,8 +8,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.given_fields import refused
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
-from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN, require_few
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError

@@ -1,6 +1,6 @@
 """Responses of text-embeddings-inference: bare lists, with token counts and timings in headers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -52,26 +52,8 @@ class SimpleToken:
     stop: int | None
 
 
-def _dense(value: PooledValue) -> bytes:
-    assert not isinstance(value, SparseVector)  # noqa: S101  (its head gives vectors)
-    return row_json(value, "float32")
-
-
-def _tokens(value: PooledValue) -> bytes:
-    assert not isinstance(value, SparseVector)  # noqa: S101
-    return array_json([row_json(vector, "float32") for vector in value])
-
-
-def _sparse(value: PooledValue) -> bytes:
-    assert isinstance(value, SparseVector)  # noqa: S101
-    return sparse_json(value)
-
-
-VALUE_JSON: Mapping[str, Callable[[PooledValue], bytes]] = {
-    "embed": _dense,
-    "token_embed": _tokens,
-    "sparse_embed": _sparse,
-}
+def _value_json(value: PooledValue) -> bytes:
+    return sparse_json(value) if isinstance(value, SparseVector) else row_json(value, "float32")
 
 
 def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
@@ -87,11 +69,9 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
 
     Raises what ``pool`` raises. Cancellation: at once.
     """
-    (task,) = call.job.tasks
     pooled = await pool(call.model, call.job, call.context)
-    value_json = VALUE_JSON[task]
     response = await call.encode(
-        lambda: HttpResponse(array_json([value_json(value) for (value,) in pooled.rows])),
+        lambda: HttpResponse(array_json([_value_json(value) for (value,) in pooled.rows])),
         rows=sum(map(_written_rows, pooled.rows)),
         nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
     )

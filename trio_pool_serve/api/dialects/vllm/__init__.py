@@ -2,7 +2,7 @@
 
 from trio_pool_serve.api.dialects.openai import error_body
 from trio_pool_serve.api.dialects.vllm.classify import CLASSIFY
-from trio_pool_serve.api.dialects.vllm.pooling_requests import POOLING
+from trio_pool_serve.api.dialects.vllm.pooling_endpoint import POOLING
 from trio_pool_serve.api.dialects.vllm.rerank import RERANK
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE
 from trio_pool_serve.api.dialects.vllm.tokens import DETOKENIZE, TOKENIZE

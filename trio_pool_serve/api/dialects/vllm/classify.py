@@ -10,12 +10,9 @@ from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.encodings import row_json
 from trio_pool_serve.api.fields.given_fields import refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
-from trio_pool_serve.api.fields.numbers import Priority, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.types import Vectors
@@ -29,30 +26,17 @@ class ClassifyRequest(InputFields):
     """
 
     task: Literal["classify"] | None = None
-    model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
     raw_scores: bool | None = None
     labels: Any = refused("the labels are the model's own", [[]])
-    truncate_prompt_tokens: TruncationLength | None = None
-    truncation_side: TruncationSide | None = None
-    prompt_name: str | None = None
-    user: str | None = None
-    priority: Priority | None = None
-    request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         return PoolJob(
             prompts=self.prompts(network),
             tasks=("classify",),
-            input_params=InputParams(
-                truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side,
-                add_special_tokens=self.adds_special_tokens,
-                prompt_name=self.prompt_name,
-                padded=self.padding == "max_length",
-            ),
+            input_params=self.input_params,
             activation="raw" if wants_logits(self) else "probabilities",
             priority=self.priority or 0,
         )

@@ -14,7 +14,7 @@ from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_responses import Usage
-from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import require_few
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse

@@ -9,9 +9,8 @@ from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import Padding
-from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.messages import AS_LOADED
-from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TokenLimit, TopN, TruncationLength
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TokenLimit, TopN, TruncationLength, require_few
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
