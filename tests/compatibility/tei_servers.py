@@ -142,7 +142,8 @@ class Servers:
 
 @asynccontextmanager
 async def _served(kind: str, path: Path, flags: Sequence[str]) -> AsyncIterator[str]:
-    flags = [flag for flag in flags if flag != "--normalize" or kind == "embedding"]  # it is about embedding models
+    # --normalize is about embedding models; NAME is what the page calls a model's own name.
+    flags = [flag.replace("NAME", kind) for flag in flags if flag != "--normalize" or kind == "embedding"]
     config = read_config([f"{kind}={path}", "--dtype", "float32", "--engine", "local", "--api-key", API_KEY, *flags])
     async with running(Service(config)) as service, listening(service) as url:
         yield url

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.deploy.manifests import VARIANTS, needs_tools, rendered
-from trio_pool_serve.cli import app
+from trio_pool_serve.command_line.server_commands import read_settings
 
 pytestmark = needs_tools
 
@@ -23,6 +23,5 @@ def arguments(zone: str) -> dict[str, list[str]]:
 def test_the_commands_accept_the_arguments_of_pods(command, zone):
     given = arguments(zone)
     assert set(given) == {"serve", "engine"}
-    _, bound, ignored = app.parse_args(given[command], print_error=False, exit_on_error=False)
-    assert not ignored
-    assert (bound.arguments["hosts"].zone if command == "serve" else bound.arguments.get("zone", "")) == zone
+    settings = read_settings(command, given[command][1:])
+    assert (settings if command == "serve" else settings.config).hosts.zone == zone

@@ -13,6 +13,7 @@ from trio_pool_serve.command_line.flags import GROUPS, with_settings
 from trio_pool_serve.command_line.other_names import refuse_unknown, translate
 from trio_pool_serve.config import Config, HostsConfig, ModelTables, ProcessesConfig
 from trio_pool_serve.config.model_sources import read_toml
+from trio_pool_serve.config.network_config import KEY_PASSWORD
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 
@@ -131,8 +132,8 @@ def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
     Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
     """
     tokens = translate(arguments)
-    variables = [name.removeprefix(ENVIRONMENT_PREFIX) for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
-    refuse_unknown(variables, are_flags=False)
+    variables = {name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)} - {KEY_PASSWORD}
+    refuse_unknown((name.removeprefix(ENVIRONMENT_PREFIX) for name in variables), are_flags=False)
     sources: list[Env | Dict] = [Env(ENVIRONMENT_PREFIX, command=False)]
     is_serve, path = command_name == "serve", _toml_path(tokens)
     tables = NO_TABLES

@@ -16,6 +16,9 @@ UNIX = "unix"
 MAX_SOCKET_PATH = 107
 """Bytes that fit into the address of a Unix socket on Linux."""
 
+KEY_PASSWORD = "TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD"  # noqa: S105  (a name)
+"""The variable with the password of the private key: no flag, which other users of the machine could see."""
+
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 
 

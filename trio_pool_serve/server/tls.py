@@ -10,6 +10,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.config.network_config import KEY_PASSWORD
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
@@ -17,9 +18,6 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 PROTOCOLS = ["h2", "http/1.1"]
-
-KEY_PASSWORD = "TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD"  # noqa: S105  (a name)
-"""The environment variable with the password of the private key: a flag would be visible to other users."""
 
 HANDSHAKES = 32
 """That begin at a time. To begin one takes the event loop 0.6 ms with an RSA key of 2,048 bits, so 20 ms for all."""

@@ -176,7 +176,7 @@ CASES: tuple[Case, ...] = (
             "added_tokens_decoder",
         ),
     ),
-    get("/tokenizer_info", "embedding", name="without the flag"),
+    get("/tokenizer_info", "embedding", name="without the flag", reason="it is always served", status=200),
     post("token ids", "/detokenize", ("chat", "embedding"), {"tokens": [5, 6, 7]}),
     post("no token ids", "/detokenize", "chat", {"tokens": []}),
     post("a negative id", "/detokenize", "chat", {"tokens": [-1]}),
