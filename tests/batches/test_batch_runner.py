@@ -131,14 +131,14 @@ async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
 async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monkeypatch):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     monkeypatch.setattr(line_run, "RETRY_S", (0.01,))
-    respond_all, is_ready = opened.runner.routes.respond_all, False
+    routes, is_ready = opened.runner.routes(), False
 
     async def refuse(lines, submitter):
         if submitter.client.label == "one" and not is_ready:
             raise EngineLoadingError("The model is being loaded.")
-        return await respond_all(lines, submitter)
+        return await routes.respond_all(lines, submitter)
 
-    opened.runner.routes = attrs.evolve(opened.runner.routes, respond_all=refuse)
+    opened.runner.routes = lambda: attrs.evolve(routes, respond_all=refuse)
     waiting = await created(opened, encoded([line(0)]), "one")
     await until(opened, waiting, lambda found: found.status == "in_progress")
     assert (await ended(opened, await created(opened, encoded([line(0)]), "two"))).status == "completed"

@@ -78,6 +78,8 @@ class Run:
             commit=self.commit,
             offload=Offload(),
             max_line_bytes=MAX_LINE_BYTES,
+            on_progress=lambda _: None,
+            should_pause=lambda: False,
         )
         return attrs.evolve(run, **changes)
 
@@ -105,8 +107,8 @@ def run(tmp_path, content) -> Run:
 
 
 async def test_lines_are_written_in_their_order(run):
-    positions = []
-    assert await run.go(on_progress=positions.append)
+    counts = []
+    assert await run.go(on_progress=counts.append)
     output, errors = ([json.loads(each) for each in data.splitlines()] for data in run.written)
     failed = sorted({100, 200} | set(range(7, 1500, 50)))
     assert [each["custom_id"] for each in output] == [
@@ -116,8 +118,9 @@ async def test_lines_are_written_in_their_order(run):
         None if number in (100, 200) else f"row-{number}" for number in failed
     ]
     assert [each["error"]["code"] for each in errors if each["error"]] == ["invalid_json_line", "line_too_long"]
-    assert positions == run.committed[1:]
-    end = positions[-1]
+    end = run.committed[-1]
+    assert sum(counts) == end.completed + end.failed
+    assert len(counts) == len(run.committed) - 1
     assert end == Position(
         line=1500,
         offset=(run.folder / "input").stat().st_size,

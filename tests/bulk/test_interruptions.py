@@ -71,9 +71,12 @@ Journal.commit = commit
 OwnEngine.compute = compute
 run.WINDOW_ROWS = 64
 task = TaskOptions(task="embed", columns=("text",))
-options = RunOptions(model=model, rows_per_file=128, on_error="skip")
-own = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
-commands.leave_with(commands.start(source, target, task, options, TextOptions(truncate=True), own))
+options = commands.TableOptions(
+    run=RunOptions(model=model, rows_per_file=128, on_error="skip"),
+    text=TextOptions(truncate=True),
+    own=OwnModelOptions(model_dtype="float32", device="cpu", backend="torch"),
+)
+commands.leave_with(commands.start(source, target, task, options))
 """
 """The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists
 the numbers of the rows that it computes."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+import trio
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions, TextOptions
 from trio_pool_serve.bulk.inputs.input_row import InputRow
@@ -21,7 +22,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 def server_that(answer: Answer, **task: object) -> RemoteServer:
     client = httpx.AsyncClient(base_url=URL, transport=httpx.MockTransport(answer))
     options = TaskOptions(**{"task": "embed", "columns": ("text",), **task})
-    return RemoteServer(client, options, TextOptions(), "")
+    return RemoteServer(client, options, TextOptions(), "", trio.CapacityLimiter(8))
 
 
 def models() -> httpx.Response:

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import trio
 
 from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk import run_batch as module
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, MetricsOptions
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
 from trio_pool_serve.storage.database import open_database
 
@@ -45,7 +43,7 @@ def write_lines(path: Path, count: int = LINES) -> Path:
 
 async def run(source: Path | str, target: Path | str, model: str, own: BatchModelOptions = OWN, **options: Any) -> int:
     batch = BatchOptions(input_file=str(source), output_file=str(target), model=model, **options)
-    return await run_batch(batch, MetricsOptions(), own)
+    return await run_batch(batch, own)
 
 
 def ids_in(path: Path) -> list[str]:
@@ -227,38 +225,3 @@ async def test_an_output_that_the_store_refuses_is_kept_and_put_later(tmp_path, 
     assert ids_in(kept) == ["c1", "c2", "c3"]
     assert await run(folder / "in.jsonl", target, model, output_tmp_dir=tmp_path / "store") == 1
     assert kept.exists()
-
-
-async def test_metrics_and_probes_are_served_during_a_run_and_nothing_else(tmp_path, model, monkeypatch):
-    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
-    statuses = {}
-    finish = module.OwnBatch._finish
-
-    async def asking(batch: Any, journal: Any) -> None:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{urls[0]}") as client:
-            for method, path in (
-                ("GET", "/metrics"),
-                ("GET", "/readyz"),
-                ("GET", "/health"),
-                ("POST", "/v1/embeddings"),
-            ):
-                with trio.fail_after(30):
-                    response = await client.request(method, path)
-                statuses[path] = response.status_code
-                if path == "/metrics":
-                    assert "# TYPE" in response.text
-        await finish(batch, journal)
-
-    urls: list[int] = []
-    opened = module.open_listening_socket
-
-    def remembering(network: Any) -> Any:
-        listening = opened(network)
-        urls.append(listening.getsockname()[1])
-        return listening
-
-    monkeypatch.setattr(module.OwnBatch, "_finish", asking)
-    monkeypatch.setattr(module, "open_listening_socket", remembering)
-    batch = BatchOptions(input_file=str(source), output_file=str(target), model=model)
-    assert await run_batch(batch, MetricsOptions(enable_metrics=True, port=0), OWN) == 0
-    assert statuses == {"/metrics": 200, "/readyz": 200, "/health": 200, "/v1/embeddings": 404}

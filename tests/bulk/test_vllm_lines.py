@@ -17,7 +17,7 @@ from tests.compatibility.http_answer import shortened
 from tests.compatibility.vllm_cases.case import Case
 from tests.compatibility.vllm_comparison import differences
 from tests.compatibility.vllm_folders import KINDS
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, MetricsOptions
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
 
 RECORD = json.loads(PATH.read_text())
@@ -62,7 +62,7 @@ async def test_lines_are_as_vllm_s(tmp_path: Path, kind: str):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n\n".join(lines.values()))
     options = BatchOptions(input_file=str(source), output_file=str(target), model=str(model))
-    assert await run_batch(options, MetricsOptions(), OWN) == 3
+    assert await run_batch(options, OWN) == 3
     written = target.read_bytes()
     assert written.endswith(b"\n")
     found = dict(zip(lines, written.decode().splitlines(), strict=True))

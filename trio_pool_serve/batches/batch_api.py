@@ -96,8 +96,6 @@ class BatchApi:
         """Have lines computed by ``routes`` and requests of other processes served by ``serve``, from now on."""
         self._routes, self._serve = routes, serve
         self._connected.set()
-        if self._opened is not None:
-            self._opened.runner.connect(routes)
 
     def statistics(self) -> BatchStatistics:
         """Return the batches that this process runs: none, if another process has the folder."""
@@ -222,10 +220,12 @@ class BatchApi:
     def _batches_in(self, database: Database) -> OpenBatches:
         batch = self.config.batch
         store = BatchStore(database, batch.max_stored_bytes)
-        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes)
-        if self._routes is not None:
-            runner.connect(self._routes)
+        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, self._routes_now)
         return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * DAY_S)
+
+    def _routes_now(self) -> LineRoutes:
+        assert self._routes is not None  # noqa: S101  (connected: nothing is opened before)
+        return self._routes
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)
@@ -235,8 +235,6 @@ class BatchApi:
             await nursery.start(self._listen)
             nursery.start_soon(_sweep, opened)
             self._opened = opened
-            if self._routes is not None:  # which may have been connected meanwhile
-                opened.runner.connect(self._routes)
             self._note_attempt()
             logger.info("files and batches are in %s", self.folder.path)
             await database.replaced.wait()

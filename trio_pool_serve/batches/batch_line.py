@@ -89,13 +89,6 @@ def _error_in(line: _Line) -> LineError | None:
     return None
 
 
-def too_long(number: int, max_bytes: int) -> RefusedLine:
-    """Return what stands for a line of more than ``max_bytes`` bytes."""
-    return RefusedLine(
-        number, None, LineError("line_too_long", f"A line may have {max_bytes} bytes, and this has more.")
-    )
-
-
 def request_id_of(digest: str, number: int) -> str:
     """Return the id of a line's request: the same whenever a file with this SHA-256 is run."""
     return sha256(f"{digest}:{number}".encode()).hexdigest()[:32]
@@ -138,7 +131,8 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
     file.seek(offset)
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
-            lines.append(too_long(next_line, max_line_bytes))
+            error = LineError("line_too_long", f"A line may have {max_line_bytes} bytes, and this has more.")
+            lines.append(RefusedLine(next_line, None, error))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))
             inputs += data.count(b'"') // 2 + data.count(b"]")

@@ -3,7 +3,7 @@
 import logging
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.input_check import InputCheck
 from trio_pool_serve.batches.line_format import write_result
 from trio_pool_serve.batches.line_request import RespondAll, Submitter
-from trio_pool_serve.batches.line_run import ComputeLines, LineRun, Position, compute_by, refuse_by, run_lines
+from trio_pool_serve.batches.line_run import ComputeLines, LineRun, compute_by, refuse_by, run_lines
 from trio_pool_serve.batches.owner_turns import OwnerTurns
 from trio_pool_serve.batches.stored_records import FINAL, BatchError, BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.errors import (
@@ -86,16 +86,15 @@ class BatchRunner:
     folder: DataFolder
     offload: Offload
     max_line_bytes: int
-    routes: LineRoutes | None = None
-    _connected: trio.Event = field(init=False, factory=trio.Event)
+    routes: Callable[[], LineRoutes]
+    """Returns those of now: a listener that restarts has others."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
     """By batch: what to cancel when it is cancelled."""
     _deadlines: dict[str, float] = field(init=False, factory=dict)
-    """By batch: when it expires, by trio's clock, which never jumps."""
+    """By batch that has not ended: when it expires, by trio's clock, which never jumps."""
     _cancelled: set[str] = field(init=False, factory=set)
     """Batches that were cancelled, perhaps before they were found to be computed next."""
-    _unfinished: int = field(default=0, init=False)
     _lines: int = field(default=0, init=False)
     _checking: trio.Lock = field(init=False, factory=trio.Lock)
     _turns: OwnerTurns = field(init=False, factory=OwnerTurns)
@@ -122,19 +121,9 @@ class BatchRunner:
             self._deadlines[batch.id] = trio.current_time() + left_s
             self._nursery.start_soon(self._live, batch.id, next(self._numbers))
 
-    def connect(self, routes: LineRoutes) -> None:
-        """Have lines computed by these routes, from the next turn on."""
-        self.routes = routes
-        self._connected.set()
-
     def statistics(self) -> BatchStatistics:
         """Return the numbers of this moment."""
-        return BatchStatistics(self._unfinished, self._turns.waiting, int(self._turns.is_taken), self._lines)
-
-    @property
-    def paths(self) -> Collection[str]:
-        """The endpoints that batches may have."""
-        return () if self.routes is None else self.routes.paths
+        return BatchStatistics(len(self._deadlines), self._turns.waiting, int(self._turns.is_taken), self._lines)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Stop a batch; its results are what has been committed.
@@ -148,11 +137,9 @@ class BatchRunner:
         return batch
 
     async def _live(self, batch_id: str, number: int) -> None:
-        self._unfinished += 1
         try:
             await self._run_to_its_end(batch_id, number)
         finally:
-            self._unfinished -= 1
             self._cancelled.discard(batch_id)
             del self._deadlines[batch_id]
 
@@ -190,16 +177,12 @@ class BatchRunner:
                 await self._end(batch, "cancelled")
         return batch.status in FINAL
 
-    def _until_expiry(self, batch: StoredBatch) -> trio.CancelScope:
-        return trio.CancelScope(deadline=self._deadlines[batch.id])
-
     def _is_over(self, batch: StoredBatch) -> bool:
         return trio.current_time() >= self._deadlines[batch.id]
 
     async def _check(self, batch: StoredBatch) -> None:
         check = None
-        with self._until_expiry(batch) as scope, self._cancellable(batch, scope):
-            await self._connected.wait()
+        with self._working_on(batch) as scope:
             async with self._checking:
                 check = await self._checked(batch)
         if scope.cancelled_caught or check is None:
@@ -211,8 +194,7 @@ class BatchRunner:
             await self.store.advance(batch.id, "in_progress", total=check.total, model=check.model)
 
     async def _checked(self, batch: StoredBatch) -> InputCheck:
-        assert self.routes is not None  # noqa: S101  (connected)
-        model_of = self.routes.model_of
+        model_of = self.routes().model_of
         check = InputCheck(
             self.folder.file(batch.input_file_id),
             batch.endpoint,
@@ -225,16 +207,14 @@ class BatchRunner:
 
     async def _compute(self, batch: StoredBatch, number: int) -> None:
         has_ended = False
-        with self._until_expiry(batch) as scope, self._cancellable(batch, scope):
-            await self._connected.wait()
-            assert self.routes is not None  # noqa: S101  (connected)
-            usage = self.routes.usage_of(batch.owner)
+        with self._working_on(batch) as scope:
+            usage = self.routes().usage_of(batch.owner)
             cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
             # Outside of the turn: others are computed while one that is limited waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
                 client = Client(batch.owner, is_background=True)
                 compute = compute_by(
-                    self.routes.respond_all,
+                    self.routes().respond_all,
                     Submitter(client, batch.models, usage),
                     digest=batch.digest,
                     created=batch.input_created_at,
@@ -277,20 +257,13 @@ class BatchRunner:
             commit=partial(self.store.commit, batch.id),
             offload=self.offload,
             max_line_bytes=self.max_line_bytes,
-            on_progress=self._note_progress(batch.position),
+            on_progress=self._count_lines,
             should_pause=should_pause,
         )
         return await run_lines(run, batch.position)
 
-    def _note_progress(self, last: Position) -> Callable[[Position], None]:
-        """Return a function that counts the lines between the positions that it is called with."""
-
-        def note(position: Position) -> None:
-            nonlocal last
-            self._lines += position.completed + position.failed - last.completed - last.failed
-            last = position
-
-        return note
+    def _count_lines(self, lines: int) -> None:
+        self._lines += lines
 
     async def _finalize(self, batch: StoredBatch) -> None:
         if batch.is_expired:
@@ -333,11 +306,8 @@ class BatchRunner:
         """Cut a result off at its committed length; remove an empty one. Runs in a thread."""
         path = self.folder.file(file_id)
         if length:
-            file = open_appended(path, length)
-            try:
+            with closing(open_appended(path, length)) as file:
                 file.sync()
-            finally:
-                file.close()
             return True
         with storage_errors(path):
             path.unlink(missing_ok=True)
@@ -362,12 +332,13 @@ class BatchRunner:
             return False
 
     @contextmanager
-    def _cancellable(self, batch: StoredBatch, scope: trio.CancelScope) -> Iterator[None]:
-        """Have a scope be what is cancelled with a batch, in the block."""
-        self._working[batch.id] = scope
-        if batch.id in self._cancelled:
-            scope.cancel(reason="the batch has been cancelled")
-        try:
-            yield
-        finally:
-            del self._working[batch.id]
+    def _working_on(self, batch: StoredBatch) -> Iterator[trio.CancelScope]:
+        """Have a scope around the block, which ends with the batch's time or when it is cancelled."""
+        with trio.CancelScope(deadline=self._deadlines[batch.id]) as scope:
+            self._working[batch.id] = scope
+            if batch.id in self._cancelled:
+                scope.cancel(reason="the batch has been cancelled")
+            try:
+                yield scope
+            finally:
+                del self._working[batch.id]

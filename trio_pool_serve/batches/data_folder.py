@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -93,12 +93,8 @@ class DataFolder:
         with storage_errors(self.path):
             return {file.name for file in (self.path / "files").iterdir() if ID.fullmatch(file.name)}
 
-    def remove_files(self, ids: Collection[str]) -> None:
-        """Remove the bytes of complete files."""
+    def remove_files(self, ids: Iterable[str]) -> None:
+        """Remove the bytes of complete files. What cannot be removed now is removed by a later sweep."""
         for file_id in ids:
-            self.remove_file(file_id)
-
-    def remove_file(self, file_id: str) -> None:
-        """Remove a file's bytes. What cannot be removed now is removed by a later sweep."""
-        with suppress(OSError):
-            self.file(file_id).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.file(file_id).unlink(missing_ok=True)

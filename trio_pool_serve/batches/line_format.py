@@ -1,14 +1,12 @@
-"""Lines of results as the Batch API writes them."""
+"""Lines of results: their form, and which error the Batch API writes in them."""
+
+from typing import Any
 
 import msgspec
 
-from trio_pool_serve.batches.batch_line import PREFIX, LineError
+from trio_pool_serve.batches.batch_line import PREFIX
+from trio_pool_serve.batches.line_request import LineResponse
 from trio_pool_serve.batches.line_run import FinishedLine
-
-
-class _Error(msgspec.Struct):
-    code: str
-    message: str
 
 
 class ResponseRecord(msgspec.Struct):
@@ -23,17 +21,24 @@ class _Result(msgspec.Struct):
     id: str
     custom_id: str | None
     response: ResponseRecord | None
-    error: _Error | None
+    error: Any
+
+
+def body_in_line(response: LineResponse) -> msgspec.Raw:
+    """Return a body as a part of a line: a line end in JSON is white space, as within a string it is an escape."""
+    return msgspec.Raw(response.body.replace(b"\n", b" "))
+
+
+def encode_result(line: FinishedLine, response: ResponseRecord | None, error: Any) -> bytes:
+    """Return a line's result with the line end."""
+    return msgspec.json.encode(_Result(PREFIX + line.request_id, line.custom_id, response, error)) + b"\n"
 
 
 def write_result(line: FinishedLine) -> tuple[bytes, bool]:
-    """Return a line's result with the line end, and whether it belongs to the file of errors."""
-    response = None
+    """Return a line's result as the Batch API has it, and whether it belongs to the file of errors."""
+    response = error = None
     if line.response is not None:
-        # A line end in JSON is white space: within a string it is written as an escape.
-        body = msgspec.Raw(line.response.body.replace(b"\n", b" "))
-        response = ResponseRecord(line.response.status, line.request_id, body)
-    error: LineError | None = line.error
-    written = None if error is None else _Error(error.code, error.message)
-    result = _Result(PREFIX + line.request_id, line.custom_id, response, written)
-    return msgspec.json.encode(result) + b"\n", not line.is_completed
+        response = ResponseRecord(line.response.status, line.request_id, body_in_line(line.response))
+    if line.error is not None:
+        error = {"code": line.error.code, "message": line.error.message}
+    return encode_result(line, response, error), not line.is_completed

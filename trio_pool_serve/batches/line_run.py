@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -53,7 +53,6 @@ class Position:
 class FinishedLine:
     """A line with its response, or with the error for which it has none."""
 
-    number: int
     custom_id: str | None
     request_id: str
     response: LineResponse | None = None
@@ -75,20 +74,12 @@ CommitPosition: TypeAlias = Callable[[Position], Awaitable[None]]
 """Makes a position durable: after it has returned, a run is resumed there."""
 
 
-def _do_nothing(_: Position) -> None:
-    """Default callback: does nothing."""
-
-
-def _never() -> bool:
-    return False
-
-
 @frozen(eq=False, kw_only=True)
 class LineRun:
     """What a run reads, how it computes, and where it writes.
 
     ``input`` must not change during the run. Without ``errors`` there is one output. ``on_progress`` is called with
-    each position that has been committed. No window is begun while ``should_pause()``.
+    the number of lines that have just been committed. No window is begun while ``should_pause()``.
     """
 
     input: Path
@@ -99,8 +90,8 @@ class LineRun:
     commit: CommitPosition
     offload: Offload
     max_line_bytes: int
-    on_progress: Callable[[Position], None] = _do_nothing
-    should_pause: Callable[[], bool] = _never
+    on_progress: Callable[[int], None]
+    should_pause: Callable[[], bool]
 
 
 async def run_lines(run: LineRun, position: Position) -> bool:
@@ -137,7 +128,7 @@ async def _run_windows(
         await first.done.wait()
         position = await run.offload.run("files", partial(_write, run, outputs, position, first))
         await run.commit(position)
-        run.on_progress(position)
+        run.on_progress(len(first.lines))
 
 
 @define(eq=False)
@@ -154,24 +145,17 @@ class _ComputingWindow:
 
 @asynccontextmanager
 async def _open_files(run: LineRun, position: Position) -> AsyncIterator[tuple[BinaryIO, list[AppendedFile]]]:
-    opened: list[BinaryIO | AppendedFile] = []
+    with ExitStack() as opened:
 
-    def open_all() -> tuple[BinaryIO, list[AppendedFile]]:
-        with storage_errors(run.input):
-            source = run.input.open("rb")
-        opened.append(source)
-        outputs = [open_appended(run.output, position.output_bytes)]
-        opened.append(outputs[0])
-        if run.errors is not None:
-            outputs.append(open_appended(run.errors, position.error_bytes))
-            opened.append(outputs[1])
-        return source, outputs
+        def open_all() -> tuple[BinaryIO, list[AppendedFile]]:
+            with storage_errors(run.input):
+                source = opened.enter_context(run.input.open("rb"))
+            outputs = [opened.enter_context(closing(open_appended(run.output, position.output_bytes)))]
+            if run.errors is not None:
+                outputs.append(opened.enter_context(closing(open_appended(run.errors, position.error_bytes))))
+            return source, outputs
 
-    try:
         yield await run.offload.run("files", open_all)
-    finally:
-        for file in opened:
-            file.close()
 
 
 async def _read(run: LineRun, source: BinaryIO, line: int, offset: int) -> Window | None:
@@ -223,9 +207,9 @@ def compute_by(respond_all: RespondAll, submitter: Submitter, *, digest: str, cr
         ]
         responses = iter(await _respond_once_available(respond_all, requests, submitter) if requests else ())
         return [
-            FinishedLine(line.number, line.custom_id, request_id, response=next(responses))
+            FinishedLine(line.custom_id, request_id, response=next(responses))
             if isinstance(line, BatchLine)
-            else FinishedLine(line.number, line.custom_id, request_id, error=line.error)
+            else FinishedLine(line.custom_id, request_id, error=line.error)
             for line, request_id in zip(lines, ids, strict=True)
         ]
 
@@ -256,8 +240,6 @@ def refuse_by(error: LineError, *, digest: str) -> ComputeLines:
 
     async def refuse(lines: Sequence[BatchLine | RefusedLine]) -> list[FinishedLine]:
         await trio.lowlevel.checkpoint()
-        return [
-            FinishedLine(line.number, line.custom_id, request_id_of(digest, line.number), error=error) for line in lines
-        ]
+        return [FinishedLine(line.custom_id, request_id_of(digest, line.number), error=error) for line in lines]
 
     return refuse

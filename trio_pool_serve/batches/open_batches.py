@@ -123,7 +123,7 @@ class OpenBatches:
             try:
                 await self.store.add_file(file)
             except Exception:
-                await self.offload.run("files", partial(self.folder.remove_file, file.id))
+                await self.offload.run("files", partial(self.folder.remove_files, [file.id]))
                 raise
         finally:
             self._publishing.discard(file.id)
@@ -132,7 +132,7 @@ class OpenBatches:
     async def remove_file(self, owner: str, file_id: str) -> None:
         """Remove a file. Raises as ``BatchStore.remove_file``. Cancellation: its bytes may be left to a sweep."""
         await self.store.remove_file(owner, file_id)
-        await self.offload.run("files", partial(self.folder.remove_file, file_id))
+        await self.offload.run("files", partial(self.folder.remove_files, [file_id]))
 
     async def add_batch(self, batch: StoredBatch, *, idempotency_key: str | None, request: bytes) -> StoredBatch:
         """Store a batch and run it; return it, or the one of an earlier such request.

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 from attrs import evolve, field, frozen
-from attrs.validators import ge, in_, le
+from attrs.validators import in_
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, journal_path
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions
 from trio_pool_serve.bulk.file_urls import digest_of_url, is_url
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_config import Dtype, ModelConfig
@@ -57,29 +57,6 @@ class BatchOptions:
             return Path(self.input_file)
         return self.output.with_name(f"{self.output.name}.{digest_of_url(self.input_file)}.input")
 
-    @property
-    def journal(self) -> Path:
-        """Where the journal of the run is."""
-        return journal_path(self.output)
-
-
-@Parameter(name="*", group=Group("Metrics", sort_key=2))
-@frozen(kw_only=True)
-class MetricsOptions:
-    """Where metrics are served while a run computes."""
-
-    enable_metrics: Annotated[bool, switch("Serve `/metrics`, and the probes of `serve`, during the run.")] = False
-    host: Annotated[
-        str,
-        Parameter(
-            name=("--host", "--url"),
-            help="Host name or IP address for metrics. vLLM's default is 0.0.0.0, which other machines can reach.",
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, help_("TCP port for metrics. 0 selects a free port.")] = field(
-        default=8000, validator=[ge(0), le(65535)]
-    )
-
 
 @Parameter(name="*", group=Group("Model", sort_key=4))
 @frozen(kw_only=True)
@@ -105,9 +82,15 @@ class BatchModelOptions(OwnModelOptions):
 @Parameter(name="*", group=Group("Accepted for vLLM, of no effect", sort_key=5))
 @frozen(kw_only=True)
 class IgnoredOptions:
-    """vLLM's options that are about generated text, or about logging requests, which this package never does."""
+    """vLLM's options about generated text and logging of requests, which this package never does, and about metrics.
+
+    A run shows its progress; metrics of a process that ends with its file would be gone before they are read.
+    """
 
     max_log_len: Annotated[int | None, help_("Requests are never logged.", default="none")] = None
     response_role: Annotated[str, help_("Nothing is generated.")] = "assistant"
     enable_prompt_tokens_details: Annotated[bool, switch("No prompts are cached.")] = False
     enable_force_include_usage: Annotated[bool, switch("Responses always have their usage.")] = False
+    enable_metrics: Annotated[bool, switch("No metrics are served: a run shows its progress.")] = False
+    host: Annotated[str | None, Parameter(name=("--host", "--url"), help="No metrics are served.")] = None
+    port: Annotated[int | None, help_("No metrics are served.", default="none")] = None

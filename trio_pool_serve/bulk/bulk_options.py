@@ -8,7 +8,6 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, in_, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.api.fields.encodings import EmbedDtype
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_config import BackendChoice, Dtype, ModelConfig
 from trio_pool_serve.prompts import InputType
@@ -156,11 +155,6 @@ class TaskOptions:
     dimensions: int | None = None
     dtype: VectorFormat = field(default="float32", validator=in_(get_args(VectorFormat)))
     top_n: int | None = None
-
-    @property
-    def embed_dtype(self) -> EmbedDtype:
-        """The type as requests name it."""
-        return self.dtype
 
 
 def errors_path(output: Path) -> Path:

@@ -22,7 +22,7 @@ from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn, StringType
 from trio_pool_serve.bulk.outputs.output_table import check_finished, open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer, OpenComputer
@@ -129,7 +129,7 @@ async def _compute(
     journal: Journal,
 ) -> None:
     before = journal.progress
-    columns = _columns(computer)
+    columns = [OutputColumn("id", StringType()), *computer.columns]
     output = await offload.run("files", lambda: open_output(path, format, columns, before.output))
     errors = None
     try:
@@ -214,10 +214,6 @@ def _arguments(
         "--rows-per-file": None if format.in_lines else run.rows_per_file,
         "--output-format": str(format),
     }
-
-
-def _columns(computer: Computer) -> list[OutputColumn]:
-    return [OutputColumn("id", IdType()), *computer.columns]
 
 
 def _total(run: RunOptions, fingerprint: Fingerprint) -> int | None:

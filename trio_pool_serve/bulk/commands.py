@@ -5,9 +5,10 @@ from functools import partial
 from typing import Annotated, NoReturn
 
 import trio
+from attrs import Factory, frozen
 from cyclopts import App, Parameter
 
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, IgnoredOptions, MetricsOptions
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, IgnoredOptions
 from trio_pool_serve.bulk.bulk_options import (
     OwnModelOptions,
     RunOptions,
@@ -39,22 +40,29 @@ QueryColumn = Annotated[str, Parameter(help="Column with the queries.")]
 Dimensions = Annotated[int | None, Parameter(help="Length to which vectors are truncated.")]
 VectorDtype = Annotated[VectorFormat, Parameter(help="Type of the vectors' numbers; binary: a bit for each dimension.")]
 
-RUN = RunOptions()
-TEXT = TextOptions()
-OWN = OwnModelOptions()
 
-METRICS = MetricsOptions()
+@Parameter(name="*")
+@frozen(kw_only=True)
+class TableOptions:
+    """The options that all commands for tables have."""
+
+    run: RunOptions = Factory(RunOptions)
+    text: TextOptions = Factory(TextOptions)
+    own: OwnModelOptions = Factory(OwnModelOptions)
+
+
+TABLE = TableOptions()
 BATCH_MODEL = BatchModelOptions()
 IGNORED = IgnoredOptions()
 
 COMMANDS = ("embed", "sparse", "token-embed", "classify", "score", "rerank", "run-batch")
 
 
-def start(source: str, target: str, task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions) -> int:
+def start(source: str, target: str, task: TaskOptions, options: TableOptions) -> int:
     """Run a command for tables; return the exit status."""
     from trio_pool_serve.bulk.command import run_command  # imported here: for --help it is not needed
 
-    return trio.run(partial(run_command, source, target, task, run, text, own))
+    return trio.run(partial(run_command, source, target, task, options.run, options.text, options.own))
 
 
 def leave_with(status: int) -> NoReturn:
@@ -71,13 +79,11 @@ def embed(
     column: Column = "text",
     dimensions: Dimensions = None,
     dtype: VectorDtype = "float32",
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Embed the texts of a table: one vector for each row."""
     task = TaskOptions(task="embed", columns=(column,), dimensions=dimensions, dtype=dtype)
-    return start(source, target, task, run, text, own)
+    return start(source, target, task, options)
 
 
 def token_embed(
@@ -87,13 +93,11 @@ def token_embed(
     column: Column = "text",
     dimensions: Dimensions = None,
     dtype: VectorDtype = "float32",
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Embed the tokens of each text: one vector for each token, as for late interaction."""
     task = TaskOptions(task="token-embed", columns=(column,), dimensions=dimensions, dtype=dtype)
-    return start(source, target, task, run, text, own)
+    return start(source, target, task, options)
 
 
 def sparse(
@@ -101,12 +105,10 @@ def sparse(
     target: Out,
     *,
     column: Column = "text",
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Compute a sparse vector for each text: weights of the vocabulary's tokens."""
-    return start(source, target, TaskOptions(task="sparse", columns=(column,)), run, text, own)
+    return start(source, target, TaskOptions(task="sparse", columns=(column,)), options)
 
 
 def classify(
@@ -114,12 +116,10 @@ def classify(
     target: Out,
     *,
     column: Column = "text",
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Classify each text: its label, the label's probability, and those of all labels."""
-    return start(source, target, TaskOptions(task="classify", columns=(column,)), run, text, own)
+    return start(source, target, TaskOptions(task="classify", columns=(column,)), options)
 
 
 def score(
@@ -128,13 +128,11 @@ def score(
     *,
     query_column: QueryColumn = "query",
     document_column: Annotated[str, Parameter(help="Column with the documents.")] = "document",
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Score each row's query and document."""
     task = TaskOptions(task="score", columns=(query_column, document_column))
-    return start(source, target, task, run, text, own)
+    return start(source, target, task, options)
 
 
 def rerank(
@@ -144,19 +142,16 @@ def rerank(
     query_column: QueryColumn = "query",
     documents_column: Annotated[str, Parameter(help="Column with a list of documents in each row.")] = "documents",
     top_n: Annotated[int | None, Parameter(help="Most documents of the result.")] = None,
-    run: RunOptions = RUN,
-    text: TextOptions = TEXT,
-    own: OwnModelOptions = OWN,
+    options: TableOptions = TABLE,
 ) -> int:
     """Rank the documents of each row for its query: their indices and scores, the best first."""
     task = TaskOptions(task="rerank", columns=(query_column, documents_column), top_n=top_n)
-    return start(source, target, task, run, text, own)
+    return start(source, target, task, options)
 
 
 def run_batch(
     *,
     batch: BatchOptions,
-    metrics: MetricsOptions = METRICS,
     own: BatchModelOptions = BATCH_MODEL,
     ignored: IgnoredOptions = IGNORED,
 ) -> int:
@@ -172,7 +167,7 @@ def run_batch(
     del ignored
     from trio_pool_serve.bulk import run_batch as batches  # imported here: for --help it is not needed
 
-    return trio.run(partial(batches.run_batch, batch, metrics, own))
+    return trio.run(partial(batches.run_batch, batch, own))
 
 
 def add_commands(app: App) -> None:

@@ -130,7 +130,7 @@ class OwnEngine:
                 best = int(np.argmax(value))
                 return model.label(best), value[best], value
             case _:
-                return (as_dtype(value, self.task.embed_dtype),)
+                return (as_dtype(value, self.task.dtype),)
 
     async def score_pairs(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the score of each row's two texts."""
@@ -184,6 +184,5 @@ async def open_identified_engine(
 ) -> AsyncIterator[OwnEngine]:
     """As ``open_own_engine``, but first find out what a journal keeps of the model. Cancellation: at once."""
     async with open_own_engine(location, options, task, text) as engine:
-        engine.model.update(await identity_of(engine.service, location))
-        engine.model["the digest of what the model computes from a sample"] = await engine.digest_of_sample()
+        engine.model.update(await identity_of(engine.service, location, await engine.digest_of_sample()))
         yield engine

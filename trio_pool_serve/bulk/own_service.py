@@ -1,23 +1,17 @@
 """The server's service in the process of a command, with one model and without HTTP."""
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import trio
 
-from trio_pool_serve.api.http.route_table import RouteTable
-from trio_pool_serve.api.routes.operations import PROBE_ROUTES
-from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions
 from trio_pool_serve.config import (
     BatchConfig,
     Config,
     LoggingConfig,
-    NetworkConfig,
     ProcessesConfig,
     SchedulingConfig,
 )
@@ -25,24 +19,20 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.server.launcher import place_engines
-from trio_pool_serve.server.listener import serve_listeners
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import NICENESS
 
 
 @asynccontextmanager
-async def open_own_service(
-    location: str, options: OwnModelOptions, network: NetworkConfig | None = None
-) -> AsyncIterator[Service]:
+async def open_own_service(location: str, options: OwnModelOptions) -> AsyncIterator[Service]:
     """Load a model as a command's options say, and have it compute for as long as the block lasts.
 
-    ``network`` is for a listener that the caller adds. Raises and is cancelled as ``open_service``.
+    Raises and is cancelled as ``open_service``.
     """
     tokens, on_gpu = options.max_batch_tokens, has_gpu(options.loading)
     config = Config(
         models=(location,),
         loading=options.loading,
-        network=NetworkConfig() if network is None else network,
         scheduling=SchedulingConfig() if tokens is None else SchedulingConfig(max_batch_tokens=tokens),
         # In this process, where there are no other requests whose event loop computing could slow down.
         processes=ProcessesConfig(engine=None if on_gpu else "local", replicas=options.replicas),
@@ -73,8 +63,11 @@ async def open_service(config: Config, niceness: int = NICENESS) -> AsyncIterato
             nursery.cancel_scope.cancel(reason="the command has computed what it has to")
 
 
-async def identity_of(service: Service, location: str) -> dict[str, str]:
-    """Return what a journal keeps of the model. Cancellation: as soon as its files have been read."""
+async def identity_of(service: Service, location: str, sample: str) -> dict[str, str]:
+    """Return what a journal keeps of the model, with a digest of what that computes from a sample.
+
+    Cancellation: as soon as the model's files have been read.
+    """
     model = service.model()
     folder = model.folder.path
     return {
@@ -82,6 +75,7 @@ async def identity_of(service: Service, location: str) -> dict[str, str]:
         "the maximum of tokens in a text": str(model.renderer.max_model_len),
         "the maximum of tokens in a batch": str(model.engine.max_batch_tokens),
         "the digest of the model's files": await service.offload.run("files", lambda: digest_of_folder(folder)),
+        "the digest of what the model computes from a sample": sample,
     }
 
 
@@ -94,25 +88,3 @@ def digest_of_folder(folder: Path) -> str:
             while data := file.read(2**20):
                 digest.update(data)
     return digest.hexdigest()
-
-
-ROUTES = PROBE_ROUTES | {("GET", "/metrics")}
-
-
-@asynccontextmanager
-async def serving_metrics(service: Service, listening: socket.socket) -> AsyncIterator[None]:
-    """Serve metrics and probes on a socket for as long as the block lasts, and nothing else.
-
-    Cancellation: as the block's. At its end connections are closed at once.
-    """
-    async with trio.open_nursery() as nursery:
-        serve = partial(serve_listeners, create=_create_metrics_app)
-        nursery.start_soon(serve, service.config, service, listening, trio.Event())
-        yield
-        nursery.cancel_scope.cancel(reason="the run has ended")
-
-
-def _create_metrics_app(config: Config, service: Service) -> PoolServeApp:
-    app = create_app(config, service)
-    app.routes = RouteTable({route: handler for route, handler in app.routes.routes.items() if route in ROUTES})
-    return app

@@ -49,15 +49,12 @@ class RemoteServer:
     text: TextOptions
     name: str
     """Of the model."""
+    limiter: trio.CapacityLimiter
+    """Of requests at a time."""
     columns: Sequence[OutputColumn] = field(init=False, default=())
     model: dict[str, str] = field(init=False, factory=dict)
     length: int | None = field(init=False, default=None)
     """Of the vectors that are written, once it is known."""
-    _limiter: trio.CapacityLimiter = field(init=False)
-    concurrency: int = 8
-
-    def __attrs_post_init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(self.concurrency)
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
         """Compute a window; see ``Computer``. What the bytes depend on is up to the server."""
@@ -66,7 +63,7 @@ class RemoteServer:
 
     async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
         try:
-            async with self._limiter:
+            async with self.limiter:
                 values, tokens = await self._request([row.values for row in rows])
         except (RefusedRowsError, InvalidRequestError) as error:
             if len(rows) == 1:
@@ -135,7 +132,7 @@ class RemoteServer:
                 vectors = [self._checked(np.array(item["data"], np.float32), 2) for item in data]
             case _:
                 vectors = [self._checked(_vector(item["embedding"]), 1) for item in data]
-        return [(as_dtype(vector, self.task.embed_dtype),) for vector in vectors]
+        return [(as_dtype(vector, self.task.dtype),) for vector in vectors]
 
     def _checked(self, array: Vectors, n_axes: int) -> Vectors:
         """Return one vector, or one for each token. Raises ``ValueError``, and ``BulkInputError`` for other lengths."""
@@ -266,6 +263,7 @@ async def open_remote_server(options: RunOptions, task: TaskOptions, text: TextO
     base_url = (options.url or "").rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency)
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
-        server = RemoteServer(client, task, text, options.model or "", concurrency=options.concurrency)
+        limiter = trio.CapacityLimiter(options.concurrency)
+        server = RemoteServer(client, task, text, options.model or "", limiter)
         await server.describe()
         yield server

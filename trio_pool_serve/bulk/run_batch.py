@@ -19,7 +19,8 @@ from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine
 from trio_pool_serve.batches.line_request import LineRequest, Submitter
 from trio_pool_serve.batches.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, MetricsOptions
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
+from trio_pool_serve.bulk.bulk_options import journal_path
 from trio_pool_serve.bulk.command import ROWS_FAILED
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, is_url, without_secrets
@@ -27,13 +28,12 @@ from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_files import InputFile
 from trio_pool_serve.bulk.inputs.input_table import InputTable
 from trio_pool_serve.bulk.journal import Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.own_service import identity_of, open_own_service, serving_metrics
+from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import StopSignals
 from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import (
     PoolServeError,
     StorageLostError,
@@ -41,7 +41,6 @@ from trio_pool_serve.errors import (
     unwrap_exception_groups,
 )
 from trio_pool_serve.server.launcher import EXAMPLES
-from trio_pool_serve.server.listener import open_listening_socket, url_of
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
@@ -56,7 +55,7 @@ class Checkpoint:
     position: Position = field(factory=Position)
 
 
-async def run_batch(options: BatchOptions, metrics: MetricsOptions, own: BatchModelOptions) -> int:
+async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
     """Run a file of requests; return the exit status: 0, 1 for errors, 3 if lines failed, 130 if stopped.
 
     Cancellation: at once; what was committed stays.
@@ -64,36 +63,28 @@ async def run_batch(options: BatchOptions, metrics: MetricsOptions, own: BatchMo
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         with unwrap_exception_groups(PoolServeError, OSError):
-            return await _run(console, options, metrics, own)
+            return await _run(console, options, own)
     except (PoolServeError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
 
 
-async def _run(console: Console, options: BatchOptions, metrics: MetricsOptions, own: BatchModelOptions) -> int:
+async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) -> int:
     offload = Offload()
     await offload.run("files", partial(_check_files, options))
     stopping = StopSignals()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(stopping.watch())
-        network = NetworkConfig(host=metrics.host, port=metrics.port)
-        listening = stack.enter_context(open_listening_socket(network)) if metrics.enable_metrics else None
         source = await _open_input(options, offload)
         fingerprint = await offload.run("files", partial(source.scan, lambda _: None))
-        service = await stack.enter_async_context(open_own_service(options.model, own, network))
-        if listening is not None:
-            console.print(f"metrics: {url_of(listening, network)}/metrics", markup=False)
-            await stack.enter_async_context(serving_metrics(service, listening))
+        service = await stack.enter_async_context(open_own_service(options.model, own))
         batch = OwnBatch(console, options, source, fingerprint, service)
         identity = Identity(
             input=fingerprint,
-            arguments=_arguments(own),
-            model={
-                **await identity_of(service, options.model),
-                "the digest of what the model computes from a sample": await batch.digest_of_sample(),
-            },
+            arguments={"the command": "run-batch", "--served-model-name": own.served_model_name},
+            model=await identity_of(service, options.model, await batch.digest_of_sample()),
         )
-        journal = await stack.enter_async_context(open_journal(options.journal, identity))
+        journal = await stack.enter_async_context(open_journal(journal_path(options.output), identity))
         return await batch.run(journal, stopping.stop)
 
 
@@ -111,15 +102,7 @@ async def _open_input(options: BatchOptions, offload: Offload) -> InputTable:
         name = without_secrets(options.input_file)
         if not await offload.run("files", path.exists):
             await download(options.input_file, path, offload)
-    return InputTable(name, Format("jsonl"), (InputFile(name, path),))
-
-
-def _arguments(own: BatchModelOptions) -> dict[str, str | int | bool | None]:
-    """Return the arguments on which the bytes of the output depend."""
-    return {
-        "the command": "run-batch",
-        "--served-model-name": own.served_model_name,
-    }
+    return InputTable(Format("jsonl"), (InputFile(name, path),))
 
 
 @frozen(eq=False)

@@ -25,7 +25,7 @@ class RunProgress:
     title: str
     total: int | None
     before: Committed
-    console: Console = field(factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))
+    console: Console
     _began: float = field(init=False, factory=time.monotonic)
     _last_line: float = field(init=False, factory=time.monotonic)
     _bar: Progress | None = field(init=False, default=None)

@@ -1,11 +1,8 @@
 """Lines of results as vLLM's ``run-batch`` writes them."""
 
-from typing import Any
-
 import msgspec
 
-from trio_pool_serve.batches.batch_line import PREFIX
-from trio_pool_serve.batches.line_format import ResponseRecord
+from trio_pool_serve.batches.line_format import ResponseRecord, body_in_line, encode_result
 from trio_pool_serve.batches.line_run import FinishedLine
 
 NULL = msgspec.Raw(b"null")
@@ -14,13 +11,6 @@ REFUSED = 400
 
 STREAMED = "Request must not be sent in stream mode"
 """What vLLM says of every response that is not JSON."""
-
-
-class _Output(msgspec.Struct):
-    id: str
-    custom_id: str | None
-    response: ResponseRecord
-    error: Any
 
 
 def write_line(line: FinishedLine) -> tuple[bytes, bool]:
@@ -36,12 +26,9 @@ def write_line(line: FinishedLine) -> tuple[bytes, bool]:
     elif not line.response.is_json:
         error = STREAMED
     else:
-        status = line.response.status
-        # A line end in JSON is white space: within a string it is written as an escape.
-        written = msgspec.Raw(line.response.body.replace(b"\n", b" "))
+        status, written = line.response.status, body_in_line(line.response)
         if line.is_completed:
             body = written
         else:
             error = written
-    output = _Output(PREFIX + line.request_id, line.custom_id, ResponseRecord(status, line.request_id, body), error)
-    return msgspec.json.encode(output) + b"\n", False
+    return encode_result(line, ResponseRecord(status, line.request_id, body), error), False

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -87,17 +86,13 @@ async def peak_of_largest_batch(
 
     Raises as ``Engine.submit_all``. Cancellation: at once.
     """
+    length = min(max_model_len, engine.max_batch_tokens)
+    rows = [row_of(like, length)] * (engine.max_batch_tokens // length)
     reset_peak()
     async with trio.open_nursery() as nursery:
         for _ in range(batches_at_once):
-            nursery.start_soon(engine.submit_all, largest_batch(engine, like, max_model_len))
+            nursery.start_soon(engine.submit_all, rows)
     return peak_bytes()
-
-
-def largest_batch(engine: Engine, like: PoolingRequest, max_model_len: int) -> Sequence[PoolingRequest]:
-    """Return the rows of a batch with as many tokens as it may have, in rows as long as they may be."""
-    length = min(max_model_len, engine.max_batch_tokens)
-    return [row_of(like, length)] * (engine.max_batch_tokens // length)
 
 
 def row_of(like: PoolingRequest, tokens: int) -> PoolingRequest:

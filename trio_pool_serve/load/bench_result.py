@@ -1,6 +1,5 @@
 """What was measured of one server."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -196,30 +195,24 @@ def _ratio_table(results: Sequence[ServerResult]) -> Table:
 
 
 def as_document(results: Sequence[ServerResult], load: LoadOptions, requests: RequestOptions) -> dict[str, Any]:
-    """Return the results and settings for JSON, without the API key."""
+    """Return the results and settings for JSON by msgspec, which writes NaN as null, without the API key."""
     settings = attrs.asdict(load) | attrs.asdict(requests, filter=lambda attribute, _: attribute.name != "api_key")
     return {
-        "settings": {name: str(value) if hasattr(value, "parts") else value for name, value in settings.items()},
+        "settings": settings,
         "servers": [
             {
                 "url": result.url,
                 "requests_per_s": result.requests_per_s,
                 "texts_per_s": result.requests_per_s * result.texts_per_request,
                 "tokens_per_s": result.tokens_per_s,
-                "latency_ms": {
-                    name: _or_none(quantile_of_sorted(result.latencies_ms, share)) for name, share in SHARES.items()
-                },
+                "latency_ms": {name: quantile_of_sorted(result.latencies_ms, share) for name, share in SHARES.items()},
                 "outcomes": dict(result.outcomes),
                 "reasons": result.reasons,
                 "unfinished": result.unfinished,
                 "late_p99_ms": result.late_p99_ms,
                 "ratios": ratios(result, results[0]) if result is not results[0] else None,
-                "rounds": [attrs.asdict(each) for each in result.rounds],
+                "rounds": result.rounds,
             }
             for result in results
         ],
     }
-
-
-def _or_none(number: float) -> float | None:
-    return None if math.isnan(number) else number

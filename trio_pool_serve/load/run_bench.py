@@ -1,12 +1,12 @@
 """Runs a load against servers in turns, and shows the results."""
 
-import json
 import os
 import signal
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -84,15 +84,11 @@ async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOpt
     try:
         check_folder(file)
         measured, stopped = await measure(urls, load, requests, console)
-    except (BenchError, OSError) as error:
-        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        return 1
-    print_results(measured, Console(highlight=False))
-    try:
+        print_results(measured, Console(highlight=False))
         if file is not None:
-            document = json.dumps(as_document(measured, load, requests), indent=1) + "\n"
-            await Offload().run("files", partial(file.write_text, document))
-    except OSError as error:
+            document = msgspec.json.encode(as_document(measured, load, requests), enc_hook=str)
+            await Offload().run("files", partial(file.write_bytes, msgspec.json.format(document, indent=1) + b"\n"))
+    except (BenchError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
     if stopped:
@@ -122,14 +118,11 @@ async def measure(
     rounds: list[list[Round]] = [[] for _ in urls]
     stopping = StopSignals()
     async with stopping.watch():
-        for number in range(1 if len(urls) == 1 else ROUNDS_OF_SEVERAL):
-            for index, plan in enumerate(plans):
-                with _showing(console, f"{urls[index]}, round {number + 1}", load) as show:
-                    measured = await run_round(plan, stopping.stop, show)
-                if measured is not None:
-                    rounds[index].append(measured)
-                if stopping.stop.is_set():
-                    break
+        for number, (index, plan) in product(range(1 if len(urls) == 1 else ROUNDS_OF_SEVERAL), enumerate(plans)):
+            with _showing(console, f"{urls[index]}, round {number + 1}", load) as show:
+                measured = await run_round(plan, stopping.stop, show)
+            if measured is not None:
+                rounds[index].append(measured)
             if stopping.stop.is_set():
                 break
     found = [
@@ -238,13 +231,10 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
                 await trio.sleep(SHOW_EVERY_S)
                 show(run)
 
-        async def send() -> None:
-            await run.run()
-            nursery.cancel_scope.cancel(reason="all requests have ended")
-
         nursery.start_soon(stop_early)
         nursery.start_soon(show_now_and_then)
-        nursery.start_soon(send)
+        await run.run()
+        nursery.cancel_scope.cancel(reason="all requests have ended")
     seconds = run.measured_s
     if not run.outcomes or not seconds:
         return None

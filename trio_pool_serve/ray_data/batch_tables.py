@@ -50,11 +50,7 @@ def _row(number: int, columns: Sequence[str], values: tuple[Any, ...]) -> InputR
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
     """Return a column's values as Python objects; those that cannot be read are refused by ``check_value``."""
-    return [_plain(value) for value in objects_of(column)]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in objects_of(column)]
 
 
 def result_columns(columns: Sequence[OutputColumn], prefix: str) -> list[OutputColumn]:

@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 class BatchTask:
     """What the classes for batches have in common."""
 
-    def __init__(self, model: str, task: TaskOptions, prefix: str, options: EngineOptions) -> None:
-        self._task = task
-        self._engine = ActorEngine(model, task, options, open_own_engine)
+    def __init__(self, model: str, prefix: str, options: EngineOptions, **task: Any) -> None:
+        self._task = checked(TaskOptions, **task)
+        self._engine = ActorEngine(model, self._task, options, open_own_engine)
         self._columns = result_columns(self._engine.call(_columns_of), prefix)
 
     def __call__(self, batch: Any) -> Any:
@@ -77,8 +77,8 @@ class Embed(BatchTask):
         prefix: str = "",
         **options: Unpack[EngineOptions],
     ) -> None:
-        task = checked(TaskOptions, task=self._computes, columns=(column,), dimensions=dimensions, dtype=dtype)
-        super().__init__(model, task, prefix, options)
+        task = {"task": self._computes, "columns": (column,), "dimensions": dimensions, "dtype": dtype}
+        super().__init__(model, prefix, options, **task)
 
 
 class TokenEmbed(Embed):
@@ -91,14 +91,14 @@ class Sparse(BatchTask):
     """Adds ``sparse_embedding``: a list of ``{index: int32, score: float32}`` with the weights of the vocabulary."""
 
     def __init__(self, model: str, column: str = "text", *, prefix: str = "", **options: Unpack[EngineOptions]) -> None:
-        super().__init__(model, checked(TaskOptions, task="sparse", columns=(column,)), prefix, options)
+        super().__init__(model, prefix, options, task="sparse", columns=(column,))
 
 
 class Classify(BatchTask):
     """Adds ``label``, its probability as ``score`` (float32), and ``probabilities``, those of all labels (float32)."""
 
     def __init__(self, model: str, column: str = "text", *, prefix: str = "", **options: Unpack[EngineOptions]) -> None:
-        super().__init__(model, checked(TaskOptions, task="classify", columns=(column,)), prefix, options)
+        super().__init__(model, prefix, options, task="classify", columns=(column,))
 
 
 class Score(BatchTask):
@@ -113,9 +113,7 @@ class Score(BatchTask):
         prefix: str = "",
         **options: Unpack[EngineOptions],
     ) -> None:
-        super().__init__(
-            model, checked(TaskOptions, task="score", columns=(query_column, document_column)), prefix, options
-        )
+        super().__init__(model, prefix, options, task="score", columns=(query_column, document_column))
 
 
 class Rerank(BatchTask):
@@ -136,5 +134,4 @@ class Rerank(BatchTask):
     ) -> None:
         if top_n is not None and top_n < 1:
             raise ValueError(f"top_n is {top_n}: a result has at least one document.")
-        task = checked(TaskOptions, task="rerank", columns=(query_column, documents_column), top_n=top_n)
-        super().__init__(model, task, prefix, options)
+        super().__init__(model, prefix, options, task="rerank", columns=(query_column, documents_column), top_n=top_n)

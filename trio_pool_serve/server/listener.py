@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 from hypercorn.config import Config as HypercornConfig
 
-from trio_pool_serve.app import PoolServeApp, create_app
+from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.server.acceptor import refuse_rest, serve_app
@@ -87,11 +87,10 @@ async def serve_listeners(
     listening: socket.socket,
     stop: trio.Event,
     tls: Certificates | None = None,
-    create: Callable[[Config, Service], PoolServeApp] = create_app,
 ) -> None:
     """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
 
-    Each listener has an app of its own, which ``create`` makes.
+    Each listener has an app of its own.
 
     Cancellation: at once, but for what hypercorn is writing.
     """
@@ -102,7 +101,7 @@ async def serve_listeners(
         began = trio.current_time()
         try:
             # A new app each time: quart's cannot start twice.
-            app, context = create(config, service), ServerContext(connections=connections)
+            app, context = create_app(config, service), ServerContext(connections=connections)
             await serve_app(app, settings, context, listening, stop, tls=tls, refusing=app)
         except Exception as error:
             service.metrics.listener_restarts.inc()

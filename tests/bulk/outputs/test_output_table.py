@@ -27,7 +27,6 @@ from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.bulk.outputs import part_folder
 from trio_pool_serve.bulk.outputs.column_types import (
-    IdType,
     NumberListType,
     NumberType,
     OutputColumn,
@@ -43,7 +42,7 @@ from trio_pool_serve.errors import BulkInputError, StorageError
 FOLDER_FORMATS = ["parquet", "arrow"]
 FORMATS = [*LINE_FORMATS, *FOLDER_FORMATS]
 
-COLUMNS = [OutputColumn("id", IdType()), OutputColumn("text", StringType()), OutputColumn("vector", VectorType(3))]
+COLUMNS = [OutputColumn("id", StringType()), OutputColumn("text", StringType()), OutputColumn("vector", VectorType(3))]
 
 
 def opened(path: Path, position: bytes | None = None, columns=COLUMNS) -> OutputTable:
@@ -330,7 +329,7 @@ def test_memory_does_not_grow_with_the_output(tmp_path, kind):
 
 NUMBERS = np.array([0.1, 1e-7, 3.0], np.float32)
 EVERY_TYPE = {
-    "id": (IdType(), True, True),
+    "id": (StringType(), True, True),
     "text": (StringType(), 'a,"b"\n', 'a,"b"\n'),
     "number": (NumberType(), NUMBERS[0], 0.1),
     "vector": (VectorType(3), NUMBERS, [0.1, 1e-7, 3.0]),

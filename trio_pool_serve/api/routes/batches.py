@@ -122,7 +122,7 @@ def batch_routes(service: Service) -> Routes:
         idempotency_key = request.header(b"idempotency-key") or None
         if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
             raise InvalidRequestError(f"An Idempotency-Key may have {MAX_IDEMPOTENCY_KEY} characters.")
-        paths = batches.runner.paths
+        paths = batches.runner.routes().paths
         if wire.endpoint not in paths:
             known = ", ".join(sorted(paths))
             raise InvalidRequestError(f"The endpoint {wire.endpoint} is none of {known}.", param="endpoint")

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from attrs import frozen
@@ -25,12 +25,8 @@ class InputFile:
     path: Path | None
 
 
-@frozen
-class FoundFiles:
-    """The files of a source, in the order in which their rows count, and their format."""
-
-    files: tuple[InputFile, ...]
-    format: Format
+FoundFiles: TypeAlias = tuple[tuple[InputFile, ...], Format]
+"""The files of a source, in the order in which their rows count, and their format."""
 
 
 def find_files(source: str, given: str | None, left_out: frozenset[Path] = frozenset()) -> FoundFiles:
@@ -60,7 +56,7 @@ def _standard_input(given: str | None) -> FoundFiles:
     found = format_of(STDIN, given)
     if not found.in_lines:
         raise BulkInputError(f"{found} cannot be read from standard input, where there is no way back. Use a file.")
-    return FoundFiles((InputFile("standard input", None),), found)
+    return (InputFile("standard input", None),), found
 
 
 def _matching(source: str, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
@@ -78,8 +74,8 @@ def _folder(source: str, folder: Path, given: str | None, left_out: frozenset[Pa
         )
     if (folder / "state.json").is_file():
         return _saved_dataset(source, folder)
-    paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] not in "._"]
-    return _found(source, folder, _without(_of_known_formats(paths), left_out), given)
+    paths = [path for path in folder.iterdir() if known_format(path.name) and path.name[0] not in "._"]
+    return _found(source, folder, _without(paths, left_out), given)
 
 
 def _saved_dataset(source: str, folder: Path) -> FoundFiles:
@@ -95,7 +91,7 @@ def _saved_dataset(source: str, folder: Path) -> FoundFiles:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise BulkInputError(f"{source} has no file {missing[0]}, which its state.json names.")
-    return FoundFiles(tuple(InputFile(name, folder / name) for name in names), Format("arrow"))
+    return tuple(InputFile(name, folder / name) for name in names), Format("arrow")
 
 
 class _SavedFile(msgspec.Struct):
@@ -118,17 +114,13 @@ def _json(path: Path, kind: Callable[..., Any]) -> Any:
         raise BulkInputError(f"{path} was not written by save_to_disk: {error}.") from error
 
 
-def _of_known_formats(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if known_format(path.name)]
-
-
 def _without(paths: list[Path], left_out: frozenset[Path]) -> list[Path]:
     return [path for path in paths if path.resolve() not in left_out] if left_out else paths
 
 
 def _found(source: str, folder: Path, paths: Iterable[Path], given: str | None) -> FoundFiles:
     files = sorted(
-        (InputFile(_name(path, folder), path) for path in paths if path.is_file()), key=lambda file: file.name
+        (InputFile(os.path.relpath(path, folder), path) for path in paths if path.is_file()), key=lambda file: file.name
     )
     if not files:
         raise BulkInputError(f"{source}: no file found.")
@@ -136,11 +128,8 @@ def _found(source: str, folder: Path, paths: Iterable[Path], given: str | None) 
     if len(formats) > 1:
         examples = ", ".join(f"{name} is {found}" for found, name in formats.items())
         raise BulkInputError(f"{source}: files of several formats; they must have one: {examples}.")
-    return FoundFiles(tuple(files), *formats)
-
-
-def _name(path: Path, folder: Path) -> str:
-    return os.path.relpath(path, folder)
+    (format_of_all,) = formats
+    return tuple(files), format_of_all
 
 
 HUB_PREFIX = "hf://"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from sys import maxsize
 from typing import Any
 
 import msgspec
@@ -45,11 +44,6 @@ class Cursor:
     def skipping(self) -> int:
         """How many rows are still to be skipped."""
         return max(0, self.start - self.number)
-
-
-def counting() -> Cursor:
-    """Return a cursor for which every row is skipped."""
-    return Cursor(start=maxsize)
 
 
 def in_blocks(rows: Iterable[tuple[InputRow, int]]) -> Iterator[list[InputRow]]:

@@ -15,7 +15,7 @@ from trio_pool_serve.bulk.inputs.compressed_files import READ_BYTES, decompresse
 from trio_pool_serve.bulk.inputs.csv_rows import csv_rows
 from trio_pool_serve.bulk.inputs.fingerprint import FilePrint, Fingerprint
 from trio_pool_serve.bulk.inputs.input_files import InputFile, find_files
-from trio_pool_serve.bulk.inputs.input_row import Cursor, InputRow, counting, in_blocks
+from trio_pool_serve.bulk.inputs.input_row import Cursor, InputRow, in_blocks
 from trio_pool_serve.bulk.inputs.jsonl_rows import jsonl_rows
 from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.errors import BulkInputError, InputChangedError
@@ -37,15 +37,14 @@ def open_input(
     the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Files that are ``left_out``,
     by resolved paths, are not among those that a glob or a folder stands for. Raises ``BulkInputError``.
     """
-    found = find_files(source, format, left_out)
-    return InputTable(source, found.format, found.files)
+    files, found = find_files(source, format, left_out)
+    return InputTable(found, files)
 
 
 @define(eq=False)
 class InputTable:
     """Files of one format. It holds no file open except while it is read; standard input can be read once."""
 
-    source: str
     format: Format
     files: tuple[InputFile, ...]
     _rows_of_file: dict[str, int] = field(factory=dict, init=False)
@@ -148,7 +147,7 @@ class InputTable:
             n_rows = count_arrow_rows(opened, name, self.format.kind)
             opened.seek(0)
             return n_rows
-        cursor = counting()
+        cursor = Cursor(start=sys.maxsize)  # every row is skipped
         for _ in self._blocks(io.BufferedReader(hashed, READ_BYTES), name, (), None, cursor):
             pass
         return cursor.number

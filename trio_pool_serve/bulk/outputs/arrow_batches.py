@@ -8,7 +8,6 @@ import orjson
 
 from trio_pool_serve.bulk.outputs.column_types import (
     ColumnType,
-    IdType,
     NumberListType,
     NumberType,
     OutputColumn,
@@ -55,15 +54,13 @@ class BatchBuilder:
 
     def _array(self, kind: ColumnType, values: list[Any], arrow_type: Any) -> Any:
         match kind:
-            case IdType():
-                return self._arrow.array([_string_id(value) for value in values], arrow_type)
             case NumberType():
                 return self._arrow.array([None if value is None else float(value) for value in values], arrow_type)
             case VectorType(length, dtype):
                 return self._vectors(kind, values, np.zeros((len(values), length), dtype), arrow_type)
             case NumberListType() | VectorListType() | SparseType():
                 return self._lists(kind, values, arrow_type)
-        return self._arrow.array(values, arrow_type)
+        return self._arrow.array([_string(value) for value in values], arrow_type)
 
     def _vectors(self, kind: VectorType, values: list[Any], matrix: np.ndarray, arrow_type: Any) -> Any:
         for index, value in enumerate(values):
@@ -97,5 +94,5 @@ class BatchBuilder:
         return self._arrow.array(nulls) if any(nulls) else None
 
 
-def _string_id(value: Any) -> str | None:
+def _string(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()

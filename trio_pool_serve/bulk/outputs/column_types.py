@@ -13,12 +13,7 @@ VectorDtype: TypeAlias = Literal["float32", "float16", "int8", "uint8"]
 
 @frozen
 class StringType:
-    """A ``str``."""
-
-
-@frozen
-class IdType:
-    """An id, a JSON scalar; in Arrow a string."""
+    """A ``str``, or for ids any JSON scalar; in Arrow a string."""
 
 
 @frozen
@@ -52,7 +47,7 @@ class SparseType:
     """A pair of arrays, indices and scores; in files a list of ``{index: int32, score: float32}``."""
 
 
-ColumnType: TypeAlias = StringType | IdType | NumberType | VectorType | NumberListType | VectorListType | SparseType
+ColumnType: TypeAlias = StringType | NumberType | VectorType | NumberListType | VectorListType | SparseType
 
 
 @frozen

@@ -88,11 +88,17 @@ class LineOutput:
             self._file.append(self._members.add(header))
 
     def write(self, rows: Rows) -> None:
-        """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
+        """Write rows, each with a value or None for each column.
+
+        Raises ``StorageError``; then only ``close`` is of use.
+        """
         self._file.append(self._members.add(self._encoder.lines(rows)))
 
     def commit(self) -> bytes:
-        """Make all rows durable; return the position. Raises ``StorageError``; then only ``close`` is of use."""
+        """Make all rows durable; return the position, b"" for standard output.
+
+        Raises ``StorageError``; then only ``close`` is of use.
+        """
         self._file.append(self._members.end_member())
         length = self._file.sync()
         return b"" if self._path is None else Position(length).encoded()

@@ -2,35 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.outputs.line_output import LineOutput, Rows
+from trio_pool_serve.bulk.outputs.line_output import LineOutput
 from trio_pool_serve.bulk.outputs.part_folder import PartFolder, check_parts, parts_behind
 from trio_pool_serve.bulk.outputs.position import Position
 from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
 from trio_pool_serve.storage.durable_files import storage_errors
 
+OutputTable: TypeAlias = LineOutput | PartFolder
+"""Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
 
-class OutputTable(Protocol):
-    """Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
-
-    Its methods raise ``StorageError`` if the disk is full, for example. What was committed is still there then, and the
-    output can be opened again at its position.
-    """
-
-    def write(self, rows: Rows) -> None:
-        """Write rows, each with a value or None for each column: strings, ids, and numpy arrays as in the types."""
-
-    def commit(self) -> bytes:
-        """Make all rows durable, with parts by ending one; return the position, b"" for standard output."""
-
-    def finish(self) -> bytes:
-        """Commit all rows, once none is left to write; return the last position."""
-
-    def close(self) -> None:
-        """Let go of files, without a commit."""
+Their methods raise ``StorageError`` if the disk is full, for example. What was committed is still there then, and the
+output can be opened again at its position.
+"""
 
 
 def open_output(
