@@ -188,7 +188,7 @@ class Service:
                         nursery.start_soon(self.tracing.run)
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
-                    await nursery.start(self.media.run)
+                    await nursery.start(self.media.cache.run)
                     if self.remote is not None and self.socket_folder is not None:
                         await nursery.start(self.remote.run, self.offload)
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)

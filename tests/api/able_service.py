@@ -14,10 +14,7 @@ class Everything(ModelSpec):
 
     tasks = frozenset({"embed", "score", "classify"})
     scoring = "late_interaction"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ("short", "long")
+    labels: tuple[str, ...] = ("short", "long")
 
 
 @attrs.frozen(kw_only=True)

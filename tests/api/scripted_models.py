@@ -2,22 +2,24 @@
 
 import attrs
 
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_spec import ModelSpec, Similarity
 from trio_pool_serve.service import Service
 
 
+@attrs.frozen(kw_only=True)
 class Everything(ModelSpec):
     """Can do whatever can be asked for; two labels with names."""
 
     tasks = frozenset({"embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"})
     scoring = "vectors"
-    labels = ("no", "yes")
+    labels: tuple[str, ...] = ("no", "yes")
 
 
+@attrs.frozen(kw_only=True)
 class Dots(Everything):
     """Compares vectors by their products, which are easily reckoned."""
 
-    similarity = "dot"
+    similarity: Similarity = "dot"
 
 
 class Labeller(ModelSpec):

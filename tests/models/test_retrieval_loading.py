@@ -73,7 +73,7 @@ def test_a_colbert_without_its_projection_is_refused(tmp_path: Path, write: Call
 def test_a_projection_of_another_size_is_refused(tmp_path: Path):
     path = pylate_bert(tmp_path / "model")
     edit_json(path / "1_Dense" / "config.json", lambda config: config.update(out_features=7))
-    refuse(path, "projection cannot be loaded")
+    refuse(path, "module cannot be loaded")
 
 
 def test_a_projection_that_does_not_fit_the_transformer_is_refused(tmp_path: Path):

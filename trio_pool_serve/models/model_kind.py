@@ -1,6 +1,5 @@
 """The record of one kind of model, and of one folder with a model of that kind."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -91,8 +90,3 @@ class ModelKind(Generic[Spec]):
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
     pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
     image_format: Callable[[ModelFolder[Spec]], ImageFormat] | None = None
-
-    def loader(self) -> Any:
-        """Import and return the function that ``load`` names."""
-        module, _, function = self.load.partition(":")
-        return getattr(importlib.import_module(module), function)

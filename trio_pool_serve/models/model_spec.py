@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.prompts import InputType
@@ -28,21 +28,26 @@ class ModelSpec:
     """Whether its chat template is for inference, so that ``messages`` are accepted."""
     keeps_input_type_prompt: ClassVar[bool] = False
     """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
+    pools_token_states: ClassVar[bool] = False
+    """Whether a Pooling module makes its vectors of the states of tokens."""
+
+    modules: tuple[ModuleFiles, ...] = ()
+    """The modules of sentence-transformers after the transformer, in order."""
+    similarity: Similarity = "cosine"
+    """How ``scoring == "vectors"`` compares them: ``similarity_fn_name`` of config_sentence_transformers.json."""
+    labels: tuple[str, ...] = ()
+    """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
+    marker_tokens: tuple[str, ...] = ()
+    """Texts that the tokenizer must not split, if they are in its vocabulary: single tokens in training."""
+    extra_prompts: Mapping[str, str] = Factory(dict)
+    """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
+    assumption: str = ""
+    """What is assumed of the model because its files do not declare it; empty if nothing is."""
 
     @property
     def tasks(self) -> frozenset[PoolingTask]:
         """The tasks that the model supports."""
         return frozenset()
-
-    @property
-    def modules(self) -> tuple[ModuleFiles, ...]:
-        """The modules of sentence-transformers after the transformer, in order."""
-        return ()
-
-    @property
-    def similarity(self) -> Similarity:
-        """How ``scoring == "vectors"`` compares them."""
-        return "cosine"
 
     @property
     def pooling(self) -> str:
@@ -55,23 +60,8 @@ class ModelSpec:
         return True
 
     @property
-    def marker_tokens(self) -> tuple[str, ...]:
-        """Texts that the tokenizer must not split, if they are in its vocabulary."""
-        return ()
-
-    @property
     def multi_label(self) -> bool:
         """Whether several labels can apply to one input at once."""
-        return False
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
-        return ()
-
-    @property
-    def pools_token_states(self) -> bool:
-        """Whether a Pooling module makes its vectors of the states of tokens."""
         return False
 
     @property
@@ -90,19 +80,9 @@ class ModelSpec:
         return False
 
     @property
-    def assumption(self) -> str:
-        """What is assumed of the model because its files do not declare it; empty if nothing is."""
-        return ""
-
-    @property
     def pads_texts(self) -> bool:
         """Whether every text is padded to a fixed length, as the model was trained."""
         return False
-
-    @property
-    def extra_prompts(self) -> Mapping[str, str]:
-        """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
-        return {}
 
     @property
     def uses_chat_template(self) -> bool:

@@ -23,8 +23,9 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.rendering.text.pairs import shorten
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Token
+from trio_pool_serve.rendering.text.tokenizer import Token, Tokenizer
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client, RenderedPrompt, TokenIds
 
@@ -83,7 +84,8 @@ class Renderer:
         """Whether ``render_plain`` can render a prompt: token ids, or texts without a chat template."""
         if isinstance(prompt, ChunkedPrompt | PairPrompt | TokensPrompt):
             return True
-        return isinstance(prompt, TextPrompt) and not self._uses_chat_template
+        uses_chat_template = self.conversations is not None and self.conversations.uses_chat_template
+        return isinstance(prompt, TextPrompt) and not uses_chat_template
 
     async def render_plain(self, prompts: Sequence[PromptToRender], client: int = 0) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window of a long text.
@@ -114,9 +116,7 @@ class Renderer:
     async def _render(self, prompt: Prompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
-        if isinstance(prompt, ChunkedPrompt | PairPrompt) or (
-            isinstance(prompt, TextPrompt) and not self._uses_chat_template
-        ):
+        if isinstance(prompt, ChunkedPrompt | PairPrompt) or self.is_plain(prompt):
             return await self.render_text(prompt, params, client.number)
         if isinstance(prompt, EmbedsPrompt):
             return await self._render_embeds(prompt, params, client.number)
@@ -124,19 +124,13 @@ class Renderer:
             return await self.conversations.render(prompt, params, client)
         raise InvalidRequestError("This model reads texts only.", field="prompts")
 
-    @property
-    def _uses_chat_template(self) -> bool:
-        return self.conversations is not None and self.conversations.uses_chat_template
-
-    async def render_text(
-        self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams, client: int
-    ) -> RenderedPrompt:
+    async def render_text(self, prompt: PlainPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         """Return the model input of a text without a chat template. Errors and cancellation: as ``render``."""
         return await self._in_turn(client, partial(self.texts.render, prompt, params))
 
     async def shorten(self, text: str, tokens: int, client: int = 0) -> str:
         """Return a text truncated to its first ``tokens`` tokens. Errors and cancellation: as ``render``."""
-        return await self._in_turn(client, partial(self.texts.shorten, text, tokens))
+        return await self._with_tokenizer(client, lambda tokenizer: shorten(tokenizer, text, tokens))
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         embeds_format = self.embeds_format
@@ -162,17 +156,23 @@ class Renderer:
 
     async def tokenize(self, text: str, client: int = 0, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text. Errors and cancellation: as ``render``."""
-        tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
-        return await self._in_turn(client, tokenize)
+        return await self._with_tokenizer(
+            client, lambda tokenizer: tokenizer.tokens(text, add_special_tokens=add_special_tokens)
+        )
 
     async def pieces(self, token_ids: TokenIds, client: int = 0) -> list[str]:
         """Return the vocabulary's entry of each id, which must be in the vocabulary. Cancellation: as ``render``."""
-        return await self._in_turn(client, partial(self.texts.pieces, token_ids))
+        return await self._with_tokenizer(client, lambda tokenizer: tokenizer.pieces(token_ids.tolist()))
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], client: int = 0, *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Cancellation: as ``render``."""
-        detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._in_turn(client, detokenize)
+        ids = token_ids.tolist()
+        return await self._with_tokenizer(
+            client, lambda tokenizer: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    async def _with_tokenizer(self, client: int, use: Callable[[Tokenizer], T]) -> T:
+        return await self._in_turn(client, partial(self.texts.with_tokenizer, use))
 
     async def _in_turn(self, client: int, blocking: Callable[[], T]) -> T:
         return await self.offload.run("render", blocking, client=client, abandon_on_cancel=True)

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
-from attrs import Factory, define, frozen
+from attrs import frozen
 
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot, merged_load
@@ -27,94 +28,56 @@ REFUSALS = "refusals"
 
 CONNECTIONS = f"{PREFIX}connections"
 
+Counted: TypeAlias = defaultdict[tuple[str, str, float], float]
+"""What a process has counted since its start, or all of them between two snapshots.
 
-@define(eq=False)
-class _Histogram:
-    """A histogram, of which each bucket has the observations up to its bound."""
-
-    buckets: dict[float, float] = Factory(dict)
-    """Observations up to each bound."""
-    count: float = 0.0
-    total: float = 0.0
-
-    def take(self, samples: Iterable[tuple[str, Mapping[str, str], float]]) -> None:
-        """Add samples of a histogram in a snapshot."""
-        for sample, labels, value in samples:
-            if sample.endswith("_bucket"):
-                bound = float(labels["le"])
-                self.buckets[bound] = self.buckets.get(bound, 0.0) + value
-            elif sample.endswith("_count"):
-                self.count += value
-            elif sample.endswith("_sum"):
-                self.total += value
-
-    def add(self, other: "_Histogram") -> None:
-        """Add the observations of another histogram with the same bounds."""
-        for bound, count in other.buckets.items():
-            self.buckets[bound] = self.buckets.get(bound, 0.0) + count
-        self.count += other.count
-        self.total += other.total
-
-    def since(self, before: "_Histogram") -> "_Histogram":
-        """Return what was observed later than ``before``."""
-        buckets = {bound: max(0.0, count - before.buckets.get(bound, 0.0)) for bound, count in self.buckets.items()}
-        return _Histogram(buckets, max(0.0, self.count - before.count), max(0.0, self.total - before.total))
-
-    def quantile(self, share: float) -> float | None:
-        """Return a quantile as Prometheus' ``histogram_quantile`` does: linear within a bucket; ``None`` of nothing."""
-        bounds = sorted(self.buckets)
-        if not bounds or not self.buckets[bounds[-1]]:
-            return None
-        rank, below, lower = share * self.buckets[bounds[-1]], 0.0, 0.0
-        for bound in bounds:
-            here = self.buckets[bound]
-            if here >= rank and here > below:
-                return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (here - below)
-            below, lower = here, lower if math.isinf(bound) else bound
-        return lower
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of what was observed, ``None`` of nothing."""
-        return self.total / self.count if self.count else None
+By the sample's name, with the suffix that Prometheus gives to it; by the label that is kept (a refusal's reason, a
+batch's model; else empty); and, of a histogram's bucket, by its bound (else 0).
+"""
 
 
-@define(eq=False)
-class _Counted:
-    """What has been counted since the start of one process, or between two snapshots of all of them."""
+def _count(counted: Counted, family: Family) -> None:
+    """Add a metric of a snapshot, if it is one that samples are made of."""
+    name = family.name.removeprefix(PREFIX)
+    if name not in (*COUNTERS, *HISTOGRAMS, REFUSALS):
+        return
+    kept = {REFUSALS: "of", BATCH_TOKENS: "model"}.get(name, "")
+    for sample, labels, value in family.samples:
+        if not sample.endswith("_created"):
+            counted[sample.removeprefix(PREFIX), labels.get(kept, ""), float(labels.get("le", 0))] += value
 
-    counters: dict[str, float] = Factory(lambda: dict.fromkeys(COUNTERS, 0.0))
-    refusals: dict[str, float] = Factory(dict)
-    histograms: dict[str, _Histogram] = Factory(lambda: {name: _Histogram() for name in HISTOGRAMS})
-    batches: dict[str, _Histogram] = Factory(dict)
-    """Tokens per batch by model."""
 
-    def take(self, family: Family) -> None:
-        """Add a metric of a snapshot, if it is one of these."""
-        name = family.name.removeprefix(PREFIX)
-        if name in self.histograms:
-            self.histograms[name].take(family.samples)
-        if name == BATCH_TOKENS:
-            for each in family.samples:
-                self.batches.setdefault(each[1].get("model", ""), _Histogram()).take([each])
-        for sample, labels, value in family.samples:
-            if name in self.counters and sample.endswith("_total"):
-                self.counters[name] += value
-            elif name == REFUSALS and sample.endswith("_total"):
-                self.refusals[labels["of"]] = self.refusals.get(labels["of"], 0.0) + value
+def _by_label(counted: Counted, name: str) -> dict[str, float]:
+    """Return the numbers of one name, by the label that is kept."""
+    return {label: count for (each, label, _), count in counted.items() if each == name}
 
-    def add_since(self, now: "_Counted", before: "_Counted") -> None:
-        """Add what ``now`` has beyond ``before``, both of the same process."""
-        for name in self.counters:
-            self.counters[name] += max(0.0, now.counters[name] - before.counters[name])
-        for reason, count in now.refusals.items():
-            more = max(0.0, count - before.refusals.get(reason, 0.0))
-            self.refusals[reason] = self.refusals.get(reason, 0.0) + more
-        for name, histogram in self.histograms.items():
-            histogram.add(now.histograms[name].since(before.histograms[name]))
-        for model, tokens in now.batches.items():
-            more_of = tokens.since(before.batches.get(model, _Histogram()))
-            self.batches.setdefault(model, _Histogram()).add(more_of)
+
+def _sum_of(counted: Counted, name: str) -> float:
+    return sum(_by_label(counted, name).values())
+
+
+def _mean(counted: Counted, name: str) -> float | None:
+    """Return the mean of what a histogram has observed, ``None`` of nothing."""
+    count = _sum_of(counted, f"{name}_count")
+    return _sum_of(counted, f"{name}_sum") / count if count else None
+
+
+def quantile(counted: Counted, name: str, share: float) -> float | None:
+    """Return a quantile as Prometheus' ``histogram_quantile`` does: linear within a bucket; ``None`` of nothing."""
+    buckets: defaultdict[float, float] = defaultdict(float)
+    for (each, _, bound), count in counted.items():
+        if each == f"{name}_bucket":
+            buckets[bound] += count
+    bounds = sorted(buckets)
+    if not bounds or not buckets[bounds[-1]]:
+        return None
+    rank, below, lower = share * buckets[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        here = buckets[bound]
+        if here >= rank and here > below:
+            return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (here - below)
+        below, lower = here, lower if math.isinf(bound) else bound
+    return lower
 
 
 @frozen(eq=False)
@@ -122,33 +85,33 @@ class Totals:
     """What all processes have counted until one moment, each by itself, and their load."""
 
     monotonic_s: float
-    processes: Mapping[Hashable, _Counted]
+    processes: Mapping[Hashable, Counted]
     connections: float
     load: Mapping[str, Any]
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot], monotonic_s: float) -> "Totals":
         """Read the snapshots of the processes."""
-        processes: dict[Hashable, _Counted] = {}
+        processes: defaultdict[Hashable, Counted] = defaultdict(lambda: defaultdict(float))
         connections = 0.0
         for snapshot in snapshots:
-            counted = processes.setdefault(_identity(snapshot), _Counted())
+            counted = processes[_identity(snapshot)]
             for family in snapshot.families:
-                counted.take(family)
+                _count(counted, family)
                 if family.name == CONNECTIONS:
                     connections += sum(value for _, labels, value in family.samples if labels.get("of") == "open")
         return cls(monotonic_s, processes, connections, merged_load(snapshots))
 
-    def since(self, before: "Totals") -> _Counted:
+    def since(self, before: "Totals") -> Counted:
         """Return what was counted later than ``before``, by the processes that are in both.
 
         A process that has just been started, or did not answer in time, is left out: what it has counted since its
         start is not what has happened in this second.
         """
-        passed = _Counted()
-        for identity, counted in self.processes.items():
-            if identity in before.processes:
-                passed.add_since(counted, before.processes[identity])
+        passed: Counted = defaultdict(float)
+        for identity in self.processes.keys() & before.processes.keys():
+            for key, count in self.processes[identity].items():
+                passed[key] += max(0.0, count - before.processes[identity].get(key, 0.0))
         return passed
 
 
@@ -196,35 +159,37 @@ def sample_between(before: Totals | None, now: Totals, *, number: int, state: st
     }
     if before is not None:
         elapsed, passed = now.monotonic_s - before.monotonic_s, now.since(before)
-        stages = {stage: passed.histograms[f"{stage}_seconds"] for stage in STAGES}
-        lag = passed.histograms[f"{LOOP_LAG}_seconds"]
-        rates = {name: count / elapsed for name, count in passed.counters.items()}
+        rates = {name: _sum_of(passed, f"{name}_total") / elapsed for name in COUNTERS}
         sample |= {
             "requests": rates["requests"],
             "failures": rates["request_failures"],
             "connections_refused": rates["connections_refused"],
             "tokens": rates["tokens"],
             "busy": rates["busy_seconds"],
-            "refusals": {reason: count / elapsed for reason, count in passed.refusals.items()},
-            "stages": {stage: [each.quantile(0.5), each.quantile(0.99)] for stage, each in stages.items()},
-            "loop_lag": [lag.quantile(0.5), lag.quantile(0.99)],
-            "batches": passed.histograms["batch_rows"].count / elapsed,
-            "batch_rows": passed.histograms["batch_rows"].mean,
-            "batch_tokens": passed.histograms[BATCH_TOKENS].mean,
-            "batch_fill": _fill(passed.batches, models),
-            "padding": passed.histograms["padding_waste"].mean,
+            "refusals": {reason: count / elapsed for reason, count in _by_label(passed, f"{REFUSALS}_total").items()},
+            "stages": {stage: _median_and_p99(passed, stage) for stage in STAGES},
+            "loop_lag": _median_and_p99(passed, LOOP_LAG),
+            "batches": _sum_of(passed, "batch_rows_count") / elapsed,
+            "batch_rows": _mean(passed, "batch_rows"),
+            "batch_tokens": _mean(passed, BATCH_TOKENS),
+            "batch_fill": _fill(passed, models),
+            "padding": _mean(passed, "padding_waste"),
         }
     return msgspec.json.encode({"time": round(time.time(), 2), **_rounded(sample)})
 
 
-def _fill(batches: Mapping[str, _Histogram], models: Mapping[str, Mapping[str, Any]]) -> float | None:
+def _median_and_p99(passed: Counted, stage: str) -> list[float | None]:
+    return [quantile(passed, f"{stage}_seconds", share) for share in (0.5, 0.99)]
+
+
+def _fill(passed: Counted, models: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the mean share of its model's budget that a batch has used; ``None`` without a batch."""
+    batches, tokens = (_by_label(passed, f"{BATCH_TOKENS}_{suffix}") for suffix in ("count", "sum"))
     budgets = {model: float(models.get(model, {}).get("batch_token_budget", 0)) for model in batches}
-    known = {model: tokens for model, tokens in batches.items() if tokens.count and budgets[model]}
+    known = [model for model in batches if batches[model] and budgets[model]]
     if not known:
         return None
-    full = sum(tokens.total / budgets[model] for model, tokens in known.items())
-    return full / sum(tokens.count for tokens in known.values())
+    return sum(tokens[model] / budgets[model] for model in known) / sum(batches[model] for model in known)
 
 
 def _sum_over(models: Mapping[str, Mapping[str, Any]], name: str) -> float:

@@ -18,14 +18,14 @@ from trio_pool_serve.service import Service
 @attrs.frozen
 class Classifying(ModelSpec):
     tasks = frozenset({"classify"})
-    labels = ("short", "heavy")
+    labels: tuple[str, ...] = ("short", "heavy")
 
 
 @attrs.frozen
 class Judging(ModelSpec):
     tasks = frozenset({"classify", "score"})
     scoring = "pairs"
-    labels = ("fits",)
+    labels: tuple[str, ...] = ("fits",)
 
 
 @attrs.frozen

@@ -70,10 +70,7 @@ async def test_scores_are_probabilities_unless_they_are_wanted_raw(classifying: 
 
 
 async def test_a_model_without_names_for_its_labels_numbers_them(config):
-    class Nameless(Classifying):
-        labels = ()
-
-    async with serving(config, Nameless(), labels=1) as served:
+    async with serving(config, Classifying(labels=()), labels=1) as served:
         assert await served.ask("/predict", inputs="hello") == [{"score": 3, "label": "LABEL_0"}]
 
 

@@ -69,11 +69,8 @@ async def test_labels_without_names_are_numbered(client, service):
 
 
 async def test_one_label_is_every_text_s(client, service, scripted):
-    class One(Everything):
-        labels = ("toxic",)
-
     scripted.labels = 1
-    serve_as(service, One())
+    serve_as(service, Everything(labels=("toxic",)))
     (found,) = (await classify(client, input=[7, 8]))["data"]
     assert found == {"index": 0, "label": "toxic", "probs": [2.0], "num_classes": 1, "object": "classify"}
 

@@ -28,7 +28,7 @@ IMAGE = ImagePart(data_url(encoded()))
 async def loading(**settings) -> AsyncIterator[MediaLoader]:
     loader = MediaLoader(InputConfig(**settings), Offload(media=2))
     async with trio.open_nursery() as nursery:
-        await nursery.start(loader.run)
+        await nursery.start(loader.cache.run)
         yield loader
         await wait_idle(loader)
         nursery.cancel_scope.cancel()

@@ -17,15 +17,11 @@ class SkipFirstToken(TextFormat):
 
     token_id: int | None
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Mark all tokens but the first as kept."""
         del input_type
-        kept = None
-        if len(token_ids) and token_ids[0] == self.token_id:
-            kept = np.arange(len(token_ids)) > 0
-        return RenderedPrompt(token_ids, instruction_tokens, kept=kept)
+        is_first = len(token_ids) > 0 and token_ids[0] == self.token_id
+        return RenderedPrompt(token_ids, kept=np.arange(len(token_ids)) > 0 if is_first else None)
 
 
 def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> SkipFirstToken:

@@ -69,60 +69,39 @@ NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
 
 
 def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
-    """Load a classifier of whole inputs or of tokens."""
-    if isinstance(folder.spec, TokenClassifier):
-        return _load_token_classifier(folder, params)
-    return _load_sequence_classifier(folder, params)
-
-
-def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
-    """Load a ``SequenceClassifier``.
+    """Load a classifier of whole inputs or of tokens.
 
     A decoder's head uses the last token. transformers finds it by the padding token's id, which an input may
     contain too; here it is the last token that is attended to.
     """
+    if isinstance(folder.spec, TokenClassifier):
+        model, functions = _load(folder, params, "AutoModelForTokenClassification")
+        return LoadedModel(
+            backbone=Backbone(model, "logits"),
+            heads={TokenClassify: TokenClassificationHead(identity, functions)},
+            description=_description(folder, "for each token"),
+        )
     if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
-    score = getattr(model, "score", None)
-    if isinstance(score, nn.Linear):
-        linear = score.float()
+    classifies_tokens = "token_classify" in folder.spec.tasks
+    of_row: RowLogits
+    of_tokens: TokenwiseLogits
+    if isinstance(getattr(model, "score", None), nn.Linear):
+        linear, where = model.score.float(), "by the last token"
+        of_row, of_tokens = LastTokenLogits(linear), TokenLogits(linear)
+    elif classifies_tokens:
+        (of_row, of_tokens), where = encoder_logits(model), "for each input or token"
+    else:
         return LoadedModel(
-            backbone=Backbone(model.base_model),
-            heads=_heads(folder, LastTokenLogits(linear), TokenLogits(linear), functions),
-            description=_description(folder, "by the last token"),
+            backbone=Backbone(model, "logits"),
+            heads={Classify: ClassificationHead(first_state, functions)},
+            description=_description(folder, "for each input"),
         )
-    if "token_classify" in folder.spec.tasks:
-        of_row, of_tokens = encoder_logits(model)
-        return LoadedModel(
-            backbone=Backbone(model.base_model),
-            heads=_heads(folder, of_row, of_tokens, functions),
-            description=_description(folder, "for each input or token"),
-        )
-    return LoadedModel(
-        backbone=Backbone(model, "logits"),
-        heads={Classify: ClassificationHead(first_state, functions)},
-        description=_description(folder, "for each input"),
-    )
-
-
-def _heads(
-    folder: ModelFolder[Classifier], of_row: RowLogits, of_tokens: TokenwiseLogits, functions: ActivationFunctions
-) -> dict[type[PoolingParams], Head]:
     heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}
-    if "token_classify" in folder.spec.tasks:
+    if classifies_tokens:
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
-    return heads
-
-
-def _load_token_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
-    """Load a ``TokenClassifier``."""
-    model, functions = _load(folder, params, "AutoModelForTokenClassification")
-    return LoadedModel(
-        backbone=Backbone(model, "logits"),
-        heads={TokenClassify: TokenClassificationHead(identity, functions)},
-        description=_description(folder, "for each token"),
-    )
+    return LoadedModel(backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where))
 
 
 def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:

@@ -30,8 +30,6 @@ PROBLEM_TYPES = frozenset({None, "regression", "single_label_classification", "m
 class Classifier(ModelSpec):
     """A classifier of texts or tokens."""
 
-    labels: tuple[str, ...]
-    """``id2label`` of config.json, in order."""
     problem_type: str | None = None
     score_activation: str
     """Dotted name of a torch.nn module without parameters."""

@@ -20,9 +20,7 @@ class PaddedFormat(TextFormat):
     padding: TextPadding
     pad_id: int
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Pad a text."""
         del input_type
         tokens = len(token_ids)
@@ -30,7 +28,7 @@ class PaddedFormat(TextFormat):
         start = len(padded) - tokens if self.padding.pad_left else 0
         padded[start : start + tokens] = token_ids
         attended = None if self.padding.attends_to_padding else tokens
-        return RenderedPrompt(padded, instruction_tokens, attended=attended)
+        return RenderedPrompt(padded, attended=attended)
 
 
 def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFormat:

@@ -1,10 +1,8 @@
 """Image format of dual encoders: each image is one input, computed by the image tower."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
@@ -20,22 +18,6 @@ DEFAULT_PROCESSORS = {
     "siglip2": "Siglip2ImageProcessor",
 }
 """Image processor class by model type, for folders that do not name one."""
-
-
-@frozen
-class TowerTokens:
-    """Counts the positions of an image tower: one per patch, and one for the class token if there is one."""
-
-    tower: ImageTower
-
-    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
-        """Return the positions of each image. NaFlex pixel values are patches already, padding included."""
-        images, *shape = map(int, arrays["pixel_values"].shape)
-        if self.tower.image_size is None:
-            patches = shape[0]
-        else:
-            patches = (shape[1] // self.tower.patch_size) * (shape[2] // self.tower.patch_size)
-        return (self.tower.tokens(patches),) * images
 
 
 @frozen
@@ -64,7 +46,7 @@ def tower_image_format(folder: ModelFolder[DualEncoder]) -> TowerFormat:
 
 def tower_processor(folder: AnyModelFolder, tower: ImageTower, default_class: str) -> FolderProcessor:
     """Return the image processor of an image tower. Raises ``ModelLoadError`` if it does not match the tower."""
-    processor = read_image_processor(folder.transformer_path, TowerTokens(tower), default_class=default_class)
+    processor = read_image_processor(folder.transformer_path, tower, default_class=default_class)
     shape = probe_image_processor(processor).arrays["pixel_values"].shape
     if tower.image_size is None:
         matches = len(shape) == 3 and shape[2] == 3 * tower.patch_size**2

@@ -5,19 +5,22 @@ SigLIP 2 (Tschannen et al., https://arxiv.org/abs/2502.14786), as bare transform
 sentence-transformers' modules.json.
 """
 
+import math
+
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import similarity_of
-from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.modalities import (
     modality_config,
     reject_input_type_lengths,
     reject_processing_kwargs,
     require_methods,
 )
-from trio_pool_serve.models.model_spec import ModelSpec, Similarity
+from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.rendering.media.image_processor import Arrays
 
 MODEL_CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 """transformers' model class by model type."""
@@ -44,9 +47,11 @@ class ImageTower:
     has_class_token: bool
     """Whether a class token for the whole image is added to the patches."""
 
-    def tokens(self, patches: int) -> int:
-        """Return the sequence length of an image with this many patches."""
-        return patches + self.has_class_token
+    def tokens(self, arrays: Arrays) -> tuple[int, ...]:
+        """Return the positions of each image. NaFlex pixel values are patches already, padding included."""
+        images, *shape = map(int, arrays["pixel_values"].shape)
+        sides = shape[:1] if self.image_size is None else [side // self.patch_size for side in shape[1:]]
+        return (math.prod(sides) + self.has_class_token,) * images
 
 
 @frozen(kw_only=True)
@@ -62,10 +67,6 @@ class TextPadding:
 class DualEncoder(ModelSpec):
     """One vector per text, and one per image."""
 
-    modules: tuple[ModuleFiles, ...] = ()
-    """Those after the towers, in order."""
-    similarity: Similarity = "cosine"
-    """``similarity_fn_name`` of config_sentence_transformers.json."""
     images: ImageTower
     padding: TextPadding | None = None
 

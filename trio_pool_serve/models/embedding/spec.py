@@ -28,23 +28,13 @@ from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 class Embedding(ModelSpec):
     """One vector per text."""
 
-    modules: tuple[ModuleFiles, ...]
-    """Those after the transformer, in order."""
-    similarity: Similarity = "cosine"
-    """``similarity_fn_name`` of config_sentence_transformers.json."""
     conversation: ChatFormat | None = None
     """How inputs are put into the chat template, if they are."""
-    assumption: str = ""
-    """What the files do not declare and no setting says; see ``ModelSpec``."""
 
     tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
     supports_prompt_embeds = True
-
-    @property
-    def pools_token_states(self) -> bool:
-        """Always, by the first of its modules."""
-        return True
+    pools_token_states = True
 
     @property
     def pools_chunks(self) -> bool:

@@ -10,10 +10,10 @@ from trio_pool_serve.models.generative_reranker.spec import (
 )
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import all_ids, chat_pair, check_length, shortened_pair
+from trio_pool_serve.rendering.chat.pair_templates import chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.pairs import PairFormat
-from trio_pool_serve.rendering.text.text_window import available_tokens, encode_window
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 
 
@@ -27,7 +27,8 @@ class RerankerPairFormat:
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
         """Return the tokens of prefix, body and suffix, each tokenised by itself."""
-        prefix, suffix = all_ids(tokenizer, self.format.prefix), all_ids(tokenizer, self.format.suffix)
+        texts = self.format.prefix, self.format.suffix
+        prefix, suffix = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
         frame = len(prefix) + len(suffix)
         keep = available_tokens(params, max_model_len, frame, "template")
         first, second = shortened_pair(tokenizer, prompt)

@@ -8,7 +8,7 @@ from torch import nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.late_interaction.spec import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.loading.sentence_modules import load_module
+from trio_pool_serve.models.loading.sentence_modules import load_modules
 from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
@@ -25,13 +25,8 @@ def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingP
     """Load a ``LateInteraction`` model."""
     spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
-    try:
-        layers = [_load_projection(folder.path)] if spec.projection_is_in_checkpoint else []
-        layers += [load_module(files) for files in spec.modules]
-    except ModelLoadError:
-        raise
-    except Exception as error:
-        raise ModelLoadError(f"The projection cannot be loaded: {error}") from error
+    layers = [_load_projection(folder.path)] if spec.projection_is_in_checkpoint else []
+    layers += load_modules(spec.modules)
     # The head applies a final Normalize, after a vector has been truncated to the requested dimensions.
     normalizes = bool(spec.modules) and spec.modules[-1].name == "Normalize"
     project = nn.Sequential(*(layers[:-1] if normalizes else layers)).float().to(params.device).eval()
@@ -49,7 +44,7 @@ def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingP
 
 def _load_projection(folder: Path) -> nn.Module:
     weight = read_weights(folder, PROJECTION).get("")
-    if weight is None:
+    if weight is None or weight.dim() != 2:
         raise ModelLoadError(f"The checkpoint of {folder} has no {PROJECTION}, the projection of a ColBERT.")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
     linear.load_state_dict({"weight": weight})

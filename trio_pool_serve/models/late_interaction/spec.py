@@ -9,7 +9,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from attrs import Factory, evolve, frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -62,10 +62,8 @@ class ScoringMask:
 
 @frozen(kw_only=True)
 class LateInteraction(ModelSpec):
-    """One vector per token."""
+    """One vector per token. Its ``modules`` are Dense and Normalize over tokens; its prompts begin with markers."""
 
-    modules: tuple[ModuleFiles, ...] = ()
-    """Dense and Normalize modules over tokens, in order."""
     projection_is_in_checkpoint: bool = False
     """Whether the first module is a projection without bias, ``linear.weight`` of the transformer's checkpoint."""
     mask: ScoringMask | None = None
@@ -75,10 +73,6 @@ class LateInteraction(ModelSpec):
     document_length: int | None = None
     text_length: int | None = None
     """Maximum tokens of a text without an input type, or of an input type without a length."""
-    marker_tokens: tuple[str, ...] = ()
-    """Prompts that were single tokens in training, and are again if the tokenizer has them."""
-    extra_prompts: Mapping[str, str] = Factory(dict)
-    """Prompts of queries and documents that begin with their marker tokens."""
     mean_scores: bool = False
     """Whether a score is divided by the number of the query's vectors."""
 

@@ -20,14 +20,14 @@ class KeptTokens:
     skipped_input_types: frozenset[str]
     only: npt.NDArray[np.int32]
 
-    def mask(self, token_ids: TokenIds, input_type: InputType | None) -> npt.NDArray[np.bool_]:
-        """Return, for each token, whether it is kept. A text without an input type is a document."""
+    def mask(self, token_ids: TokenIds, input_type: InputType | None) -> npt.NDArray[np.bool_] | None:
+        """Return whether each token is kept; ``None`` if all are. A text without an input type is a document."""
         kept = np.ones(len(token_ids), dtype=np.bool_)
         if (input_type or "document") in self.skipped_input_types:
             kept &= ~np.isin(token_ids, self.skipped)
         if input_type != "query" and len(self.only):
             kept &= np.isin(token_ids, self.only)
-        return kept
+        return None if kept.all() else kept
 
 
 @frozen(kw_only=True)
@@ -41,9 +41,7 @@ class LateInteractionFormat(TextFormat):
     expansion_id: int
     kept_tokens: KeptTokens | None
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Expand a query, and mark the kept tokens."""
         tokens = len(token_ids)
         attended = None
@@ -51,11 +49,12 @@ class LateInteractionFormat(TextFormat):
             added = np.full(self.expansion.length - tokens, self.expansion_id, dtype=np.int32)
             token_ids = np.concatenate([token_ids, added])
             attended = None if self.expansion.attends_to_expansion else tokens
+        kept = None
         if self.kept_tokens is not None:
             kept = self.kept_tokens.mask(token_ids, input_type)
-        else:
-            kept = np.arange(len(token_ids)) < (len(token_ids) if attended is None else attended)
-        return RenderedPrompt(token_ids, instruction_tokens, attended=attended, kept=None if kept.all() else kept)
+        elif attended is not None:
+            kept = np.arange(len(token_ids)) < attended
+        return RenderedPrompt(token_ids, attended=attended, kept=kept)
 
 
 def late_interaction_format(spec: LateInteraction, tokenizer: Tokenizer) -> LateInteractionFormat:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pkgutil import resolve_name
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
-    loaded = folder.kind.loader()(folder, params)
+    loaded = resolve_name(folder.kind.load)(folder, params)
     if device.type == "cpu":
         retain_freed_memory(_freed_by_batch(loaded, params))
     runner = TransformerRunner(

@@ -25,22 +25,24 @@ def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
 
 def load_output_modules(modules: Sequence[ModuleFiles], device: torch.device, *, pooling: Sequence[str] = ()) -> Pooler:
     """Load the modules after pooling, or after a model that pools its own output. Raises ``ModelLoadError``."""
+    return Pooler(pooling, load_modules(modules)).to(device).eval()
+
+
+def load_modules(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
+    """Load modules of ``MODULES``. Raises ``ModelLoadError``."""
     unknown = [files.name for files in modules if files.name not in MODULES]
     if unknown:
         raise ModelLoadError(f"modules.json requires {', '.join(unknown)}, which cannot be loaded.")
+    for files in modules:
+        for key in ("module_input_name", "module_output_name"):
+            if files.config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
+                raise ModelLoadError(f"{files.name} works on {files.config[key]!r}, which is not supported.")
     try:
-        loaded = [load_module(files) for files in modules]
+        return [MODULES[files.name](files) for files in modules]
     except ModelLoadError:
         raise
     except Exception as error:
         raise ModelLoadError(f"A module cannot be loaded: {error}") from error
-    return Pooler(pooling, loaded).to(device).eval()
-
-
-def load_module(files: ModuleFiles) -> nn.Module:
-    """Load one module of ``MODULES``. Raises ``ModelLoadError``, or another error for a wrong config or weights."""
-    _require_sentence_embedding(files)
-    return MODULES[files.name](files)
 
 
 class Dense(nn.Module):
@@ -83,12 +85,6 @@ MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {
     "Truncate": Truncate,
 }
 """Module constructors by class name in ``modules.json``."""
-
-
-def _require_sentence_embedding(files: ModuleFiles) -> None:
-    for key in ("module_input_name", "module_output_name"):
-        if files.config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-            raise ModelLoadError(f"{files.name} works on {files.config[key]!r}, which is not supported.")
 
 
 def _activation(dotted: str) -> nn.Module:

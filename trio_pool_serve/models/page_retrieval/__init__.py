@@ -4,25 +4,23 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.late_interaction.spec import ScoringMask
 from trio_pool_serve.models.late_interaction.text_format import KeptTokens, kept_tokens_of
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.models.page_retrieval.image_format import page_image_format
 from trio_pool_serve.models.page_retrieval.spec import QUERY_AUGMENTATION_TOKENS, PageRetrieval, read_page_retrieval
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True, eq=False)
 class PageQueryFormat(TextFormat):
-    """Every text is a query: a prefix before it and ``suffix`` (token ids) after it, without special tokens.
-
-    ``kept_tokens`` is ``None`` if all tokens are kept.
-    """
+    """Every text is a query: a prefix before it and ``suffix`` (token ids) after it, without special tokens."""
 
     suffix: TokenIds
-    kept_tokens: KeptTokens | None
+    kept_tokens: KeptTokens
 
     def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
         """Return the maximum without the suffix."""
@@ -33,13 +31,10 @@ class PageQueryFormat(TextFormat):
         del input_type
         return False
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Append the suffix."""
         token_ids = np.concatenate([token_ids, self.suffix])
-        kept = None if self.kept_tokens is None else self.kept_tokens.mask(token_ids, input_type)
-        return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
+        return RenderedPrompt(token_ids, kept=self.kept_tokens.mask(token_ids, input_type))
 
 
 def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFormat:
@@ -47,12 +42,11 @@ def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFor
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
         raise ModelLoadError("The tokenizer has no padding token, which every query ends with.")
-    end = tokenizer.encode("\n")
-    end_ids = tokenizer.finish(end, len(end), "right", add_special_tokens=False)
+    end_ids = all_ids(tokenizer, tokenizer.encode("\n"))
     return PageQueryFormat(
         prefix=spec.text_prefix,
         suffix=np.concatenate([np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32), end_ids]),
-        kept_tokens=None if spec.mask is None else kept_tokens_of(spec.mask, tokenizer),
+        kept_tokens=kept_tokens_of(spec.mask or ScoringMask(), tokenizer),
     )
 
 

@@ -20,13 +20,11 @@ STEP_TOKEN = "<extra_0>"  # noqa: S105  (a token of the vocabulary, no secret)
 
 @frozen(kw_only=True)
 class ProcessReward(ModelSpec):
-    """One row of label probabilities for each step."""
+    """One row of probabilities for each step: of the head's labels, or of ``returned_token_ids``."""
 
     step_token_id: int
     returned_token_ids: tuple[int, ...] = ()
     """Tokens whose logits are compared; empty for a model with a classification head."""
-    labels: tuple[str, ...]
-    """Those of the head, or the ids of ``returned_token_ids``."""
 
     tasks = frozenset({"token_classify"})
 

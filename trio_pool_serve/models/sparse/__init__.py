@@ -17,13 +17,11 @@ class LookupFormat(TextFormat):
 
     lookup_input_types: frozenset[InputType | None]
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Replace an empty row by one token that is not attended to: a row of a batch has at least one token."""
         if input_type in self.lookup_input_types and len(token_ids) == 0:
             return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
-        return RenderedPrompt(token_ids, instruction_tokens)
+        return RenderedPrompt(token_ids)
 
     def adds_special_tokens(self, input_type: InputType | None) -> bool:
         """Return whether the text is computed by the transformer."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -84,23 +84,15 @@ def _read_router(files: FolderFiles) -> Sparse:
     if files.router.default_route == route:
         input_types.add(None)
     _require_same_tokenizer(table, files.transformer_path)
-    return _splade(
-        files,
-        splades[0],
+    return evolve(
+        _splade(files, splades[0]),
         table=table,
         lookup_input_types=frozenset(input_types),
         lookup_length=read_json(table / "tokenizer_config.json").get("model_max_length"),
     )
 
 
-def _splade(
-    files: FolderFiles,
-    modules: Sequence[ModuleFiles],
-    *,
-    table: Path | None = None,
-    lookup_input_types: frozenset[InputType | None] = frozenset(),
-    lookup_length: int | None = None,
-) -> Sparse:
+def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
     names = [module.name for module in modules]
     if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
         raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported; SPLADE is.")
@@ -119,9 +111,6 @@ def _splade(
         splade_pooling=pooling,
         log1p_twice=activation == "log1p_relu",
         max_active_dims=files.sentence_transformers_config.get("max_active_dims"),
-        table=table,
-        lookup_input_types=lookup_input_types,
-        lookup_length=lookup_length,
     )
 
 

@@ -1,10 +1,8 @@
 """Image format of vision-language models: each image replaces its placeholder among the tokens of a text."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
@@ -14,17 +12,6 @@ from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLang
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.text.text_window import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
-
-
-@frozen
-class GridTokens:
-    """Counts tokens by Qwen's ``image_grid_thw``: each image's patches in time, height and width."""
-
-    patches: ImagePatches
-
-    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
-        """Return the tokens of each image: one for ``merge_size`` × ``merge_size`` patches."""
-        return tuple(int(patches) // self.patches.merge_size**2 for patches in arrays["image_grid_thw"].prod(axis=1))
 
 
 @frozen
@@ -86,9 +73,7 @@ def placeholder_image_format(folder: ModelFolder[VisionLanguage]) -> Placeholder
 
 def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProcessor:
     """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not match the model."""
-    processor = read_image_processor(
-        folder.transformer_path, GridTokens(patches), default_class="Qwen2VLImageProcessor"
-    )
+    processor = read_image_processor(folder.transformer_path, patches, default_class="Qwen2VLImageProcessor")
     if processor.class_name != "Qwen2VLImageProcessor":
         raise ModelLoadError(f"The image processor {processor.class_name} does not prepare images for this model.")
     shape = probe_image_processor(processor).arrays["pixel_values"].shape

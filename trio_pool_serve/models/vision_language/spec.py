@@ -28,6 +28,7 @@ from trio_pool_serve.models.files.modalities import (
     require_plain_states,
 )
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
+from trio_pool_serve.rendering.media.image_processor import Arrays
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 """Pixels per side by model type, if vision_config omits it."""
@@ -55,6 +56,10 @@ class ImagePatches:
     def values_per_patch(self) -> int:
         """Pixel values of a patch: three channels in all frames."""
         return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def tokens(self, arrays: Arrays) -> tuple[int, ...]:
+        """Return the tokens of each image, of whose patches ``image_grid_thw`` has time, height and width."""
+        return tuple(int(patches) // self.merge_size**2 for patches in arrays["image_grid_thw"].prod(axis=1))
 
 
 @frozen(kw_only=True)

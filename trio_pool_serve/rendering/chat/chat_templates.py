@@ -10,7 +10,7 @@ from attrs import define, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, JobField, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
-from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
+from trio_pool_serve.prompts import ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
 from trio_pool_serve.threads.offload import Offload
 
@@ -136,7 +136,10 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
             )
     request = TemplateRequest(
         template=template.text,
-        messages=template_messages(prompt.messages, structured=template.structured),
+        messages=[
+            {"role": message.role, "content": _content(message.parts, structured=template.structured)}
+            for message in prompt.messages
+        ],
         variables={**template.variables, **prompt.template_kwargs},
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
@@ -151,12 +154,8 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
         )
 
 
-def template_messages(messages: Sequence[ChatMessage], *, structured: bool) -> list[dict[str, Any]]:
-    """Return messages in the form for templates; the content of one with an image is always a list of parts."""
-    return [{"role": message.role, "content": _content(message.parts, structured=structured)} for message in messages]
-
-
 def _content(parts: Sequence[Part], *, structured: bool) -> str | list[dict[str, str]]:
+    """Return a message's content in the form for templates: with an image it is always a list of parts."""
     if not structured and not any(isinstance(part, ImagePart) for part in parts):
         return "\n".join(part.text for part in parts if not isinstance(part, ImagePart))
     return [{"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text} for part in parts]

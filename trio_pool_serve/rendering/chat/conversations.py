@@ -126,11 +126,6 @@ class Conversations:
             raise InvalidRequestError("This model reads a text or an image, not several together.", field="prompts")
         return await self._render_as_message(parts, params, client)
 
-    @property
-    def _takes_single_messages(self) -> bool:
-        """Whether the model accepts texts and images but no conversations: clients send its input as one message."""
-        return self.image_format is not None and not self.chat.templates
-
     async def _render_as_message(
         self, parts: Sequence[Part], params: RenderingParams, client: Client
     ) -> RenderedPrompt:
@@ -147,7 +142,8 @@ class Conversations:
     async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if not prompt.messages:
             raise EmptyInputError("messages is empty.", field="prompts")
-        if self._takes_single_messages and prompt.chat_template is None:
+        if self.image_format is not None and not self.chat.templates and prompt.chat_template is None:
+            # The model takes texts and images but no conversations: clients send its input as one message.
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True), client)
         template, prompt = self._template_and_messages(prompt, params.instruction)
         images = _images([part for message in prompt.messages for part in message.parts])
@@ -169,7 +165,9 @@ class Conversations:
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
-        self._check_length(rendered, params)
+        limit = min(self.max_model_len, params.truncate_to or self.max_model_len)
+        if len(rendered.token_ids) > limit:
+            raise too_long(f"{len(rendered.token_ids)}", limit)
         return rendered
 
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
@@ -274,11 +272,6 @@ class Conversations:
         finally:
             held.release()
         return [loaded[index] for index in range(len(images))]
-
-    def _check_length(self, rendered: RenderedPrompt, params: RenderingParams) -> None:
-        limit = min(self.max_model_len, params.truncate_to or self.max_model_len)
-        if len(rendered.token_ids) > limit:
-            raise too_long(f"{len(rendered.token_ids)}", limit)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from attrs import define, field, frozen
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.text.text_window import WindowedText, available_tokens, encode_window, too_long
-from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer
+from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window
+from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 STRUCTURED_PATTERNS = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
@@ -81,7 +81,7 @@ class ChatPair:
         text = self._text(*shortened_pair(tokenizer, prompt), params.instruction)
         window = encode_window(tokenizer, text, keep, params.truncation_side)
         check_length(window, keep, params, max_model_len, extra=0)
-        is_cut = not (window.is_whole and window.tokens <= keep)
+        is_cut = not window.fits(keep)  # read before the tokens are truncated in place
         ids = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
         if is_cut:
             suffix = self._suffix(tokenizer, params.instruction)[-len(ids) :]
@@ -103,7 +103,8 @@ class ChatPair:
         """Return the common suffix of two conversations that differ in everything but the instruction."""
         known = self._suffixes.get(instruction)
         if known is None:
-            one, other = (all_ids(tokenizer, self._text(filler, filler, instruction)) for filler in ("0", "1 2 3 4"))
+            texts = (self._text(filler, filler, instruction) for filler in ("0", "1 2 3 4"))
+            one, other = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
             shorter = min(len(one), len(other))
             differ = np.flatnonzero(one[::-1][:shorter] != other[::-1][:shorter])
             known = one[len(one) - int(differ[0]) :] if len(differ) else one[:0]
@@ -149,16 +150,3 @@ def shortened_pair(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
         shorten(tokenizer, prompt.first, prompt.max_first_tokens),
         shorten(tokenizer, prompt.second, prompt.max_second_tokens),
     )
-
-
-def all_ids(tokenizer: Tokenizer, text: str) -> TokenIds:
-    """Return all token ids of a text, without special tokens."""
-    encoded = tokenizer.encode(text)
-    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
-
-
-def check_length(window: WindowedText, keep: int, params: RenderingParams, max_model_len: int, extra: int) -> None:
-    """Raise ``ContextLengthError`` if a text that must not be truncated is longer than ``keep`` tokens."""
-    if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
-        length = window.tokens + extra
-        raise too_long(f"{length}" if window.is_whole else f"more than {length}", max_model_len)

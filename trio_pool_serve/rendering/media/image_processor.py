@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,14 @@ Qwen2-VL's limit. CLIP enlarges an image to 224 pixels on its shorter side befor
 """
 
 
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""What an image processor returns, by name."""
+
+
 class ImageTokens(Protocol):
     """Counts an image's token positions from the arrays of an image processor."""
 
-    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
+    def tokens(self, arrays: Arrays) -> tuple[int, ...]:
         """Return the number of positions of each image, in order."""
 
 
@@ -63,7 +67,7 @@ class FolderProcessor:
         except ValueError as error:
             raise MediaError(f"The model cannot take an image of {width} by {height} pixels: {error}") from error
         arrays = {name: _contiguous(array) for name, array in made.items()}
-        return ImageFeatures(arrays, self.image_tokens.of(arrays))
+        return ImageFeatures(arrays, self.image_tokens.tokens(arrays))
 
     @cached_property
     def _processor(self) -> Any:

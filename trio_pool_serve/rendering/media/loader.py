@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import trio
 from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.config import InputConfig
@@ -55,10 +54,6 @@ class MediaLoader:
     def max_bytes(self) -> int:
         """Maximum size of an image file."""
         return max(MAX_FILE_BYTES, self.max_body_bytes)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Prepare images until cancelled. Cancellation: as ``MediaCache.run``."""
-        await self.cache.run(task_status=task_status)
 
     async def fetch(self, part: ImagePart, held: Reservation) -> ImagePart:
         """Return an image with its bytes if its URL is fetched over HTTP; else as it is.

@@ -13,7 +13,6 @@ from trio_pool_serve.rendering.text.tokenizer import (
     Positions,
     RenderChat,
     Token,
-    longest_first_lengths,
     segments,
 )
 from trio_pool_serve.types import TokenIds
@@ -30,6 +29,7 @@ class FastTokenizer:
     render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
     truncation_side: TruncationSide = "right"
+    odd_to_first: bool = field(default=False, init=False)
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -114,10 +114,6 @@ class FastTokenizer:
         if len(encoded) > keep:
             encoded.truncate(keep, direction=side)
         return encoded
-
-    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Return both kept lengths; the odd token goes to the longer text, to the second if both are equally long."""
-        return longest_first_lengths(first, second, keep, odd_to_first=first > second)
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts as the library's post-processor does."""

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.text_window import WindowedText, available_tokens, encode_window, too_long
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, longest_first
 from trio_pool_serve.types import RenderedPrompt
 
 
@@ -47,7 +47,7 @@ class JoinedPair:
             # Which text is longer decides where the odd token goes; their characters are compared.
             longer = len(prompt.first) > len(prompt.second)
             lengths = keep + longer, keep + (not longer)
-        for_first, for_second = tokenizer.longest_first(*lengths, keep)
+        for_first, for_second = longest_first(tokenizer, *lengths, keep)
         token_ids, type_ids = tokenizer.join(
             tokenizer.truncate(first.encoded, for_first, side),
             tokenizer.truncate(second.encoded, for_second, side),

@@ -26,9 +26,7 @@ class TextFormat:
         del input_type
         return True
 
-    def finish(
-        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
-    ) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
         """Return the model input; ``token_ids`` already include special tokens."""
         del input_type
-        return RenderedPrompt(token_ids, instruction_tokens)
+        return RenderedPrompt(token_ids)

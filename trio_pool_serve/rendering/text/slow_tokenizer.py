@@ -15,7 +15,6 @@ from trio_pool_serve.rendering.text.tokenizer import (
     Positions,
     RenderChat,
     Token,
-    longest_first_lengths,
     segments,
 )
 from trio_pool_serve.types import TokenIds
@@ -31,6 +30,7 @@ class SlowTokenizer:
     render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
     truncation_side: TruncationSide = "right"
+    odd_to_first: bool = field(default=True, init=False)
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -91,10 +91,6 @@ class SlowTokenizer:
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Truncate."""
         return encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
-
-    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Return both kept lengths; the odd token goes to the first text."""
-        return longest_first_lengths(first, second, keep, odd_to_first=True)
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts by the tokenizer's methods."""

@@ -1,13 +1,12 @@
 """Renders texts, pairs and token ids with a tokenizer. Blocking."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
@@ -15,9 +14,11 @@ from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, 
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.text_window import available_tokens, encode_window, too_long
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer, TokenizerPool
+from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window, too_long
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+T = TypeVar("T")
 
 PlainPrompt: TypeAlias = TextPrompt | ChunkedPrompt | PairPrompt | TokensPrompt
 """Prompts that need a tokenizer at most: no chat template, images or token embeddings."""
@@ -38,8 +39,10 @@ class TextRenderer:
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
-    def render(self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+    def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+        if isinstance(prompt, TokensPrompt):
+            return self.render_tokens(prompt, params)
         if isinstance(prompt, PairPrompt):
             return self._render_pair(prompt, params)
         return self._render_text(prompt, params)
@@ -49,14 +52,12 @@ class TextRenderer:
 
         Several at once, because a thread hop takes as long as rendering one short text.
         """
-        return [self._render_row(prompt, params, in_windows=in_windows) for prompt, params, in_windows in prompts]
-
-    def _render_row(self, prompt: PlainPrompt, params: RenderingParams, *, in_windows: bool) -> list[RenderedPrompt]:
-        if isinstance(prompt, TokensPrompt):
-            return [self.render_tokens(prompt, params)]
-        if in_windows and isinstance(prompt, TextPrompt):
-            return self.render_windows(prompt, params)
-        return [self.render(prompt, params)]
+        return [
+            self.render_windows(prompt, params)
+            if in_windows and isinstance(prompt, TextPrompt)
+            else [self.render(prompt, params)]
+            for prompt, params, in_windows in prompts
+        ]
 
     def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return one row, or one for each window of a text that is too long. Raises as ``render``."""
@@ -84,25 +85,10 @@ class TextRenderer:
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
-    def shorten(self, text: str, tokens: int) -> str:
-        """Return a text truncated to its first ``tokens`` tokens. Raises ``InvalidRequestError``."""
+    def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
+        """Return what ``use`` makes with a tokenizer. Raises ``InvalidRequestError`` for a text that is no Unicode."""
         with self.tokenizers.lend() as tokenizer, _unicode_errors():
-            return shorten(tokenizer, text, tokens)
-
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        """Return all tokens of a text. Raises ``InvalidRequestError``."""
-        with self.tokenizers.lend() as tokenizer, _unicode_errors():
-            return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
-
-    def pieces(self, token_ids: TokenIds) -> list[str]:
-        """Return the vocabulary's entry of each id, which must be in the vocabulary."""
-        with self.tokenizers.lend() as tokenizer:
-            return tokenizer.pieces(token_ids.tolist())
-
-    def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids, which must be in the vocabulary."""
-        with self.tokenizers.lend() as tokenizer:
-            return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
+            return use(tokenizer)
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
@@ -135,10 +121,8 @@ class TextRenderer:
             with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
                 window = encode_window(tokenizer, text, keep, params.truncation_side)
-            is_cut = not (window.is_whole and window.tokens <= keep)
-            if params.truncate_to is None and is_cut:
-                length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
-                raise too_long(length, most)
+            check_length(window, keep, params, most, special)
+            is_cut = not window.fits(keep)  # read before the tokens are truncated in place
             positions = None
             if isinstance(prompt, ChunkedPrompt):
                 token_ids, positions = tokenizer.finish_with_positions(
@@ -155,15 +139,17 @@ class TextRenderer:
                     of_text = encode_window(tokenizer, text[len(before) :], keep, "left").tokens
                     instruction_tokens = _remaining_instruction(tokenizer, token_ids, special, of_text)
                 instruction_tokens = min(instruction_tokens, len(token_ids))
-            rendered = self.text_format.finish(token_ids, params.input_type, instruction_tokens=instruction_tokens)
+            rendered = self.text_format.finish(token_ids, params.input_type)
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", field="prompts")
+            if not instruction_tokens and positions is None:
+                return rendered
+            chunks = None
             if isinstance(prompt, ChunkedPrompt) and positions is not None:
                 chunks = tokens_of_chunks(
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
                 )
-                return msgspec.structs.replace(rendered, chunks=chunks)
-            return rendered
+            return msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens, chunks=chunks)
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
         """Return the params with the truncation that the text format requires, and the maximum number of tokens.
@@ -228,16 +214,12 @@ def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: 
     of that word, the two are tokenised separately.
     """
     alone = tokenizer.encode(instruction)
-    ids = _token_ids(tokenizer, alone)
-    pairs = zip(ids, _token_ids(tokenizer, both), strict=False)
+    ids = all_ids(tokenizer, alone)
+    pairs = zip(ids, all_ids(tokenizer, both), strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
         return alone, tokenizer.encode(text)
     return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
-
-
-def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
-    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
 MAX_WINDOWS = 512

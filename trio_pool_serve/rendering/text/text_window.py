@@ -75,6 +75,10 @@ class WindowedText:
         """Number of tokens; unless ``is_whole``, the whole text has at least as many."""
         return len(self.encoded)
 
+    def fits(self, keep: int) -> bool:
+        """Whether the whole text has at most ``keep`` tokens."""
+        return self.is_whole and self.tokens <= keep
+
 
 def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
     """Tokenise enough of ``text`` for the ``keep`` tokens that remain after truncating at ``side``."""
@@ -139,6 +143,13 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
             field="truncate_to",
         )
     return limit - taken
+
+
+def check_length(window: WindowedText, keep: int, params: RenderingParams, max_model_len: int, extra: int) -> None:
+    """Raise ``ContextLengthError`` if a text that must not be truncated is longer than ``keep`` tokens."""
+    if params.truncate_to is None and not window.fits(keep):
+        length = window.tokens + extra
+        raise too_long(f"{length}" if window.is_whole else f"more than {length}", max_model_len)
 
 
 def too_long(length: str, limit: int) -> ContextLengthError:

@@ -60,25 +60,18 @@ class ModelChatTemplates:
 class Tokenizer(Protocol):
     """Converts texts to token ids and back."""
 
-    @property
-    def special_tokens(self) -> int:
-        """Number of special tokens around one text."""
-
-    @property
-    def pair_special_tokens(self) -> int:
-        """Number of special tokens around a pair."""
-
-    @property
-    def truncation_side(self) -> TruncationSide:
-        """Where texts are truncated unless a request says otherwise."""
-
-    @property
-    def render_chat(self) -> RenderChat | None:
-        """Renders the chat template, ``None`` if there is none."""
-
-    @property
-    def chat(self) -> ModelChatTemplates:
-        """The chat templates of the model's files."""
+    special_tokens: int
+    """Number of special tokens around one text."""
+    pair_special_tokens: int
+    """Number of special tokens around a pair."""
+    odd_to_first: bool
+    """Whether the first of two texts that are truncated gets the odd token, even if it is not the longer one."""
+    truncation_side: TruncationSide
+    """Where texts are truncated unless a request says otherwise."""
+    render_chat: RenderChat | None
+    """Renders the chat template, ``None`` if there is none."""
+    chat: ModelChatTemplates
+    """The chat templates of the model's files."""
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""
@@ -111,12 +104,6 @@ class Tokenizer(Protocol):
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Return at most ``keep`` tokens, truncated at ``side``; ``encoded`` must not be used afterwards."""
 
-    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Return how many tokens of each text are kept, ``keep`` in total.
-
-        A text that needs less than half stays whole, else each gets half. The tokenizer decides who gets the odd token.
-        """
-
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Return the token ids of two texts, and their segments, ``None`` if all are 0."""
 
@@ -136,13 +123,21 @@ class Tokenizer(Protocol):
         """Return a tokenizer that another thread can use at the same time."""
 
 
-def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
-    """Return how many tokens of two texts are kept, ``keep`` in total, truncating the longest first."""
+def all_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
+    """Return all token ids of a text that is tokenised, without special tokens."""
+    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
+
+
+def longest_first(tokenizer: Tokenizer, first: int, second: int, keep: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are kept, ``keep`` in total.
+
+    A text that needs less than half stays whole, else each gets half. The tokenizer decides who gets the odd token.
+    """
     if first + second <= keep:
         return first, second
     if 2 * min(first, second) <= keep:
         return (first, keep - first) if first <= second else (keep - second, second)
-    of_first = (keep + odd_to_first) // 2
+    of_first = (keep + (tokenizer.odd_to_first or first > second)) // 2
     return of_first, keep - of_first
 
 
