@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import trio
@@ -180,15 +179,15 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         for_admins=ADMIN_PATHS | MODEL_CHANGES,
     )
     responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
-    model_of, usage_of = partial(_model_of, app.service), app.service.api_keys.usage_by_batches
-    routes = LineRoutes(responder.respond_all, responder.paths, model_of, usage_of)
+    routes = LineRoutes(
+        responder.respond_all,
+        responder.paths,
+        # Whatever the state of the model is.
+        lambda name, among: app.service.models.find(name, among=among).source.name,
+        app.service.api_keys.usage_by_batches,
+    )
     app.service.batches.connect(routes, serve_forwarded(app))
     return app
-
-
-def _model_of(service: Service, name: str | None, among: frozenset[str] | None) -> str:
-    """Return the name of the model that a name stands for, whatever its state is. Raises ``NotFoundError``."""
-    return service.models.find(name, among=among).source.name
 
 
 async def _raise(error: HTTPException) -> NoReturn:

@@ -4,11 +4,11 @@ from ipaddress import ip_network
 
 import pytest
 
-from trio_pool_serve.access.client_labels import ClientLabels, TrustedProxies
+from trio_pool_serve.access.client_labels import ClientLabels
 
 pytestmark = pytest.mark.unit
 
-BEHIND = ClientLabels(TrustedProxies((ip_network("10.0.0.0/8"), ip_network("fd00::/8")), unix=True))
+BEHIND = ClientLabels((ip_network("10.0.0.0/8"), ip_network("fd00::/8")), trusts_unix=True)
 
 
 @pytest.mark.parametrize(

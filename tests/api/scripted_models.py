@@ -52,4 +52,5 @@ class SparseOnly(ModelSpec):
 def serve_as(service: Service, spec: ModelSpec) -> None:
     """Have a running service take its model for one of another kind."""
     model = service.default.loaded
-    service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, spec=spec))
+    folder = attrs.evolve(model.folder, spec=spec)
+    service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder

@@ -14,16 +14,19 @@ MAX_LABEL = 128
 
 
 @frozen
-class TrustedProxies:
-    """The addresses from which a header is believed; with ``unix``, also from clients of a Unix socket."""
+class ClientLabels:
+    """Labels clients by their address, or by the header of requests that trusted proxies send.
+
+    Those are in ``networks``; with ``trusts_unix``, clients of a Unix socket are, too.
+    """
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    unix: bool = False
+    trusts_unix: bool = False
 
-    def include(self, address: str) -> bool:
+    def _is_proxy(self, address: str) -> bool:
         """Whether an address is that of a trusted proxy; an empty one is a client's of the Unix socket."""
         if not address:
-            return self.unix
+            return self.trusts_unix
         try:
             ip = ip_address(address)
         except ValueError:
@@ -32,20 +35,13 @@ class TrustedProxies:
             ip = ip.ipv4_mapped
         return any(ip in network for network in self.networks)
 
-
-@frozen
-class ClientLabels:
-    """Labels clients by their address, or by the header of requests that ``proxies`` send."""
-
-    proxies: TrustedProxies = TrustedProxies()
-
     def label(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the label of the client at an address, empty for a Unix socket's, that sent those headers."""
-        if self.proxies.include(address):
+        if self._is_proxy(address):
             given = b",".join(value for name, value in headers if name == HEADER).decode("latin1")
             # Each proxy appends the address that it was asked from; what a client has made up stands before.
             for part in reversed(given.split(",")):
-                if (name := part.strip()) and not self.proxies.include(name):
+                if (name := part.strip()) and not self._is_proxy(name):
                     return _label_of_name(name[:MAX_LABEL])
         return _label_of_address(address)
 

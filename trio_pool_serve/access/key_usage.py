@@ -84,12 +84,9 @@ class KeyUsage:
         """Count a request that begins. Raises ``OverloadedError`` with the seconds until it would be accepted."""
         if self.max_running is not None and self.running >= self.max_running:
             raise _used_up(f"may have {self.max_running} requests at a time", BUSY_RETRY_S)
-        wait_s = 0.0 if self.requests is None else self.requests.wait_s(1, now)
-        if wait_s:
-            raise _used_up("has used its requests per minute", wait_s)
-        wait_s = 0.0 if self.tokens is None else self.tokens.wait_s(1, now)
-        if wait_s:
-            raise _used_up("has used its tokens per minute", wait_s)
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(1, now)):
+                raise _used_up(f"has used its {what} per minute", wait_s)
         if self.requests is not None:
             self.requests.take(1, now)
         self.running += 1

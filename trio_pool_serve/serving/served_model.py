@@ -107,11 +107,6 @@ class ServedModel:
         """Whether it is loaded and no request uses it."""
         return self.state == "loaded" and not self.users and not self.is_leaving
 
-    @property
-    def known_folder(self) -> AnyModelFolder | None:
-        """The folder of the model that is loaded, or that was; ``None`` before it is known."""
-        return self.folder if self.loaded is None else self.loaded.folder
-
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise what ``Engine.admit`` would raise now; nothing while it is loaded or unloaded as the server runs."""
         is_of_start = self.folder is None and not self.is_new

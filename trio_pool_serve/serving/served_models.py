@@ -222,7 +222,7 @@ class ServedModels:
         Raises ``EngineLoadingError`` until the models of the start are loaded, and for one that never has been.
         """
         self.require_started()
-        if served.known_folder is None or (served.loaded is not None and served.engine.state == "loading"):
+        if served.folder is None or (served.loaded is not None and served.engine.state == "loading"):
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
 
@@ -234,7 +234,7 @@ class ServedModels:
     def folder_of(self, name: str | None = None) -> AnyModelFolder:
         """Return the folder of a model, which may be unloaded. Raises as ``find`` and ``loaded_nowait``."""
         self.require_started()
-        folder = self.find(name).known_folder
+        folder = self.find(name).folder
         if folder is None:
             raise EngineLoadingError("The model is being loaded.")
         return folder

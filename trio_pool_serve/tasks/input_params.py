@@ -45,11 +45,6 @@ class InputParams:
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
 
 
-def truncating(truncates: bool) -> InputParams:  # noqa: FBT001  (what a client's field says)
-    """Return input params that truncate to the model's maximum, or that refuse longer inputs."""
-    return InputParams(truncate_to=-1 if truncates else None, refuses_longer=not truncates)
-
-
 def rendering_params(model: Model, input_params: InputParams) -> RenderingParams:
     """Return the renderer's params for a model. Raises ``InvalidRequestError``."""
     limit = model.renderer.max_model_len

@@ -28,10 +28,15 @@ PooledRow = tuple[PooledValue, ...]
 
 @frozen(eq=False)
 class Pooled:
-    """The outputs of a job, a row per prompt in the order of the prompts, and the number of tokens computed."""
+    """The outputs of a job, a row per prompt in the order of the prompts, and the number of tokens of each."""
 
     rows: list[PooledRow]
-    prompt_tokens: int
+    tokens: list[int]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens computed in all."""
+        return sum(self.tokens)
 
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
@@ -46,18 +51,15 @@ def check_dimensions(model: Model, dimensions: int | None) -> None:
 def _embed_params(model: Model, job: PoolJob) -> Embed:
     check_dimensions(model, job.dimensions)
     if job.document is not None:
-        _require_late_chunking(model)
+        spec = model.folder.spec
+        if not spec.pools_chunks:
+            reason = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
+            raise InvalidRequestError(
+                f"Late chunking takes the mean of the token states of each chunk, and this model {reason}.",
+                field="chunks",
+            )
         return EmbedChunks(dimensions=job.dimensions, normalize=job.normalize)
     return Embed(dimensions=job.dimensions, normalize=job.normalize)
-
-
-def _require_late_chunking(model: Model) -> None:
-    spec = model.folder.spec
-    if not spec.pools_chunks:
-        reason = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
-        raise InvalidRequestError(
-            f"Late chunking takes the mean of the token states of each chunk, and this model {reason}.", field="chunks"
-        )
 
 
 def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
@@ -98,8 +100,8 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
-def estimated_tokens(model: Model, job: PoolJob, rows: Sequence[RowToCompute]) -> int:
-    """Estimate a job's tokens for admission, without tokenising.
+def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
+    """Return what a job asks of the engine, with its tokens estimated without tokenising.
 
     Raises ``InvalidRequestError`` if vectors per token would have more than ``MAX_TOKEN_NUMBERS`` numbers.
     """
@@ -113,13 +115,7 @@ def estimated_tokens(model: Model, job: PoolJob, rows: Sequence[RowToCompute]) -
             f"{MAX_TOKEN_NUMBERS} that one response may have; send fewer inputs at a time.",
             field="prompts",
         )
-    return estimate
-
-
-def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
-    """Return what a job asks of the engine. Raises as ``estimated_tokens``."""
-    tokens = estimated_tokens(model, job, rows)
-    return context.work(tokens, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
+    return context.work(estimate, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
 
 
 def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
@@ -133,11 +129,11 @@ async def pool(
     model: Model,
     job: PoolJob,
     context: RequestContext,
-    row_done: Callable[[int, PooledRow, int], None] | None = None,
+    row_done: Callable[[int, PooledRow], None] | None = None,
 ) -> Pooled:
     """Compute a job's tasks for each of its prompts.
 
-    ``row_done(index, row, tokens)`` is called on the loop as soon as a prompt's row is computed. Raises
+    ``row_done(index, row)`` is called on the loop as soon as a prompt's row is computed. Raises
     ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
     nothing of the job stays in the queue.
     """
@@ -151,11 +147,11 @@ async def pool(
     def done(index: int, row: ComputedRow) -> None:
         finished[index] = tuple(finish(value) for finish, value in zip(finishes, row.values, strict=True))
         if row_done is not None:
-            row_done(index, finished[index], row.tokens)
+            row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)
     with model.admit(work) as admitted:
         if by_tokens:
             _reserve(model, context, work.tokens)
         rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
-    return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))
+    return Pooled([finished[index] for index in range(len(rows))], [row.tokens for row in rows])

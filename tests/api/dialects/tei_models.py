@@ -96,7 +96,7 @@ async def serving(config: Config, spec: ModelSpec | None = None, *, labels: int 
         assert model is not None
         if spec is not None:
             folder = attrs.evolve(model.folder, spec=spec)
-            service.default.loaded = attrs.evolve(model, folder=folder)
+            service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder
         async with listening(service) as url, client_of(url) as http:
             yield Served(service, runner, http)
         await wait_idle(service)

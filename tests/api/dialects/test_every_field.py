@@ -89,7 +89,8 @@ class Server:
     async def ask(self, key: tuple[str, str], body: Mapping[str, Any]) -> httpx.Response:
         model = self.service.default.loaded
         spec = ByVectors() if key[1] == "/similarity" else InPairs()
-        self.service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, spec=spec, prompts=PROMPTS))
+        folder = attrs.evolve(model.folder, spec=spec, prompts=PROMPTS)
+        self.service.default.loaded, self.service.default.folder = attrs.evolve(model, folder=folder), folder
         self.scripted.labels = 1 if "query" in body or key[1] == "/score" else 2
         self.scripted.batches.clear()
         return await self.http.post(key[1], json=body, headers={"X-Request-Id": "the test's"})

@@ -1,6 +1,6 @@
 """The Jina dialect: ``/v1/embeddings`` with its fields. Its ``/v1/rerank`` is vLLM's."""
 
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -64,9 +64,13 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
         return evolve(job, input_params=params)
 
 
-async def respond_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    job = with_input_type(call.job, call.wire.task, call.model, others=TASKS, param="task")
+async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
+    """Embed, for Voyage's clients too, whose ``input_type`` is what ``task`` is here.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    param = "task" if getattr(call.wire, "input_type", None) is None else "input_type"
+    job = with_input_type(call.job, getattr(call.wire, param), call.model, others=TASKS, param=param)
     return await openai.respond_embeddings(evolve(call, job=job))
 
 

@@ -100,15 +100,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
         return stream_embeddings(call, encoding)
     pooled = await pool(call.model, call.job, call.context)
     vectors = [vector for row in pooled.rows for vector in vectors_of(row)]
-    encode = partial(
-        encode_embeddings,
-        vectors,
-        encoding,
-        prompt_tokens=pooled.prompt_tokens,
-        response_id=f"embd-{call.wire.request_id or call.request_id}",
-        model=call.model.name,
-        created=call.created,
-    )
+    encode = partial(encode_embeddings, call, vectors, encoding, tokens=pooled.prompt_tokens)
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 
 

@@ -11,7 +11,6 @@ from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL, OutputDtype, encoding_of
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.fields.given_fields import refuse_given, the_same, with_truncation
-from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.numbers import Dimensions, TopK
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
@@ -56,13 +55,6 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
         if has_value and input_params.truncate_to is None and not input_params.refuses_longer:
             input_params = evolve(input_params, truncate_to=-1)
         return evolve(job, input_params=input_params, dimensions=the_same(self, "output_dimension", "dimensions"))
-
-
-async def respond_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    param = "task" if call.wire.input_type is None else "input_type"
-    job = with_input_type(call.job, getattr(call.wire, param), call.model, others=jina.TASKS, param=param)
-    return await openai.respond_embeddings(evolve(call, job=job))
 
 
 @frozen(kw_only=True)
@@ -131,7 +123,7 @@ VOYAGE = Dialect(
             paths=("/v1/embeddings", "/embeddings"),
             discriminators=frozenset({"input_type", "output_dtype", "output_dimension", "truncation"}),
             wire=VoyageEmbeddingsRequest,
-            respond=respond_embeddings,
+            respond=jina.respond_embeddings,
             field_names=EMBEDDINGS_FIELD_NAMES,
             response=EmbeddingsResponse,
             summary="Embed texts: one vector each.",

@@ -2,7 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
@@ -10,15 +9,14 @@ from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, Encodi
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.given_fields import the_same
 from trio_pool_serve.api.fields.input_fields import with_input_type
-from trio_pool_serve.api.fields.numbers import Dimensions, require_few
+from trio_pool_serve.api.fields.numbers import Dimensions, require_some
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import ContentPrompt
-from trio_pool_serve.tasks.input_params import truncating
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, check_dimensions, pool
+from trio_pool_serve.tasks.pool import check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -50,13 +48,12 @@ class MultimodalRequest:
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if not self.inputs:
-            raise EmptyInputError("inputs is empty.", param="inputs")
-        require_few(self.inputs, network, param="inputs")
+        require_some(self.inputs, network, param="inputs")
         the_same(self, "output_encoding", "encoding_format")
+        refuses = self.truncation is False
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
-            input_params=truncating(self.truncation is not False),
+            input_params=InputParams(truncate_to=None if refuses else -1, refuses_longer=refuses),
             dimensions=self.output_dimension,
         )
 
@@ -87,20 +84,15 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
     dimensions = call.job.dimensions or call.model.engine.dimensions
     call.wire.encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     job = with_input_type(call.job, call.wire.input_type, call.model)
-    text_tokens = 0
-
-    def count(index: int, row: PooledRow, tokens: int) -> None:
-        nonlocal text_tokens
-        del row
-        text_tokens += 0 if isinstance(job.prompts[index], ContentPrompt) else tokens
-
-    pooled = await pool(call.model, job, call.context, count)
+    pooled = await pool(call.model, job, call.context)
+    of_prompts = zip(job.prompts, pooled.tokens, strict=True)
+    text_tokens = sum(tokens for prompt, tokens in of_prompts if not isinstance(prompt, ContentPrompt))
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
 
     def encode() -> HttpResponse:
         items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
-        return HttpResponse(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
+        return HttpResponse.json(MultimodalResponse(data=items, model=call.model.name, usage=usage))
 
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.api.fields.numbers import require_few, require_few_parts
+from trio_pool_serve.api.fields.numbers import require_few_parts, require_some
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import ContentPrompt, ImagePart, Part, Prompt, TextPart, TextPrompt
@@ -26,9 +26,7 @@ def image_prompts(given: str | Sequence[object], network: NetworkConfig, *, para
     Raises ``InvalidRequestError`` for anything but strings, and for too many.
     """
     images = [given] if isinstance(given, str) else given
-    if not images:
-        raise EmptyInputError(f"{param} is empty.", param=param)
-    require_few(images, network, param=param)
+    require_some(images, network, param=param)
     prompts: list[Prompt] = []
     for index, image in enumerate(images):
         if not isinstance(image, str):

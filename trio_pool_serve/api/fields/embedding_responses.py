@@ -1,7 +1,7 @@
 """Responses of ``/v1/embeddings``, which several dialects share."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -114,31 +114,25 @@ def _item(index: int, vector: Vectors, encoding: VectorEncoding) -> EmbeddingIte
 
 
 def encode_embeddings(
-    vectors: Sequence[Vectors],
-    encoding: VectorEncoding,
-    *,
-    prompt_tokens: int,
-    response_id: str,
-    model: str,
-    created: int,
+    call: Call[Any, PoolJob], vectors: Sequence[Vectors], encoding: VectorEncoding, *, tokens: int
 ) -> HttpResponse:
     """Return the response: JSON, or the vectors' bytes one after the other."""
-    usage = Usage.of(prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
-        return encode_bytes(vectors, encoding, usage=usage, response_id=response_id, model=model, created=created)
+        return encode_bytes(call, "embd-", vectors, encoding, tokens=tokens)
     items = [_item(index, vector, encoding) for index, vector in enumerate(vectors)]
-    response = EmbeddingsResponse(id=response_id, created=created, model=model, data=items, usage=usage)
-    return HttpResponse.json(response)
+    return encode_list(call, "embd-", EmbeddingsResponse, items, tokens=tokens)
+
+
+def encode_list(
+    call: Call[Any, Any], id_prefix: str, kind: Callable[..., object], items: Sequence[object], *, tokens: int
+) -> HttpResponse:
+    """Return the response of a ``kind`` that lists items, to a request that has read so many tokens."""
+    response_id, usage = call.response_id(id_prefix), Usage.of(tokens)
+    return HttpResponse.json(kind(id=response_id, created=call.created, model=call.model.name, data=items, usage=usage))
 
 
 def encode_bytes(
-    vectors: Sequence[Vectors],
-    encoding: VectorEncoding,
-    *,
-    usage: Usage,
-    response_id: str,
-    model: str,
-    created: int,
+    call: Call[Any, PoolJob], id_prefix: str, vectors: Sequence[Vectors], encoding: VectorEncoding, *, tokens: int
 ) -> HttpResponse:
     """Return the vectors' bytes one after the other, for ``bytes`` with a header that says where each lies.
 
@@ -147,8 +141,9 @@ def encode_bytes(
     body = b"".join(encoding.bytes(vector) for vector in vectors)
     response = HttpResponse(body, "application/octet-stream")
     if encoding.format == "bytes":
-        described = {"id": response_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
-        response = response.with_headers({"metadata": _metadata(vectors, encoding, described)})
+        usage = msgspec.to_builtins(Usage.of(tokens))
+        described = {"id": call.response_id(id_prefix), "created": call.created, "model": call.model.name}
+        response = response.with_headers({"metadata": _metadata(vectors, encoding, described | {"usage": usage})})
     return response
 
 
@@ -188,13 +183,12 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
         raise InvalidRequestError("A stream is of JSON: use float or base64.", param="encoding_format")
 
     async def produce(emit: Emit) -> None:
-        def row_done(index: int, row: PooledRow, tokens: int) -> None:
-            del tokens  # the usage has those of all rows
+        def row_done(index: int, row: PooledRow) -> None:
             for number, vector in enumerate(vectors_of(row), index):
                 emit(partial(_item, number, vector, encoding))
 
         try:
-            with trio.fail_at(call.deadline):
+            with trio.fail_at(call.context.deadline):
                 pooled = await pool(call.model, call.job, call.context, row_done)
         except trio.TooSlowError:
             error: Exception = DeadlineExceededError("The deadline has passed.")

@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 
 INT32 = {"ge": -(2**31), "le": 2**31 - 1}
 INT64 = {"ge": -(2**63), "le": 2**63 - 1}
@@ -42,6 +42,13 @@ TokenId: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="Within th
 def require_few(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
     """Raise ``InvalidRequestError`` for more inputs than ``--max-inputs-per-request``."""
     require_few_parts(len(inputs), "inputs", network, param)
+
+
+def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
+    """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
+    if not len(inputs):
+        raise EmptyInputError(f"{param} is empty.", param=param)
+    require_few(inputs, network, param=param)
 
 
 def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:

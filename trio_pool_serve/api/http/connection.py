@@ -112,10 +112,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             self._body_ended = not message.get("more_body", False)
             return message.get("body", b""), self._body_ended
 
-        time_limits = self.app.service.config.time_limits
-        request.pieces = BodyPieces(receive_piece, time_limits.client_timeout_s)
+        request.pieces = BodyPieces(receive_piece, self.app.service.config.time_limits.client_timeout_s)
         response: HttpResponse = await self.app.middleware.respond(request, handler)
-        await request.pieces.discard_rest(time_limits.client_timeout_s, SILENCE_S)
+        await request.pieces.discard_rest(SILENCE_S)
         return response
 
     async def _respond_while_receiving(self, respond: Callable[[], Awaitable[None]], receive: Any) -> None:

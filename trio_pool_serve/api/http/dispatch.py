@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
-from trio_pool_serve.api.http.json_body import decode_json, json_limits_of, model_named_in, read_body
+from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body, refuse_many_values
 from trio_pool_serve.api.http.payloads import cut_payloads, find
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
@@ -22,7 +22,7 @@ from trio_pool_serve.engine.admission import EstimatedWork, retry_after_s
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, PoolServeError
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.request_context import RequestContext
 
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
@@ -123,7 +123,7 @@ class TaskHandler:
         Such a refusal takes half as long as one of a request whose body has been decoded.
         """
         if self._errors_agree and request.body.is_searchable:
-            request.body.inspect(partial(_refuse_by_body, self.service, request, decoding_s=0.0))
+            request.body.inspect(partial(_refuse, self.service, request))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once, but for what threads have begun."""
@@ -163,39 +163,30 @@ class TaskHandler:
         timeout_s = service.config.time_limits.client_timeout_s
         refuse = partial(_refuse_before_hop, service, request)
         decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
-        request.claimed_by, wire = decoded.claimed_by, decoded.wire
-        request.wire = wire
+        claimed_by, wire = request.claimed_by, request.wire = decoded.claimed_by, decoded.wire
         if decoded.error is not None:
             raise decoded.error
         with service.models.use(getattr(wire, "model", None), among=request.models) as use:
-            response = await self._respond_by(await service.models.loaded(use.served), decoded, request, reservation)
+            model = await service.models.loaded(use.served)
+            if request.window is not None:
+                model = evolve(model, window=request.window)
+            if getattr(wire, "cache_salt", None) is not None:
+                model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
+            request.model = model.name
+            call = Call(
+                wire=wire,
+                job=decoded.job,
+                model=model,
+                service=service,
+                context=RequestContext(request.timings, request.client, request.deadline, reservation),
+                request_id=request.request_id,
+                claimed_by=claimed_by,
+                created=request.created,
+            )
+            response = await claimed_by.endpoint.respond(call)
             if not isinstance(response.body, bytes):
                 request.keep(use)
         return response
-
-    async def _respond_by(
-        self, model: Model, decoded: DecodedBody, request: HttpRequest, reservation: Reservation
-    ) -> HttpResponse:
-        service, claimed_by = self.service, decoded.claimed_by
-        if request.window is not None:
-            model = evolve(model, window=request.window)
-        if getattr(decoded.wire, "cache_salt", None) is not None:
-            model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
-        request.model = model.name
-        call = Call(
-            wire=decoded.wire,
-            job=decoded.job,
-            model=model,
-            service=service,
-            timings=request.timings,
-            request_id=request.request_id,
-            claimed_by=claimed_by,
-            deadline=request.deadline,
-            client=request.client,
-            reservation=reservation,
-            created=request.created,
-        )
-        return await claimed_by.endpoint.respond(call)
 
     def _decode(self, body: Buffer) -> DecodedBody:
         config = self.service.config
@@ -214,10 +205,10 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
 def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:
     """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names.
 
-    It is taken to have priority 0. Without its body, it may be for any model, and have no images. It will wait
-    ``decoding_s`` seconds to be decoded. Background work is never refused.
+    It is taken to have priority 0; one whose body may have a priority is not refused. Without its body, it may be for
+    any model, and have no images. It will wait ``decoding_s`` seconds to be decoded. Background work is never refused.
     """
-    if request.client.is_background:
+    if request.client.is_background or (body is not None and body.find(PRIORITY) >= 0):
         return
     work = EstimatedWork(
         tokens=max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS)),
@@ -242,15 +233,6 @@ def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, 
         raise min(refusals, key=lambda refusal: refusal.retry_after_s)
 
 
-def _refuse_by_body(service: Service, request: HttpRequest, body: Buffer, *, decoding_s: float) -> None:
-    """Raise ``OverloadedError`` as ``_refuse``, by what can be seen in a body without decoding it.
-
-    Not for a body that may have a priority.
-    """
-    if body.find(PRIORITY) < 0:
-        _refuse(service, request, body, decoding_s=decoding_s)
-
-
 def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> None:
     """Raise ``OverloadedError`` if a request would wait for too long to be decoded in a thread, and computed then.
 
@@ -259,7 +241,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
     wait_s, max_queue_s = service.offload.decoding_s(request.client.number), service.config.scheduling.max_queue_s
     waits_s = wait_s + request.timings.waited_s
     if len(body) <= SEARCHED_BYTES and any(served.engine.is_overloaded(waits_s) for served in service.served.values()):
-        _refuse_by_body(service, request, body, decoding_s=wait_s)
+        _refuse(service, request, body, decoding_s=wait_s)
     if wait_s and waits_s > max_queue_s and not request.client.is_background:
         raise OverloadedError(
             f"This request would wait for about {waits_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
@@ -298,7 +280,7 @@ def decode_body(
         if body[: len(codecs.BOM_UTF8)] == codecs.BOM_UTF8:
             body = bytearray(body[len(codecs.BOM_UTF8) :])
         rest, cuts = cut_payloads(body, network.max_inputs_per_request if embeds else 0)
-        json_limits_of(network).refuse(rest)
+        refuse_many_values(rest, network.max_inputs_per_request)
         if candidates_of is not None:
             candidates = candidates_of(rest)
             claimed_by = candidates[-1]

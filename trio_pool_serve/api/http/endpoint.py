@@ -9,12 +9,9 @@ from attrs import field, frozen
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import JobField
-from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Client
 
 Wire = TypeVar("Wire")
 Job = TypeVar("Job")
@@ -35,26 +32,21 @@ FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
 class Call(Generic[Wire, Job]):
     """One decoded request to an endpoint: all that its response is made from.
 
-    ``deadline`` is in the trio clock's seconds.
+    ``context`` is what tasks have to know of the request; ``created`` is in seconds since the epoch.
     """
 
     wire: Wire
     job: Job
     model: Model
     service: Service
-    timings: RequestTimings
+    context: RequestContext
     request_id: str
     claimed_by: "DialectEndpoint"
-    deadline: float
-    client: Client
-    reservation: Reservation
-    created: int = field(factory=lambda: int(time.time()))
-    """Seconds since the epoch."""
+    created: int
 
-    @property
-    def context(self) -> RequestContext:
-        """What tasks have to know of the request."""
-        return RequestContext(self.timings, self.client, self.deadline, self.reservation)
+    def response_id(self, prefix: str) -> str:
+        """Return the id of the response: the ``request_id`` in the body, or else the request's own."""
+        return f"{prefix}{getattr(self.wire, 'request_id', None) or self.request_id}"
 
     async def encode(self, encoder: Callable[[], HttpResponse], *, rows: int, nbytes: int) -> HttpResponse:
         """Return ``encoder()``, called in a thread unless the response is small.
@@ -67,8 +59,8 @@ class Call(Generic[Wire, Job]):
             response = encoder()
         else:
             response = await self.service.offload.run("postprocess", encoder)
-        self.timings.encode_s = time.perf_counter() - began
-        self.service.metrics.encode.observe(self.timings.encode_s)
+        self.context.timings.encode_s = time.perf_counter() - began
+        self.service.metrics.encode.observe(self.context.timings.encode_s)
         return response
 
 

@@ -8,13 +8,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
-from attrs import frozen
 
 from trio_pool_serve.api.http.endpoint import LOOP_BYTES
 from trio_pool_serve.api.http.payloads import payload_decoder
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from trio_pool_serve.threads.offload import Offload
 
@@ -165,72 +163,46 @@ PER_INPUT = 32
 QUOTE, COMMA, BRACKET, BRACE = b'",[{'
 
 
-@frozen
-class JsonLimits:
-    """The most strings, lists and objects, and values of all kinds that a body may have.
+def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALUES) -> None:
+    """Raise ``InvalidRequestError`` for a body with more than ``values`` values, or many for so many ``inputs``.
 
     They are counted before a parser makes an object of each: it holds the interpreter lock until it is done, and so
     does freeing what it made. Sixteen megabytes of ``[[1],[1],…`` take more than a second. Counting goes through the
     body in pieces, mostly without the lock.
     """
-
-    inputs: int
-    """Most inputs of a request."""
-    values: int = MAX_VALUES
-
-    @property
-    def strings(self) -> int:
-        """Most strings."""
-        return self.inputs * PER_INPUT
-
-    @property
-    def containers(self) -> int:
-        """Most lists and objects."""
-        return self.inputs * PER_INPUT
-
-    def refuse(self, body: Buffer | bytes) -> None:
-        """Raise ``InvalidRequestError`` if there are more."""
-        if len(body) < COUNTED_FROM or self._counts_fit(body):
-            return
-        strings = containers = commas = 0
-        inside, escape = False, b""
-        for begin in range(0, len(body), COUNTED_AT_ONCE):
-            piece = escape + bytes(body[begin : begin + COUNTED_AT_ONCE])
-            # Behind a backslash nothing ends a string; one at the end belongs to the next piece.
-            plain = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-            escape = b"\\" if plain.endswith(b"\\") else b""
-            characters = np.frombuffer(plain, dtype=np.uint8)
-            within = np.logical_xor.accumulate(characters == QUOTE) ^ inside
-            counts = np.bincount(characters[~within], minlength=256)  # a closing quote is outside, an opening one not
-            inside = bool(within[-1])
-            strings += int(counts[QUOTE])
-            containers += int(counts[BRACKET] + counts[BRACE])
-            commas += int(counts[COMMA])
-            if strings > self.strings:
-                raise self._too_many(f"{self.strings} strings")
-            if containers > self.containers:
-                raise self._too_many(f"{self.containers} lists and objects")
-            if commas > self.values:
-                raise self._too_many(f"{self.values} values")
-
-    def _counts_fit(self, body: Buffer | bytes) -> bool:
-        """Whether there are few enough even if characters within strings are counted too."""
-        characters = np.frombuffer(body, dtype=np.uint8)
-        quotes = containers = commas = 0
-        for begin in range(0, len(characters), COUNTED_AT_ONCE):
-            piece = characters[begin : begin + COUNTED_AT_ONCE]
-            quotes += int(np.count_nonzero(piece == QUOTE))
-            containers += int(np.count_nonzero(piece == BRACKET) + np.count_nonzero(piece == BRACE))
-            commas += int(np.count_nonzero(piece == COMMA))
-        return quotes // 2 <= self.strings and containers <= self.containers and commas <= self.values
-
-    def _too_many(self, limit: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"The body has more than {limit}, too many to be read at once for at most {self.inputs} inputs; ask in "
-            "smaller parts."
-        )
+    most = inputs * PER_INPUT
+    if len(body) < COUNTED_FROM or _counts_fit(body, most, values):
+        return
+    strings = containers = commas = 0
+    inside, escape = False, b""
+    for begin in range(0, len(body), COUNTED_AT_ONCE):
+        piece = escape + bytes(body[begin : begin + COUNTED_AT_ONCE])
+        # Behind a backslash nothing ends a string; one at the end belongs to the next piece.
+        plain = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        escape = b"\\" if plain.endswith(b"\\") else b""
+        characters = np.frombuffer(plain, dtype=np.uint8)
+        within = np.logical_xor.accumulate(characters == QUOTE) ^ inside
+        counts = np.bincount(characters[~within], minlength=256)  # a closing quote is outside, an opening one not
+        inside = bool(within[-1])
+        strings += int(counts[QUOTE])
+        containers += int(counts[BRACKET] + counts[BRACE])
+        commas += int(counts[COMMA])
+        counted = {"strings": (strings, most), "lists and objects": (containers, most), "values": (commas, values)}
+        for what, (count, limit) in counted.items():
+            if count > limit:
+                raise InvalidRequestError(
+                    f"The body has more than {limit} {what}, too many to be read at once for at most {inputs} inputs; "
+                    "ask in smaller parts."
+                )
 
 
-def json_limits_of(network: NetworkConfig) -> JsonLimits:
-    """Return the limits that a server's settings give."""
-    return JsonLimits(network.max_inputs_per_request)
+def _counts_fit(body: Buffer | bytes, most: int, values: int) -> bool:
+    """Whether there are few enough even if characters within strings are counted too."""
+    characters = np.frombuffer(body, dtype=np.uint8)
+    quotes = containers = commas = 0
+    for begin in range(0, len(characters), COUNTED_AT_ONCE):
+        piece = characters[begin : begin + COUNTED_AT_ONCE]
+        quotes += int(np.count_nonzero(piece == QUOTE))
+        containers += int(np.count_nonzero(piece == BRACKET) + np.count_nonzero(piece == BRACE))
+        commas += int(np.count_nonzero(piece == COMMA))
+    return quotes // 2 <= most and containers <= most and commas <= values

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 
 import trio
+from attrs import define, field
 
-from trio_pool_serve.access.client_labels import ClientLabels, TrustedProxies
+from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.dispatch import TaskHandler
 from trio_pool_serve.api.http.endpoint import Dialect
@@ -33,6 +34,7 @@ EXPOSED_HEADERS = (
 """Response headers that scripts in web pages of allowed origins may read."""
 
 
+@define(eq=False)
 class Middleware:
     """API-key authentication, error responses, request ids, timing headers and counters.
 
@@ -42,24 +44,18 @@ class Middleware:
     have them, need a key with ``admin``.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        default: Dialect,
-        by_path: Mapping[str, Sequence[Dialect]],
-        open_routes: Collection[tuple[str, str]],
-        for_admins: Collection[str | tuple[str, str]],
-    ) -> None:
-        network = service.config.network
-        self._service = service
-        self._open_routes = open_routes
-        self._for_admins = for_admins
-        self._key_scope = network.api_key_scope
-        self._labels = ClientLabels(TrustedProxies(network.proxy_networks, network.trusts_unix))
+    _service: Service
+    _default: Dialect = field(kw_only=True)
+    _by_path: Mapping[str, Sequence[Dialect]] = field(kw_only=True)
+    _open_routes: Collection[tuple[str, str]] = field(kw_only=True)
+    _for_admins: Collection[str | tuple[str, str]] = field(kw_only=True)
+    _labels: ClientLabels = field(init=False)
+    _origins: frozenset[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        network = self._service.config.network
+        self._labels = ClientLabels(network.proxy_networks, network.trusts_unix)
         self._origins = frozenset(filter(None, map(str.strip, network.cors_allow_origins.split(","))))
-        self._default = default
-        self._by_path = by_path
 
     async def respond(self, request: HttpRequest, handler: Handler) -> HttpResponse:
         """Return the handler's response, or that of the error that was raised.
@@ -134,9 +130,10 @@ class Middleware:
         method, path = request.scope.get("method", "WEBSOCKET"), request.path
         if (method, path) in self._open_routes or (self._origins and method == "OPTIONS"):
             return False  # browsers ask for a page's permission without its key
-        if self._key_scope == "vllm":
+        key_scope = self._service.config.network.api_key_scope
+        if key_scope == "vllm":
             return path.startswith(VERSIONED_PATHS)
-        return self._key_scope == "all" or path != METRICS_PATH
+        return key_scope == "all" or path != METRICS_PATH
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
@@ -149,11 +146,8 @@ class Middleware:
         return response
 
     def _finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        """Count a response, and add the headers that all responses have: the request's id; for tasks, timings."""
         request.status = response.status
-        return response.with_headers(self._final_headers(request))
-
-    def _final_headers(self, request: HttpRequest) -> dict[str, str]:
-        """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""
         headers = {"x-request-id": request.request_id}
         if request.span is not None and self._service.tracing is not None:
             headers["traceparent"] = self._service.tracing.traceparent_of(request.span)
@@ -162,7 +156,7 @@ class Middleware:
         if request.is_task:
             headers["server-timing"] = request.timings.server_timing()
             self._service.metrics.requests.inc()
-        return headers
+        return response.with_headers(headers)
 
     def _cors_headers(self, request: HttpRequest) -> dict[str, str]:
         """Return the headers that let a web page of an allowed origin read the response."""

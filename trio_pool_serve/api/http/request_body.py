@@ -47,18 +47,17 @@ class RequestBody:
 
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._expected_bytes = expected_bytes or 0
-        self._is_too_large = (expected_bytes or 0) > max_bytes
+        self._announced = expected_bytes
+        self._is_too_large = self.announced > max_bytes
         self._complete = trio.Event()
         self._length = 0
-        self._announced = expected_bytes
         self._reservation: Reservation | None = None
         self._reserved = 0
         self._refusal: OverloadedError | BodyTimeoutError | None = None
         self._buffer: Buffer = bytearray()
-        if not self._is_too_large and (expected_bytes or 0) > MAPPED_BYTES:
+        if not self._is_too_large and self.announced > MAPPED_BYTES:
             # Memory is taken as it is written to, not before.
-            self._buffer = mmap.mmap(-1, expected_bytes or 0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._buffer = mmap.mmap(-1, self.announced, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._buffer.madvise(mmap.MADV_HUGEPAGE)
 
@@ -66,7 +65,7 @@ class RequestBody:
         """Keep no more than that many bytes, if the limit was higher."""
         if max_bytes < self._max_bytes:
             self._max_bytes = max_bytes
-            if self._expected_bytes > max_bytes or self._length > max_bytes:
+            if self.announced > max_bytes or self._length > max_bytes:
                 self._end()
 
     def append(self, data: bytes) -> None:
@@ -157,6 +156,11 @@ class RequestBody:
         """Note that all of the body has arrived."""
         self._complete.set()
 
+    async def take_small(self, max_bytes: int, timeout_s: float) -> bytes:
+        """Wait for a whole body of at most so many bytes and return it. Raises and is cancelled as ``take``."""
+        self.lower_limit(max_bytes)
+        return bytes(await self.take(timeout_s))
+
     async def take(self, timeout_s: float) -> Buffer:
         """Wait for the whole body and return it; it is not kept here.
 
@@ -216,12 +220,12 @@ class BodyPieces:
             raise BodyTimeoutError(f"Nothing of the body has arrived for {self.timeout_s:g} s.") from None
         return piece
 
-    async def discard_rest(self, timeout_s: float, silence_s: float) -> None:
+    async def discard_rest(self, silence_s: float) -> None:
         """Receive what is left and throw it away, for as long as it keeps coming, and for ``timeout_s`` at most.
 
         Most clients send their whole body before they read a response. Cancellation: at once.
         """
-        with trio.move_on_after(timeout_s):
+        with trio.move_on_after(self.timeout_s):
             while not self.has_ended:
                 with trio.move_on_after(silence_s) as silence:
                     _, self.has_ended = await self.receive()

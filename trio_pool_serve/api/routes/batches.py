@@ -1,17 +1,17 @@
 """OpenAI's Batch API: ``/v1/batches``."""
 
 import re
+from functools import partial
 from hashlib import sha256
 from typing import Annotated
 
 import msgspec
-from attrs import Factory, frozen
 
 from trio_pool_serve.api.http.json_body import decode_json
-from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
-from trio_pool_serve.api.routes.stored_files import ExpiresAfter, LocalHandler, StoredRoute, id_in, list_page
+from trio_pool_serve.api.routes.stored_files import ExpiresAfter, StoredRoute, id_in, list_page
 from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import FILE_PREFIX, OpenBatches
 from trio_pool_serve.batches.stored_records import StoredBatch, new_id
@@ -66,26 +66,6 @@ class BatchesQuery(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
-@frozen(kw_only=True)
-class RequestCounts:
-    """The lines of a batch."""
-
-    total: int
-    completed: int
-    failed: int
-
-
-@frozen(kw_only=True)
-class Usage:
-    """The tokens that were computed for a batch, by OpenAI's names."""
-
-    input_tokens: int
-    total_tokens: int
-    input_tokens_details: dict[str, int] = Factory(lambda: {"cached_tokens": 0})
-    output_tokens: int = 0
-    output_tokens_details: dict[str, int] = Factory(lambda: {"reasoning_tokens": 0})
-
-
 def batch_object(batch: StoredBatch) -> dict[str, object]:
     """Return a batch as OpenAI describes it."""
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -105,8 +85,14 @@ def batch_object(batch: StoredBatch) -> dict[str, object]:
         "created_at": batch.times.get("created_at", 0),
         "expires_at": batch.expires_at,
         **{f"{name}_at": batch.times.get(f"{name}_at") for name in times},
-        "request_counts": RequestCounts(total=batch.total, completed=position.completed, failed=position.failed),
-        "usage": Usage(input_tokens=position.tokens, total_tokens=position.tokens),
+        "request_counts": {"total": batch.total, "completed": position.completed, "failed": position.failed},
+        "usage": {
+            "input_tokens": position.tokens,
+            "total_tokens": position.tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+        },
         "metadata": batch.metadata,
     }
 
@@ -116,9 +102,9 @@ def batch_routes(service: Service) -> Routes:
 
     async def create(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Create a batch. Cancellation: it may have been created."""
-        request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.client_timeout_s)
-        wire = _decoded(bytes(body))
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        wire = decode_json(body, BatchRequest)
+        window_s = wire.window_s
         idempotency_key = request.header(b"idempotency-key") or None
         if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
             raise InvalidRequestError(f"An Idempotency-Key may have {MAX_IDEMPOTENCY_KEY} characters.")
@@ -135,7 +121,7 @@ def batch_routes(service: Service) -> Routes:
             input_file_id=wire.input_file_id,
             completion_window=wire.completion_window,
             times={"created_at": now},
-            expires_at=now + wire.window_s,
+            expires_at=now + window_s,
             output_id=new_id(FILE_PREFIX),
             error_id=new_id(FILE_PREFIX),
             metadata=wire.metadata,
@@ -150,8 +136,7 @@ def batch_routes(service: Service) -> Routes:
         """List batches, the newest first. Cancellation: at once."""
         query = request.query(BatchesQuery)
         found, has_more = await batches.store.batches(request.owner, Page(query.limit, query.after))
-        ids = [batch.id for batch in found]
-        return list_page([batch_object(batch) for batch in found], ids, has_more=has_more)
+        return list_page(list(map(batch_object, found)), has_more=has_more)
 
     async def batch(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Describe a batch. Cancellation: at once."""
@@ -162,18 +147,10 @@ def batch_routes(service: Service) -> Routes:
         cancelled = await batches.runner.cancel(request.owner, id_in(request, BATCHES_PATH, "/cancel"))
         return HttpResponse.json(batch_object(cancelled))
 
-    def stored(respond: LocalHandler) -> Handler:
-        return StoredRoute(service, respond)
-
+    stored = partial(StoredRoute, service)
     return {
         ("POST", BATCHES_PATH): stored(create),
         ("GET", BATCHES_PATH): stored(batches_of),
         ("GET", f"{BATCHES_PATH}/{{name}}"): stored(batch),
         ("POST", f"{BATCHES_PATH}/{{name}}/cancel"): stored(cancel),
     }
-
-
-def _decoded(body: bytes) -> BatchRequest:
-    wire = decode_json(body, BatchRequest)
-    wire.window_s  # noqa: B018  (raises)
-    return wire

@@ -28,10 +28,9 @@ def host_routes(service: Service, hosts: EngineHosts) -> Routes:
     async def host_of(request: HttpRequest) -> str:
         if not service.api_keys.are_needed:
             raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
-        request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.client_timeout_s)
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         try:
-            return msgspec.json.decode(bytes(body), type=HostRequest).host
+            return msgspec.json.decode(body, type=HostRequest).host
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from attrs import frozen
 
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -75,15 +74,6 @@ class UnloadQuery(msgspec.Struct, frozen=True):
     drain: bool = False
 
 
-@frozen
-class DeletedModel:
-    """The response of ``DELETE /v1/models/{name}``."""
-
-    id: str
-    deleted: bool = True
-    object: str = "model"
-
-
 def model_change_routes(service: Service) -> Routes:
     """Return the routes over a service."""
 
@@ -99,8 +89,7 @@ def model_change_routes(service: Service) -> Routes:
         """
         require_keys()
         service.require_open()
-        request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.client_timeout_s)
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
             settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
@@ -123,8 +112,8 @@ def model_change_routes(service: Service) -> Routes:
         """
         require_keys()
         drains = request.query(UnloadQuery).drain
-        served = model_of(service, request)
+        served, _ = model_of(service, request)
         await service.models.remove(served, drains=drains)
-        return HttpResponse.json(DeletedModel(served.source.name))
+        return HttpResponse.json({"id": served.source.name, "deleted": True, "object": "model"})
 
     return {("POST", MODELS_PATH): load, ("DELETE", MODEL_PATH): unload}

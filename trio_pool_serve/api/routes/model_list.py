@@ -67,7 +67,7 @@ def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
 
 def describe_served(service: Service, served: ServedModel, name: str) -> ModelCard:
     """Return the entry of a model by one of its names."""
-    folder, cosine = served.known_folder, served.cosine_with_float32
+    folder, cosine = served.folder, served.cosine_with_float32
     tasks = [] if folder is None else tasks_of(folder)
     return ModelCard(
         id=name,
@@ -85,14 +85,14 @@ def describe_served(service: Service, served: ServedModel, name: str) -> ModelCa
     )
 
 
-def model_of(service: Service, request: HttpRequest) -> ServedModel:
-    """Return the model that the path of a request names. Raises ``NotFoundError``, ``EngineLoadingError``."""
+def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
+    """Return the model that a request's path names, and that name. Raises ``NotFoundError``, ``EngineLoadingError``."""
     service.models.require_started()
     name = request.path.partition("/models/")[2]
     served = service.models.named(name) or service.models.named(name := name.rstrip("/"))
     if served is None or name not in served.source.names or served not in service.models.among(request.models):
         raise NotFoundError(f"The model `{name}` does not exist.")
-    return served
+    return served, name
 
 
 def model_routes(service: Service) -> Routes:
@@ -110,9 +110,6 @@ def model_routes(service: Service) -> Routes:
 
     async def model(request: HttpRequest) -> HttpResponse:
         """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
-        served = model_of(service, request)
-        name = request.path.partition("/models/")[2]
-        shown = name if name in served.source.names else name.rstrip("/")
-        return HttpResponse.json(describe_served(service, served, shown))
+        return HttpResponse.json(describe_served(service, *model_of(service, request)))
 
     return {("GET", MODELS_PATH): models, ("GET", "/models"): models, ("GET", MODEL_PATH): model}

@@ -1,6 +1,6 @@
 """OpenAI's Files API: ``/v1/files``."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -10,7 +10,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.http.file_response import file_response
 from trio_pool_serve.api.http.forwarding import forward
-from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
+from trio_pool_serve.api.http.request import HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
@@ -52,42 +52,19 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
         return self.seconds
 
 
-@frozen(kw_only=True)
-class FileObject:
-    """A file as OpenAI describes it."""
-
-    id: str
-    bytes: int
-    created_at: int
-    filename: str
-    purpose: str
-    expires_at: int | None
-    status: str = "processed"
-    status_details: None = None
-    object: str = "file"
-
-    @classmethod
-    def of(cls, file: StoredFile) -> "FileObject":
-        """Return the description of a file."""
-        return cls(
-            id=file.id,
-            bytes=file.bytes,
-            created_at=file.created_at,
-            filename=file.filename,
-            purpose=file.purpose,
-            expires_at=file.expires_at,
-        )
-
-
-@frozen(kw_only=True)
-class ObjectList:
-    """A page of a list."""
-
-    data: Sequence[object]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
+def file_object(file: StoredFile) -> dict[str, object]:
+    """Return a file as OpenAI describes it."""
+    return {
+        "id": file.id,
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "expires_at": file.expires_at,
+        "status": "processed",
+        "status_details": None,
+        "object": "file",
+    }
 
 
 class FilesQuery(msgspec.Struct, frozen=True):
@@ -124,10 +101,11 @@ class StoredRoute:
             return await self.respond(request, empty)
 
 
-def list_page(objects: Sequence[object], ids: Sequence[str], *, has_more: bool) -> HttpResponse:
-    """Return the response with a page of a list of objects that have these ids."""
-    first, last = (ids[0], ids[-1]) if ids else (None, None)
-    return HttpResponse.json(ObjectList(data=objects, first_id=first, last_id=last, has_more=has_more))
+def list_page(objects: Sequence[Mapping[str, object]], *, has_more: bool) -> HttpResponse:
+    """Return the response with a page of a list of objects, which have ids."""
+    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else (None, None)
+    page = {"data": objects, "first_id": first, "last_id": last, "has_more": has_more, "object": "list"}
+    return HttpResponse.json(page)
 
 
 def id_in(request: HttpRequest, path: str, suffix: str = "") -> str:
@@ -162,18 +140,18 @@ def file_routes(service: Service) -> Routes:
                 filename=_filename_of(form),
                 expire_s=_expiry_of(form),
             )
-        return HttpResponse.json(FileObject.of(file))
+        return HttpResponse.json(file_object(file))
 
     async def files(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """List files. Cancellation: at once."""
         query = request.query(FilesQuery)
         page = Page(query.limit, query.after, newest_first=query.order == "desc")
         found, has_more = await batches.store.files(request.owner, page, query.purpose)
-        return list_page([FileObject.of(file) for file in found], [file.id for file in found], has_more=has_more)
+        return list_page(list(map(file_object, found)), has_more=has_more)
 
     async def file(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Describe a file. Cancellation: at once."""
-        return HttpResponse.json(FileObject.of(await batches.store.file(request.owner, id_in(request, FILES_PATH))))
+        return HttpResponse.json(file_object(await batches.store.file(request.owner, id_in(request, FILES_PATH))))
 
     async def content(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Send a file. Cancellation: at once."""
@@ -189,11 +167,9 @@ def file_routes(service: Service) -> Routes:
         await batches.remove_file(request.owner, file_id)
         return HttpResponse.json({"id": file_id, "object": "file", "deleted": True})
 
-    def stored(respond: LocalHandler) -> Handler:
-        return StoredRoute(service, respond)
-
+    stored = partial(StoredRoute, service)
     return {
-        ("POST", FILES_PATH): StreamingHandler(StoredRoute(service, upload, creates=True)),
+        ("POST", FILES_PATH): StreamingHandler(stored(upload, creates=True)),
         ("GET", FILES_PATH): stored(files),
         ("GET", f"{FILES_PATH}/{{name}}"): stored(file),
         ("GET", f"{FILES_PATH}/{{name}}/content"): StreamingHandler(stored(content)),

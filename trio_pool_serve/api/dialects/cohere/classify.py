@@ -10,11 +10,10 @@ from attrs import frozen
 from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.encodings import number_items
 from trio_pool_serve.api.fields.given_fields import refused
-from trio_pool_serve.api.fields.numbers import Priority, require_few
+from trio_pool_serve.api.fields.numbers import Priority, require_some
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
@@ -37,9 +36,7 @@ class ClassifyRequest:
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if not self.inputs:
-            raise EmptyInputError("inputs is empty.", param="inputs")
-        require_few(self.inputs, network, param="inputs")
+        require_some(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[TextPrompt(text) for text in self.inputs],
             tasks=("classify",),
@@ -98,9 +95,7 @@ def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> HttpRespons
         for index, (text, (values,)) in enumerate(zip(call.wire.inputs, pooled.rows, strict=True))
     ]
     meta = meta_of("1", classifications=len(classifications))
-    return HttpResponse(
-        msgspec.json.encode(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta))
-    )
+    return HttpResponse.json(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta))
 
 
 def _classification(

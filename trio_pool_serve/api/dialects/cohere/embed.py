@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from attrs import evolve, frozen
@@ -18,7 +18,7 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, PooledRow, check_dimensions, pool
+from trio_pool_serve.tasks.pool import Pooled, check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
 OutputDtype: TypeAlias = Literal["int8", "uint8", "binary", "ubinary"]
@@ -114,7 +114,7 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
     call.model.require("embed")
     check_dimensions(call.model, call.wire.output_dimension)
     dimensions = call.wire.output_dimension or call.model.engine.dimensions
-    types = _types(call)
+    types: Sequence[EmbeddingType] = list(dict.fromkeys(call.wire.embedding_types or ())) or ["float"]
     for name in types:
         ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     pooled, image_tokens = await _pool(call)
@@ -126,9 +126,17 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
         image_tokens=image_tokens,
         **({"images": images} if images else {}),
     )
-    by_type = version == "2" or call.wire.embedding_types
+    texts = [prompt.text for prompt in call.job.prompts if isinstance(prompt, TextPrompt)]
+
+    def encode() -> HttpResponse:
+        by_type = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in types}
+        shared: Any = {"id": call.request_id, "texts": texts, "meta": meta}
+        if version == "2" or call.wire.embedding_types:
+            return HttpResponse.json(EmbedByTypeResponse(embeddings=by_type, **shared))
+        return HttpResponse.json(EmbedFloatsResponse(embeddings=by_type["float"], **shared))
+
     return await call.encode(
-        lambda: _by_type(call, vectors, meta) if by_type else _floats(call, vectors, meta),
+        encode,
         rows=len(vectors) * len(types),
         nbytes=sum(vector.nbytes for vector in vectors) * len(types),
     )
@@ -145,42 +153,15 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
         keep = min(limit, call.model.renderer.max_model_len)
         job = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
         limit = None
-    image_tokens = 0
-
-    def count(index: int, row: PooledRow, tokens: int) -> None:
-        nonlocal image_tokens
-        del row
+    pooled = await pool(call.model, job, call.context)
+    for index, tokens in enumerate(pooled.tokens):
         if limit is not None and tokens > limit:
             raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
-        image_tokens += tokens if _images(job.prompts[index]) else 0
-
-    return await pool(call.model, job, call.context, count), image_tokens
+    return pooled, sum(tokens for prompt, tokens in zip(job.prompts, pooled.tokens, strict=True) if _images(prompt))
 
 
 def _images(prompt: Prompt) -> int:
     return sum(isinstance(part, ImagePart) for part in getattr(prompt, "parts", ()))
-
-
-def _types(call: Call[EmbedRequest, PoolJob]) -> Sequence[EmbeddingType]:
-    return list(dict.fromkeys(call.wire.embedding_types or ())) or ["float"]
-
-
-def _texts(call: Call[EmbedRequest, PoolJob]) -> list[str]:
-    return [prompt.text for prompt in call.job.prompts if isinstance(prompt, TextPrompt)]
-
-
-def _by_type(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> HttpResponse:
-    embeddings = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in _types(call)}
-    return HttpResponse.json(
-        EmbedByTypeResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
-    )
-
-
-def _floats(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> HttpResponse:
-    embeddings = [ENCODINGS["float"].json(vector) for vector in vectors]
-    return HttpResponse.json(
-        EmbedFloatsResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
-    )
 
 
 EMBED_ENDPOINTS = (

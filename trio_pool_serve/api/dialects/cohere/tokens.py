@@ -1,6 +1,5 @@
 """Cohere's ``/v1/tokenize`` and ``/v1/detokenize``."""
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -49,7 +48,7 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
 
     def encode() -> HttpResponse:
         ids, strings = [token.id for token in tokens], [token.text for token in tokens]
-        return HttpResponse(msgspec.json.encode(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1"))))
+        return HttpResponse.json(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1")))
 
     return await call.encode(encode, rows=1, nbytes=8 * len(tokens))
 

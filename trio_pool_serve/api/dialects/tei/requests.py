@@ -8,7 +8,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.given_fields import refused
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
-from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN, require_few
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN, require_few, require_some
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -160,9 +160,7 @@ class RerankRequest(TextOptions):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_top(self.top_n)
-        if not self.texts:
-            raise EmptyInputError("texts is empty.", param="texts")
-        require_few(self.texts, network, param="texts")
+        require_some(self.texts, network, param="texts")
         return ScoreJob(
             queries=[self.query],
             documents=self.texts,

@@ -75,7 +75,7 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
         rows=sum(map(_written_rows, pooled.rows)),
         nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
     )
-    return _timed(response, call.timings, pooled.prompt_tokens, _characters(call.job.prompts))
+    return _timed(response, call.context.timings, pooled.prompt_tokens, _characters(call.job.prompts))
 
 
 async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
@@ -92,7 +92,7 @@ async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
 
     nbytes = sum(nbytes_of(value) for (value,) in pooled.rows)
     response = await call.encode(encode, rows=nbytes // 4, nbytes=nbytes)  # each number is an object
-    return _timed(response, call.timings, pooled.prompt_tokens, _characters(job.prompts))
+    return _timed(response, call.context.timings, pooled.prompt_tokens, _characters(job.prompts))
 
 
 async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
@@ -105,18 +105,16 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
 
     def encode() -> HttpResponse:
         numbers = number_items(scores.values)
-        return HttpResponse(
-            msgspec.json.encode(
-                [
-                    Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
-                    for index, _ in ranked(scores.values, call.wire.top_n)
-                ]
-            )
+        return HttpResponse.json(
+            [
+                Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
+                for index, _ in ranked(scores.values, call.wire.top_n)
+            ]
         )
 
     nbytes = sum(map(len, texts)) if texts is not None else scores.values.nbytes
     response = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=True))
+    return _timed(response, call.context.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=True))
 
 
 async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
@@ -128,7 +126,7 @@ async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
     response = await call.encode(
         lambda: HttpResponse(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
     )
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=False))
+    return _timed(response, call.context.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=False))
 
 
 async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
@@ -154,7 +152,7 @@ async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
 
     count = sum(map(len, tokens))
     response = await call.encode(encode, rows=count, nbytes=sum(map(len, call.job.texts)))
-    return _timed(response, call.timings, count, sum(map(len, call.job.texts)))
+    return _timed(response, call.context.timings, count, sum(map(len, call.job.texts)))
 
 
 def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
@@ -179,7 +177,7 @@ async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
     texts = await detokenize(call.model, call.job.ids, call.context, skip_special_tokens=call.job.skip_special_tokens)
     characters = sum(map(len, texts))
     response = await call.encode(lambda: HttpResponse.json(texts), rows=len(texts), nbytes=characters)
-    return _timed(response, call.timings, sum(map(len, call.job.ids)), None)
+    return _timed(response, call.context.timings, sum(map(len, call.job.ids)), None)
 
 
 def _written_rows(row: PooledRow) -> int:

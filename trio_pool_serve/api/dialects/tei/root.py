@@ -57,13 +57,6 @@ class InputsJob:
     labels: PredictJob | InvalidRequestError
 
 
-@frozen(eq=False)
-class SimilarityJob:
-    """A sentence to compare with others."""
-
-    scoring: ScoreJob
-
-
 @frozen(kw_only=True)
 class RootRequest(Parameters):
     """The body of ``POST /``: that of ``/embed``, ``/predict``, ``/similarity`` or ``/rerank``.
@@ -87,7 +80,7 @@ class RootRequest(Parameters):
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return evolve(given, **chosen)
 
-    def job(self, network: NetworkConfig) -> InputsJob | SimilarityJob | ScoreJob:
+    def job(self, network: NetworkConfig) -> InputsJob | ScoreJob:
         """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
         options = self.options
         if self.texts is not None:
@@ -100,7 +93,7 @@ class RootRequest(Parameters):
                 raise InvalidRequestError("The body needs one of these fields: inputs, texts.", param="inputs")
             case SimilarityInputs() as inputs:
                 refuse_given(options, ("normalize", "dimensions", "raw_scores", "top_k"), "is not for similarities")
-                return SimilarityJob(SimilarityRequest(inputs=inputs, parameters=options).job(network))
+                return SimilarityRequest(inputs=inputs, parameters=options).job(network)
             case inputs:
                 return InputsJob(_vectors(inputs, options, network), _labels(inputs, options, network))
 
@@ -141,16 +134,14 @@ def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> Predict
     return evolve(job, is_batch=job.is_batch or isinstance(inputs, str), top_k=options.top_k)
 
 
-async def respond_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> HttpResponse:
+async def respond_root(call: Call[RootRequest, InputsJob | ScoreJob]) -> HttpResponse:
     """Respond as the route for the request's fields and the model's main task does.
 
     Raises what that route raises. Cancellation: at once.
     """
     match call.job:
-        case ScoreJob():
-            return await respond_rerank(call)  # type: ignore[arg-type]
-        case SimilarityJob(scoring=scoring):
-            return await respond_similarity(evolve(call, job=scoring))  # type: ignore[arg-type]
+        case ScoreJob(symmetric=is_similarity):
+            return await (respond_similarity if is_similarity else respond_rerank)(call)  # type: ignore[arg-type]
         case InputsJob() as inputs:
             return await _respond_inputs(call, inputs)
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.fields.embedding_responses import Usage, encode_list
 from trio_pool_serve.api.fields.encodings import row_json
 from trio_pool_serve.api.fields.given_fields import refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
@@ -75,14 +75,8 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
         return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
 
     def encode() -> HttpResponse:
-        response = ClassifyResponse(
-            id=f"classify-{call.wire.request_id or call.request_id}",
-            created=call.created,
-            model=call.model.name,
-            data=[item(index, row) for index, row in enumerate(rows)],
-            usage=Usage.of(pooled.prompt_tokens),
-        )
-        return HttpResponse.json(response)
+        items = [item(index, row) for index, row in enumerate(rows)]
+        return encode_list(call, "classify-", ClassifyResponse, items, tokens=pooled.prompt_tokens)
 
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
 from trio_pool_serve.api.fields.document_chunks import Chunk
-from trio_pool_serve.api.fields.embedding_responses import Usage, VectorEncoding, encode_bytes
+from trio_pool_serve.api.fields.embedding_responses import Usage, VectorEncoding, encode_bytes, encode_list
 from trio_pool_serve.api.fields.encodings import nbytes_of, sparse_json
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, wants_logits
 from trio_pool_serve.api.fields.input_fields import with_input_type
@@ -55,24 +55,15 @@ class PoolingResponse:
     object: Literal["list"] = "list"
 
 
-def encode_pooled(
-    pooled: Pooled,
-    tasks: Sequence[str],
-    encoding: VectorEncoding,
-    *,
-    by_task: bool,
-    response_id: str,
-    model: str,
-    created: int,
-) -> HttpResponse:
+def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: Sequence[str]) -> HttpResponse:
     """Return the response: JSON, or the bytes of one task's arrays one after the other.
 
-    ``tasks`` are those of the rows; with ``by_task`` the values are given by task.
+    ``tasks`` are those of the rows; the values are given by task if the request has ``tasks``.
     """
-    usage = Usage.of(pooled.prompt_tokens)
+    encoding, by_task, tokens = call.wire.encoding, call.wire.tasks is not None, pooled.prompt_tokens
     if encoding.format in ("bytes", "bytes_only"):
         arrays: list[Vectors] = [array for (array,) in pooled.rows]  # type: ignore[misc]
-        return encode_bytes(arrays, encoding, usage=usage, response_id=response_id, model=model, created=created)
+        return encode_bytes(call, "pooling-", arrays, encoding, tokens=tokens)
 
     def per_task(row: PooledRow, of: Callable[[PooledValue], T]) -> PerTask[T]:
         return dict(zip(tasks, map(of, row), strict=True)) if by_task else of(row[0])
@@ -84,8 +75,7 @@ def encode_pooled(
         return PoolingItem(index=index, data=data, shape=per_task(row, _shape))
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
-    response = PoolingResponse(id=response_id, created=created, model=model, data=items, usage=usage)
-    return HttpResponse.json(response)
+    return encode_list(call, "pooling-", PoolingResponse, items, tokens=tokens)
 
 
 def _json(value: PooledValue, encoding: VectorEncoding) -> msgspec.Raw:
@@ -154,7 +144,7 @@ class PoolingRequest(EmbeddingsRequest):
 
 async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
-    model, encoding = call.model, call.wire.encoding
+    model = call.model
     job = with_input_type(call.job, call.wire.input_type, model)
     named: JobField | None = "tasks" if job.tasks else None
     job = evolve(job, tasks=job.tasks or (main_task(model.folder),))
@@ -166,17 +156,8 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     for name in job.tasks:
         _refuse_unencodable(call, job, task_named(name).needs)
     pooled = await pool(model, job, call.context)
-    encode = partial(
-        encode_pooled,
-        pooled,
-        job.tasks,
-        encoding,
-        by_task=call.wire.tasks is not None,
-        response_id=f"pooling-{call.wire.request_id or call.request_id}",
-        model=model.name,
-        created=call.created,
-    )
     nbytes = sum(nbytes_of(value) for row in pooled.rows for value in row)
+    encode = partial(encode_pooled, call, pooled, job.tasks)
     return await call.encode(encode, rows=len(pooled.rows), nbytes=nbytes)
 
 

@@ -14,12 +14,12 @@ from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_responses import Usage
-from trio_pool_serve.api.fields.numbers import require_few
+from trio_pool_serve.api.fields.numbers import require_some
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ScoreInput, text_of
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
@@ -58,9 +58,7 @@ class RerankRequest(RerankOptions):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
-        if not given:
-            raise EmptyInputError("documents is empty.", param="documents")
-        require_few(given, network, param="documents")
+        require_some(given, network, param="documents")
         require_top(self.top_n)
         queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
         documents = [
@@ -137,7 +135,7 @@ async def respond_results(
 
     def write(scores: Scores, results: list[RerankResult]) -> RankedDocuments:
         return response(
-            id=f"{id_prefix}{call.wire.request_id or call.request_id}",
+            id=call.response_id(id_prefix),
             results=results,
             meta=meta_of(version, search_units=1),
             model=call.model.name,

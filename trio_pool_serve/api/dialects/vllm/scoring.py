@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
-from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.fields.embedding_responses import Usage, encode_list
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import Padding
 from trio_pool_serve.api.fields.messages import AS_LOADED
@@ -185,14 +185,8 @@ async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
     scores = await score(call.model, call.job, call.context)
 
     def encode() -> HttpResponse:
-        response = ScoreResponse(
-            id=f"score-{call.wire.request_id or call.request_id}",
-            created=call.created,
-            model=call.model.name,
-            data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
-            usage=Usage.of(scores.prompt_tokens),
-        )
-        return HttpResponse.json(response)
+        items = [ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())]
+        return encode_list(call, "score-", ScoreResponse, items, tokens=scores.prompt_tokens)
 
     return await call.encode(encode, rows=len(scores.values), nbytes=scores.values.nbytes)
 
