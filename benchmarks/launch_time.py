@@ -24,12 +24,12 @@ from benchmarks.bert_shapes import write_bert
 from benchmarks.machine import describe_machine
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, warn_if_busy, write_json
 from benchmarks.rounds import Rounds
+from benchmarks.segment_attention import ONE_BY_ONE
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
-from trio_pool_serve.runner.cuda.varlen import ONE_BY_ONE
 from trio_pool_serve.runner.forward_pass import Compute
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload

@@ -11,7 +11,7 @@ import sys
 import trio
 
 from trio_pool_serve.config import RayConfig
-from trio_pool_serve.engine.remote.ray_cluster import MAX_PENDING_CALLS, PlacedActor, RayCluster, open_cluster
+from trio_pool_serve.engine.remote.ray_cluster import PlacedActor, RayCluster, open_cluster
 from trio_pool_serve.errors import PoolServeError
 
 
@@ -29,7 +29,6 @@ async def main(address: str) -> None:
         say("after its end", await failure_of(cluster, actor.handle.node))
         actor = await cluster.start(config, group)
         await say_cancelled(cluster, actor)
-        await say_overloaded(cluster, actor)
         await cluster.give_back(group)
         say("after its group", await failure_of(cluster, actor.handle.node))
         await cluster.kill(actor)
@@ -39,19 +38,6 @@ async def say_cancelled(cluster: RayCluster, actor: PlacedActor) -> None:
     with trio.move_on_after(0.5) as limit:
         await cluster.call(actor.handle.started)  # which blocks until the engine process is ready: there is none
     say("cancelled at once", limit.cancelled_caught)
-
-
-async def say_overloaded(cluster: RayCluster, actor: PlacedActor) -> None:
-    outcomes: list[str] = []
-
-    async def call(nursery: trio.Nursery) -> None:
-        outcomes.append(await outcome_of(cluster, actor.handle.started))
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(MAX_PENDING_CALLS + 1):
-            nursery.start_soon(call, nursery)
-    say("too many calls", outcomes[0])
 
 
 async def outcome_of(cluster: RayCluster, method: object, *arguments: object) -> str:

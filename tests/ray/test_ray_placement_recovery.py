@@ -157,9 +157,8 @@ def test_errors_of_ray_are_ours_and_the_handler_of_sigterm_stays(cluster):
     assert outcomes.pop("node")
     assert outcomes == {
         "handler kept": True,
-        "failure of a method": "BatchFailedError",
+        "failure of a method": "EngineProcessDiedError",
         "after its end": "EngineProcessDiedError",
         "cancelled at once": True,
-        "too many calls": "OverloadedError",
         "after its group": "EngineProcessDiedError",
     }

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.segment_attention import ONE_BY_ONE
 from tests.models.classifier_families import PROMPTS, write_classifier
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill
-from trio_pool_serve.runner.cuda.varlen import ONE_BY_ONE, CannotPackError
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 

@@ -59,7 +59,7 @@ class BatchRecovery:
         max_failures = 4 * (len(entries) - 1).bit_length() + EXTRA_FAILURES
         self._divide(list(entries), fault)
         while self._groups:
-            rows = [entry for entry in self._take_group() if not entry.is_abandoned]
+            rows = [entry for entry in self._groups.pop() if not entry.is_abandoned]
             if not rows:
                 continue
             if trio.current_time() >= deadline or self.passes >= MAX_PASSES or self._failures_in_a_row >= max_failures:
@@ -88,9 +88,6 @@ class BatchRecovery:
         self.failed_rows += 1
         rows[0].fail(_error_of_row(fault, rows[0]))
         self._groups.sort(key=len)  # the most rows next, so that a few guilty ones side by side do not look like all
-
-    def _take_group(self) -> list[QueueEntry]:
-        return self._groups.pop()
 
     def _give_up(self, rows: list[QueueEntry]) -> None:
         for entry in rows:

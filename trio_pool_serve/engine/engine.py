@@ -75,25 +75,25 @@ class Submission:
 
 @frozen
 class EngineStatistics:
-    """The state and the load of an engine at one moment."""
+    """The state and the load of an engine at one moment; 0 for what other processes know."""
 
     state: EngineState
-    queued_rows: int
-    queued_tokens: int
-    in_flight_batches: int
-    oldest_in_flight_s: float
+    queued_rows: int = 0
+    queued_tokens: int = 0
+    in_flight_batches: int = 0
+    oldest_in_flight_s: float = 0.0
     """Seconds since the oldest launched batch was launched; 0 with none in flight."""
-    admitted_tokens: int
+    admitted_tokens: int = 0
     """Tokens of the requests that are admitted and not computed; an estimate for those that are not rendered."""
-    waiting_s: float
+    waiting_s: float = 0.0
     """Seconds that all admitted work will take, at the measured rates; 0 before the first batch."""
-    tokens_per_s: float
+    tokens_per_s: float = 0.0
     """Tokens computed per second, as a moving average; 0 before the first batch."""
-    batches: int
-    failed_batches: int
-    held_bytes: int
+    batches: int = 0
+    failed_batches: int = 0
+    held_bytes: int = 0
     """Bytes of device memory that held queries take."""
-    batch_token_budget: int
+    batch_token_budget: int = 0
     """The current token budget of a batch: less than configured after the device ran out of memory; 0 if unknown."""
 
     def gauges(self) -> Gauges:

@@ -75,33 +75,25 @@ async def find_gpus(
 ) -> list[Gpu]:
     """Return the GPUs for ``--device`` among those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
+    ``nvidia-smi -L`` lists the machine's GPUs and MIG devices, or else the driver does.
     None if the device is the CPU, and if none can be found: torch says then what is wrong. Cancellation: ``nvidia-smi``
     is killed.
     """
     chosen = re.fullmatch(r"cuda:([0-9]{1,4})", loading.device)
     if not has_gpu(loading, environment=environment) or not (chosen or loading.device in ("auto", "cuda")):
         return []
-    visible = visible_among(
-        await list_gpus(environment, driver_folder, timeout_s), environment.get("CUDA_VISIBLE_DEVICES")
-    )
+    gpus = parse_listing(await _run_nvidia_smi(environment, timeout_s))
+    if not gpus:
+        with trio.move_on_after(timeout_s) as limit:
+            gpus = await Offload().run("load", partial(read_driver_folder, driver_folder))
+        if limit.cancelled_caught:
+            logger.warning("the driver has not listed its GPUs within %g s", timeout_s)
+    visible = visible_among(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
     return visible[int(chosen[1]) :][:1] if chosen else visible
 
 
-async def list_gpus(environment: Mapping[str, str], driver_folder: Path, timeout_s: float) -> list[Gpu]:
-    """Return all GPUs and MIG devices of the machine: as ``nvidia-smi -L`` lists them, else as the driver does.
-
-    Cancellation: ``nvidia-smi`` is killed.
-    """
-    listing = await _run_nvidia_smi(environment, timeout_s)
-    found = [] if listing is None else parse_listing(listing)
-    with trio.move_on_after(timeout_s):
-        return found or await Offload().run("load", partial(read_driver_folder, driver_folder))
-    logger.warning("the driver has not listed its GPUs within %g s", timeout_s)
-    return []
-
-
-async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str | None:
-    """Return what ``nvidia-smi -L`` prints, even if it fails; ``None`` if it cannot be run or does not end in time."""
+async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str:
+    """Return what ``nvidia-smi -L`` prints, even if it fails; nothing if it cannot be run or does not end in time."""
     output = bytearray()
     try:
         process = await trio.lowlevel.open_process(
@@ -113,7 +105,7 @@ async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> s
         )
     except OSError as error:
         logger.debug("nvidia-smi cannot be run: %s", error)
-        return None
+        return ""
     assert process.stdout is not None  # noqa: S101  (it is a pipe)
     async with process.stdout:
         try:
@@ -129,7 +121,7 @@ async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> s
                     await process.wait()
     if limit.cancelled_caught:
         logger.warning("nvidia-smi has not ended within %g s: the GPUs are those that the driver lists", timeout_s)
-        return None
+        return ""
     return output.decode(errors="replace")
 
 

@@ -61,7 +61,10 @@ class ModelResults:
             values = None if key is None else self.cache.get(key)
             if values is not None:
                 outputs[index] = PoolingOutput(values, 0.0, 0.0, 0.0)
-        self._note_looked_up(len(keys) - keys.count(None), len(outputs), timings)
+        looked_up = len(keys) - keys.count(None)
+        timings.note_looked_up(rows=looked_up, cached=len(outputs))
+        if looked_up:
+            self._missing_share += (1 - len(outputs) / looked_up - self._missing_share) * SHARE_WEIGHT
         if row_done is not None:
             for index, output in outputs.items():
                 row_done(index, output)
@@ -81,11 +84,6 @@ class ModelResults:
         found = await engine.submit_all([requests[index] for index in missing], computed)
         outputs.update(zip(missing, found, strict=True))
         return [outputs[index] for index in range(len(requests))]
-
-    def _note_looked_up(self, rows: int, cached: int, timings: RequestTimings) -> None:
-        timings.note_looked_up(rows=rows, cached=cached)
-        if rows:
-            self._missing_share += (1 - cached / rows - self._missing_share) * SHARE_WEIGHT
 
     def clear(self) -> None:
         """Drop the results and cache no others, of rows in flight either: the model is not loaded any longer."""

@@ -11,9 +11,13 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compiled import CompiledBackbone
 from trio_pool_serve.runner.compute_params import ComputeParams
-from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone, shapes_to_capture
+from trio_pool_serve.runner.cuda.graphs import (
+    CudaGraphBackend,
+    GraphedBackbone,
+    shapes_to_capture,
+    synchronisations_refused,
+)
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
-from trio_pool_serve.runner.cuda.sync_debug_mode import synchronisations_refused
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, Padded
 from trio_pool_serve.runner.loaded_model import LoadedModel

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from trio_pool_serve.types import RenderedPrompt
 
@@ -15,11 +15,6 @@ class SamplePrompts:
 
     calibration: Sequence[RenderedPrompt]
     held_out: Sequence[RenderedPrompt]
-
-
-def _no_samples() -> SamplePrompts:
-    """Default: there are none."""
-    return SamplePrompts((), ())
 
 
 @frozen(kw_only=True, eq=False)
@@ -41,4 +36,4 @@ class ComputeParams:
     background_launches: int = 0
     folder: Path | None = None
     may_time: bool = True
-    sample_prompts: Callable[[], SamplePrompts] = field(default=_no_samples)
+    sample_prompts: Callable[[], SamplePrompts] = lambda: SamplePrompts((), ())

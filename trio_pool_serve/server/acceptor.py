@@ -110,7 +110,8 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         if self.context.connections.refuses():
-            self._refuse(connection)
+            _say_no(connection, is_plain=self.tls is None)
+            self._linger(connection)
             return False
         received = b""
         if self.early_refusals is not None and self.tls is None:
@@ -123,10 +124,6 @@ class Acceptor:
         opened.enter_context(self.context.connections.counting())
         nursery.start_soon(self._serve, connection, peer, received, opened)
         return True
-
-    def _refuse(self, connection: socket.socket) -> None:
-        _say_no(connection, is_plain=self.tls is None)
-        self._linger(connection)
 
     def _linger(self, connection: socket.socket) -> None:
         """Close a connection's sending half now, and the rest when its client has had time to read."""

@@ -5,7 +5,6 @@ They are not workers of hypercorn's, whose master process ends the others as soo
 
 import logging
 import math
-import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,14 +25,13 @@ from trio_pool_serve.processes.child_process import (
     ChildEnd,
     ChildProcess,
     keep_alive,
-    leave,
     open_child,
     open_process_nursery,
 )
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.server.listener import open_listening, url_of
-from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
+from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
 from trio_pool_serve.telemetry.snapshots import Snapshot, gather_snapshots, merged_load, serve_snapshots
 
@@ -184,7 +182,7 @@ async def serve_by_workers(
         folder = Path(socket_folder)
         workers, engines = ApiWorkers(config, folder, listening), supervisor_of(config, loader, folder, gpus)
         async with open_process_nursery() as nursery:
-            await nursery.start(_watch_signals, workers, nursery.cancel_scope)
+            nursery.start_soon(_drain_at, await nursery.start(watch_ends), workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)
             await nursery.start(engines.run)
             nursery.start_soon(serve_snapshots, folder, partial(_snapshot, workers, engines))
@@ -194,23 +192,12 @@ async def serve_by_workers(
             await feed_watchdog(partial(gather_snapshots, folder), config.scheduling.batch_timeout_s)
 
 
-async def _watch_signals(
-    workers: ApiWorkers, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None]
-) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        logger.info("%s: draining", signal.Signals(await anext(signals)).name)
-        notify(*STOPPING)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_leave_on_second_signal, signals)
-            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):
-                await workers.drain()
-                await workers.drained.wait()
-            nursery.cancel_scope.cancel(reason="drained")
-        everything.cancel(reason="drained")
-
-
-async def _leave_on_second_signal(signals: object) -> None:
-    second = await anext(signals)  # type: ignore[call-overload]
-    logger.warning("leaving: a second signal")
-    leave(128 + second)
+async def _drain_at(ending: trio.Event, workers: ApiWorkers, everything: trio.CancelScope) -> None:
+    """Drain once the server is to end, and end everything then, or when that takes too long."""
+    await ending.wait()
+    logger.info("draining")
+    notify(*STOPPING)
+    with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):
+        await workers.drain()
+        await workers.drained.wait()
+    everything.cancel(reason="drained")

@@ -216,7 +216,7 @@ async def serve_connection(
                 connection = HttpConnection(app, config, context, state, stream, received)
                 left_over = await connection.run()
                 if left_over is None:
-                    if not connection.client_has_ended:
+                    if not connection.has_ended:
                         await end_sending(stream.socket)
                     return
                 received, head_by = left_over, trio.current_time() + context.connections.limits.client_timeout_s

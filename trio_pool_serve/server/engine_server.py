@@ -1,8 +1,7 @@
 """The process behind ``trio-pool-serve engine``: one model, computed for API processes of other machines."""
 
 import logging
-import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -29,8 +28,8 @@ from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_tran
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
-from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, notify
+from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
@@ -71,7 +70,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     )
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
-            ending = await nursery.start(_watch_signals)
+            ending = await nursery.start(watch_ends)
             await nursery.start(watch_reloads, partial(keys.reload, offload))
             nursery.start_soon(sample_loop_lag, metrics.loop_lag)
             try:
@@ -120,18 +119,6 @@ async def _leave_while_loading(engine: LocalEngine, ending: trio.Event) -> None:
         leave(0)
 
 
-async def _watch_signals(*, task_status: trio.TaskStatus[trio.Event]) -> None:
-    """Set an event, which ``started`` has, at the first signal; exit at once at the second."""
-    ending = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started(ending)
-        logger.info("%s", signal.Signals(await anext(signals)).name)
-        ending.set()
-        second = await anext(signals)
-    logger.warning("leaving: a second signal")
-    leave(128 + second)
-
-
 def _digest_of(source: ModelSource) -> ModelDigest:
     return digest_of(locate_model(source.location, revision=source.loading.revision), source.loading)
 
@@ -152,26 +139,26 @@ async def _serve_probes(address: HostAddress, engine: LocalEngine, metrics: Metr
     settings.include_server_header = False
     settings.errorlog = None
     settings.accesslog = None
-    app: Any = _probe_app(engine, metrics, ending)
+    app: Any = partial(_answer_probe, engine, metrics, ending)
     try:
         await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")
     except* OSError as errors:
         raise ModelLoadError(f"--probe-listen {address} cannot be listened on: {errors.exceptions[0]}") from errors
 
 
-def _probe_app(
-    engine: LocalEngine, metrics: Metrics, ending: trio.Event
-) -> Callable[[Mapping[str, Any], Any, Callable[[Mapping[str, Any]], Awaitable[None]]], Awaitable[None]]:
-    async def app(scope: Mapping[str, Any], receive: Any, send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
-        if scope["type"] == "lifespan":
-            await _respond_to_lifespan(receive, send)
-            return
-        status, kind, body = _respond(scope, engine, metrics, is_ending=ending.is_set())
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    return app
+async def _answer_probe(
+    engine: LocalEngine, metrics: Metrics, ending: trio.Event, scope: Mapping[str, Any], receive: Any, send: Any
+) -> None:
+    """Respond as an ASGI app."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    status, kind, body = _respond(scope, engine, metrics, is_ending=ending.is_set())
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 def _respond(
@@ -191,9 +178,3 @@ def _respond(
 
 def _status(state: str, *, ok: bool) -> tuple[int, str, bytes]:
     return 200 if ok else 503, "application/json", msgspec.json.encode({"status": state})
-
-
-async def _respond_to_lifespan(receive: Any, send: Any) -> None:
-    while (await receive())["type"] != "lifespan.shutdown":
-        await send({"type": "lifespan.startup.complete"})
-    await send({"type": "lifespan.shutdown.complete"})

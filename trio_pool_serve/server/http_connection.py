@@ -66,7 +66,7 @@ class HttpConnection:
         self._arrived = trio.Event()  # a request, or the end
         self._answered = trio.Event()
         self._has_reader = False
-        self._has_ended = False  # no more requests come
+        self.has_ended = False  # the client sends no more: nothing that arrives can make closing reset the connection
         self._is_gone = False  # not even a response can be delivered
         self._refused_with: int | None = None
         self._is_left_to_hypercorn = False
@@ -84,11 +84,6 @@ class HttpConnection:
             await self._serve_requests()
             nursery.cancel_scope.cancel(reason="the connection has ended")
         return self._buffer.unread if self._is_left_to_hypercorn else None
-
-    @property
-    def client_has_ended(self) -> bool:
-        """Whether the client sends no more: nothing that arrives can make closing reset the connection."""
-        return self._has_ended
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +123,7 @@ class HttpConnection:
         if data is None:
             self._refuse_slow_head()
         elif not data:
-            self._has_ended = True
+            self.has_ended = True
         return data or b""
 
     def _refuse_slow_head(self) -> None:
@@ -198,7 +193,7 @@ class HttpConnection:
         except (BadRequestError, LeftToHypercornError) as error:
             self._is_gone = True
             self._stop_reading(error)
-        self._has_ended = True
+        self.has_ended = True
         self._arrived.set()
         exchange = self._exchange
         if exchange is not None:
@@ -289,13 +284,13 @@ class HttpConnection:
             and not exchange.response.closes
             and exchange.request.is_complete
             and self._is_writable
-            and not self._has_ended
+            and not self.has_ended
             and not self._context.terminated.is_set()
         )
 
     def _is_last(self) -> bool:
         is_shut_down = self._context.terminated.is_set()
-        return self._has_ended or is_shut_down or self._requests >= self._config.keep_alive_max_requests
+        return self.has_ended or is_shut_down or self._requests >= self._config.keep_alive_max_requests
 
     async def _refuse(self, status: int) -> None:
         headers = self._server_headers.now()

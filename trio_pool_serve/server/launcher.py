@@ -1,7 +1,6 @@
 """The launcher, the process behind ``trio-pool-serve serve``: signals, the listening socket, child processes."""
 
 import logging
-import signal
 from collections.abc import Mapping
 from functools import partial
 
@@ -20,9 +19,9 @@ from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listener import drain, open_listening, raise_file_limit, serve_listeners, url_of
-from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
+from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.service import RunnerLoader, Service, load_transformer, loader_name
 from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
@@ -93,7 +92,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
     stop = trio.Event()
     with open_listening(config.network) as listening:
         async with open_process_nursery() as nursery:
-            await nursery.start(_watch_signals, service, stop)
+            nursery.start_soon(_drain_at, await nursery.start(watch_ends), service, stop)
             if tls is not None or config.network.api_keys_file is not None or config.hosts.engine_hosts:
                 # Otherwise the signal ends the server, as by default.
                 await nursery.start(watch_reloads, service.reload)
@@ -103,26 +102,12 @@ async def _serve_alone(config: Config, service: Service) -> None:
             nursery.cancel_scope.cancel(reason="drained")
 
 
-async def _watch_signals(
-    service: Service,
-    stop: trio.Event,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Drain on the first signal; exit at once on the second, or when the drain takes too long."""
-    status = 0
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-
-        async def wait_for_second() -> str:
-            nonlocal status
-            status = 128 + await anext(signals)
-            return "a second signal"
-
-        task_status.started()
-        logger.info("%s", signal.Signals(await anext(signals)).name)
-        notify(*STOPPING)
-        await drain(service, stop, wait_for_second)
-        leave(status)
+async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> None:
+    """Drain once the server is to end; exit when that takes too long."""
+    await ending.wait()
+    notify(*STOPPING)
+    await drain(service, stop, trio.sleep_forever)
+    leave(0)
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {

@@ -25,9 +25,9 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise kind(f"{path}: {error.strerror or error}.") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renamed, created and removed files of a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def make_durable(path: Path) -> None:
+    """Make a file's bytes durable, or of a folder which files were renamed, created and removed in it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -41,13 +41,9 @@ def publish(temporary: Path, path: Path) -> None:
     """
     with storage_errors(path):
         for part in (*temporary.rglob("*"), temporary):
-            descriptor = os.open(part, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            make_durable(part)
         temporary.replace(path)
-        sync_folder(path.parent)
+        make_durable(path.parent)
 
 
 def make_folder(folder: Path) -> None:
@@ -55,7 +51,7 @@ def make_folder(folder: Path) -> None:
     with storage_errors(folder):
         if not folder.is_dir():
             folder.mkdir()
-            sync_folder(folder.parent)
+            make_durable(folder.parent)
 
 
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
@@ -67,7 +63,7 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
         removed = True
     if removed:
         with storage_errors(folder):
-            sync_folder(folder)
+            make_durable(folder)
 
 
 @define(eq=False)
@@ -111,7 +107,7 @@ def open_appended(path: Path, length: int) -> AppendedFile:
             file.truncate(length)
         file.seek(length)
         if not length:
-            sync_folder(path.parent)
+            make_durable(path.parent)
     return AppendedFile(path, file, length)
 
 

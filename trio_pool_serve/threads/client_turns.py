@@ -10,14 +10,6 @@ from attrs import define, field, frozen
 
 
 @define(eq=False)
-class Waiting:
-    """One task that waits for its turn."""
-
-    granted: bool = False
-    event: trio.Event = field(factory=trio.Event)
-
-
-@define(eq=False)
 class ClientTurns:
     """Lets at most ``slots`` tasks work at a time: those of a client in the order of arrival, and the clients in turn.
 
@@ -29,8 +21,9 @@ class ClientTurns:
     slots_per_client: int
     _working: Counter[int] = field(init=False, factory=Counter)
     """By client."""
-    _waiting: dict[int, deque[Waiting]] = field(init=False, factory=dict)
-    """By client; the first one that has no task at work, or else fewer than its slots, has the next turn."""
+    _waiting: dict[int, deque[trio.Event]] = field(init=False, factory=dict)
+    """By client, an event for each task, set when its turn comes; the first client that has no task at work, or else
+    fewer than its slots, has the next turn."""
 
     @property
     def working(self) -> int:
@@ -56,15 +49,15 @@ class ClientTurns:
         if self.working < self.slots and self._working[client] < self.slots_per_client:
             self._working[client] += 1
             return
-        waiting = Waiting()
-        self._waiting.setdefault(client, deque()).append(waiting)
+        turn = trio.Event()
+        self._waiting.setdefault(client, deque()).append(turn)
         try:
-            await waiting.event.wait()
+            await turn.wait()
         except trio.Cancelled:
-            if waiting.granted:
+            if turn.is_set():
                 self.pass_on(client)
             else:
-                self._withdraw(client, waiting)
+                self._withdraw(client, turn)
             raise
 
     def pass_on(self, client: int) -> None:
@@ -78,16 +71,15 @@ class ClientTurns:
         if following is None:
             return
         queue = self._waiting.pop(following)
-        waiting = queue.popleft()
+        turn = queue.popleft()
         if queue:
             self._waiting[following] = queue
         self._working[following] += 1
-        waiting.granted = True
-        waiting.event.set()
+        turn.set()
 
-    def _withdraw(self, client: int, waiting: Waiting) -> None:
+    def _withdraw(self, client: int, turn: trio.Event) -> None:
         queue = self._waiting[client]
-        queue.remove(waiting)
+        queue.remove(turn)
         if not queue:
             del self._waiting[client]
 

@@ -48,10 +48,6 @@ class LimiterStatistics:
     waiting: int
 
 
-def _ignore(kind: LimiterName, wait_s: float, run_s: float) -> None:
-    """Default callback: does nothing."""
-
-
 @define(eq=False)
 class Offload:
     """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per ``LimiterName``.
@@ -80,7 +76,7 @@ class Offload:
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
     """Launch threads on these cores, those of the server's other processes included."""
     niceness: int | None = None
-    observe: Callable[[LimiterName, float, float], None] = _ignore
+    observe: Callable[[LimiterName, float, float], None] = lambda *_: None
     in_threads: bool = True
     is_serving: bool = field(default=False, init=False)
     """Whether requests may be computed while a model is loaded: what is timed then means little."""
@@ -93,19 +89,10 @@ class Offload:
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
-    @_rendering.default
-    def _for_the_render_threads(self) -> ClientTurns:
-        return ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
-
-    @_decoding.default
-    def _for_bodies(self) -> ClientTurns:
-        return ClientTurns(sys.maxsize, self.render + 1)
-
-    @_preparing.default
-    def _for_images(self) -> ClientTurns:
-        return ClientTurns(self.media, self.media)
-
     def __attrs_post_init__(self) -> None:
+        self._rendering = ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
+        self._decoding = ClientTurns(sys.maxsize, self.render + 1)
+        self._preparing = ClientTurns(self.media, self.media)
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
         self._limiters["media"].total_tokens += 1  # what takes milliseconds waits for no image
 

@@ -21,7 +21,7 @@ def rates(seconds_per_token: float) -> SecondsPerToken:
 
 @define(eq=False)
 class Known:
-    """An engine as routing knows it."""
+    """What routing reads of a link."""
 
     position: int = 0
     waiting_tokens: int = 0
@@ -37,8 +37,8 @@ class Known:
         return self.takes_rows and not self.is_stalled
 
 
-def routing(*engines: Known, zone: str = "", seed: int = 0) -> Routing[Known]:
-    made: Routing[Known] = Routing(zone, random=random.Random(seed))
+def routing(*engines: Known, zone: str = "", seed: int = 0) -> Routing:
+    made = Routing(zone, random=random.Random(seed))
     for engine in engines:
         made.add(engine)
     return made
@@ -48,7 +48,7 @@ def row(tokens: int) -> PoolingRequest:
     return PoolingRequest(RenderedPrompt(np.zeros(tokens, np.int32)), (Embed(),))
 
 
-def send(made: Routing[Known], tokens: int, count: int = 1) -> Counter[int]:
+def send(made: Routing, tokens: int, count: int = 1) -> Counter[int]:
     """Send rows one by one; return how many each position got."""
     got: Counter[int] = Counter()
     for _ in range(count):

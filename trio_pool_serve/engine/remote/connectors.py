@@ -72,9 +72,9 @@ class Connector(ABC):
         """The engine's address, for logs."""
 
     @property
-    @abstractmethod
     def loss(self) -> str:
         """What has happened if the connection is lost, as a sentence."""
+        return "The engine process has died; another one is being started."
 
     @abstractmethod
     async def connect(self) -> FramedStream[FromEngine]:
@@ -96,10 +96,6 @@ class UnixConnector(Connector):
     @property
     def name(self) -> str:  # noqa: D102
         return self.path.name
-
-    @property
-    def loss(self) -> str:  # noqa: D102
-        return "The engine process has died; another one is being started."
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
         try:
@@ -145,10 +141,6 @@ class FileConnector(Connector):
     @property
     def name(self) -> str:  # noqa: D102
         return self.path.name
-
-    @property
-    def loss(self) -> str:  # noqa: D102
-        return "The engine process has died; another one is being started."
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
         while True:

@@ -158,14 +158,9 @@ class EngineConnection:
             if self._is_leaving and not has_left:
                 has_left = True
                 await self.stream.send(Leaving())
-            await self._send_outcomes()
-
-    async def _send_outcomes(self) -> None:
-        outcomes, self._outcomes = self._outcomes, []
-        for frame in answer_frames(outcomes):
-            await self._send(frame)
-        if not outcomes:
-            await self._send(Frame())
+            outcomes, self._outcomes = self._outcomes, []
+            for frame in answer_frames(outcomes) if outcomes else [Frame()]:
+                await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
         engine = self.engine

@@ -164,7 +164,7 @@ class EngineHosts:
                 changed = self._changed = trio.Event()
                 self._update(nursery)
                 with trio.move_on_after(RESOLVE_S):
-                    while not changed.is_set() and not self._has_changes():
+                    while not changed.is_set() and self._version() == self._changes_version:
                         with trio.move_on_after(CHANGES_S):
                             await changed.wait()
 
@@ -280,9 +280,6 @@ class EngineHosts:
         except FileNotFoundError:
             return 0, 0
         return found.st_mtime_ns, found.st_ino
-
-    def _has_changes(self) -> bool:
-        return self._version() != self._changes_version
 
     def _read_changes(self) -> None:
         version = self._version()

@@ -62,9 +62,11 @@ class Link:
     max_queue_s: float = 0.0
     """For so long rows may wait there behind those of others, before they are computed."""
     position: int = 0
+    """Its place in the order of engines."""
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
+    """Of the latest batches, also of small ones: the engine is at least as fast; 0 if unknown."""
     seconds_per_token: SecondsPerToken = field(default=UNKNOWN, init=False)
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent by this process and are not finished, without those of background work."""

@@ -49,7 +49,7 @@ class ProcessEngine(Engine):
     zone: str = field(default="", kw_only=True)
     _links: list[Link] = field(init=False)
     """Those of ``connectors``."""
-    _routing: Routing[Link] = field(init=False)
+    _routing: Routing = field(init=False)
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
     _has_ready: trio.Event = field(init=False, factory=trio.Event)
@@ -143,9 +143,6 @@ class ProcessEngine(Engine):
                         return link
                 raise EngineDeadError("The engine process that held the query has died.")
         return None
-
-    def _tokens_per_s(self) -> float:
-        return sum(link.tokens_per_s for link in self._routing.ready)
 
     def _seconds_per_token(self) -> SecondsPerToken:
         """Return how long the engine processes take for a token of what this machine's API processes have admitted."""
@@ -272,15 +269,9 @@ class ProcessEngine(Engine):
             state=self.state,
             queued_rows=sum(link.waiting_rows for link in self._routing.ready),
             queued_tokens=sum(link.own_tokens for link in self._routing.ready),
-            in_flight_batches=0,
-            oldest_in_flight_s=0.0,
             admitted_tokens=self._admission.tokens,
             waiting_s=self._admission.waiting_s,
-            tokens_per_s=self._tokens_per_s(),
-            batches=0,
-            failed_batches=0,
-            held_bytes=0,
-            batch_token_budget=0,
+            tokens_per_s=sum(link.tokens_per_s for link in self._routing.ready),
         )
 
     def _require_ready(self) -> None:

@@ -22,14 +22,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import RayConfig
 from trio_pool_serve.engine.remote.ray_actor import THREADS, EngineActor
-from trio_pool_serve.errors import (
-    BatchFailedError,
-    EngineDeadError,
-    EngineProcessDiedError,
-    ModelLoadError,
-    OverloadedError,
-    PoolServeError,
-)
+from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +36,6 @@ CLOSE_TIMEOUT_S = 5.0
 CONTROL_CALLS = 4
 """Threads in which Ray is called, but for what ends something; each call is a message to the cluster's head."""
 
-MAX_PENDING_CALLS = 16
-"""Of one actor, which has four methods, each called by one task."""
-
 Result = TypeVar("Result")
 
 
@@ -53,28 +43,14 @@ class NodeLostError(EngineProcessDiedError):
     """The node of an actor does not answer any more."""
 
 
-def error_of(error: BaseException) -> PoolServeError:
+def error_of(error: BaseException) -> EngineProcessDiedError:
     """Return an exception of Ray's as one of ours."""
     from ray import exceptions
 
     said = " ".join(str(error).split())[:500]
-    match error:
-        case exceptions.ActorUnavailableError() | exceptions.NodeDiedError():
-            return NodeLostError(f"The node of an engine process does not answer: {said}")
-        case (
-            exceptions.RayActorError()
-            | exceptions.ActorPlacementGroupRemoved()
-            | exceptions.ActorUnschedulableError()  # its group is removed before it has been created
-        ):
-            return EngineProcessDiedError(f"The actor of an engine process has died: {said}")
-        case exceptions.TaskCancelledError():
-            return EngineDeadError("The call to an engine process was cancelled.")
-        case exceptions.PendingCallsLimitExceeded():
-            return OverloadedError("An engine process has too many calls that wait.", retry_after_s=1.0)
-        case exceptions.RayTaskError():
-            return BatchFailedError(f"A call to an engine process has failed: {said}")
-        case _:
-            return EngineDeadError(f"Ray has failed: {said}")
+    if isinstance(error, exceptions.ActorUnavailableError | exceptions.NodeDiedError):
+        return NodeLostError(f"The node of an engine process does not answer: {said}")
+    return EngineProcessDiedError(f"Ray has failed: {said}")
 
 
 @define(eq=False)
@@ -188,7 +164,6 @@ def _start(config: RayConfig, group: Any) -> PlacedActor:
         num_gpus=config.gpus_per_replica,
         max_restarts=0,
         max_concurrency=THREADS,
-        max_pending_calls=MAX_PENDING_CALLS,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
     )
     return PlacedActor(actor.remote(cpus))

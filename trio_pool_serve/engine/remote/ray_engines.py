@@ -11,8 +11,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from trio_pool_serve.config import Config, encode_config
-from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.config import encode_config
 from trio_pool_serve.engine.remote.busy_share import BusyShare, busy_seconds
 from trio_pool_serve.engine.remote.engine_job import EngineJob, LoadFailed
 from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds, choose_wanted
@@ -45,14 +44,6 @@ END_TIMEOUT_S = 5.0
 def seconds_path(socket_folder: Path, model: int) -> Path:
     """Return the path of the ``QueueSeconds`` of the ``model``-th model."""
     return socket_folder / f"{model}.seconds"
-
-
-def device_of(config: Config) -> str:
-    """Return the device of each replica: the only one that it sees."""
-    device = config.loading.device
-    if device != "auto":
-        return device
-    return "cuda:0" if config.ray.gpus_per_replica else "cpu"
 
 
 @define(eq=False)
@@ -105,9 +96,6 @@ class RayEngines(Supervisor):
     """How busy the engine processes are that are ready."""
     _scaled: trio.Event = field(init=False, factory=trio.Event)
     """Set when the number of replicas changes."""
-
-    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (Ray knows the GPUs)
-        return None, device_of(self.config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Connect to Ray, then keep an actor for each replica, forever; ``started`` once it is connected.
@@ -184,7 +172,8 @@ class RayEngines(Supervisor):
         allowed again: there may be no others.
         """
         while True:
-            await self._reserve(replica)
+            if replica not in self._groups:
+                self._groups[replica] = await self._cluster.reserve(self.config.ray, self._avoided(replica))
             actor = await self._cluster.start(self.config.ray, self._groups[replica])
             try:
                 with trio.move_on_after(AVOIDED_S if self._avoided(replica) else math.inf) as limit:
@@ -196,10 +185,6 @@ class RayEngines(Supervisor):
                 await self._cluster.kill(actor)
             self._bad_nodes.pop(replica, None)
             await self._give_back(replica)
-
-    async def _reserve(self, replica: Replica) -> None:
-        if replica not in self._groups:
-            self._groups[replica] = await self._cluster.reserve(self.config.ray, self._avoided(replica))
 
     def _avoided(self, replica: Replica) -> set[str]:
         now = trio.current_time()

@@ -14,9 +14,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import encode_config
-from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.engine_job import LoadFailed
-from trio_pool_serve.engine.remote.ray_engines import device_of
 from trio_pool_serve.engine.remote.supervisor import Supervisor, key_path
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
@@ -63,9 +61,6 @@ class RayPlacement(Supervisor):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         key_path(self.socket_folder).write_text(self.key)
-
-    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (Ray knows the GPUs)
-        return None, device_of(self.config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process alive, forever; ``started`` at once.

@@ -4,12 +4,12 @@ import math
 import random
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field
 
-from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
+from trio_pool_serve.engine.compute_rates import work_class
 from trio_pool_serve.engine.queue import FAIRNESS, MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG, is_long
+from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.types import PoolingRequest
 
 COMPARED = 8
@@ -26,47 +26,8 @@ ASSUMED_SECONDS_PER_TOKEN = 1e-4
 """While no engine's rate is known."""
 
 
-class Destination(Protocol):
-    """An engine as routing sees it."""
-
-    @property
-    def position(self) -> int:
-        """Its place in the order of engines."""
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that wait there, without those of background work."""
-
-    @property
-    def background_tokens(self) -> int:
-        """Tokens of background work that this process has sent there."""
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether it is not shutting down."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it takes new rows, and answers come back."""
-
-    @property
-    def zone(self) -> str:
-        """Where it is."""
-
-    @property
-    def seconds_per_token(self) -> SecondsPerToken:
-        """By work class, measured while rows were left waiting."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of the latest batches, also of small ones: the engine is at least as fast; 0 if unknown."""
-
-
-D = TypeVar("D", bound=Destination)
-
-
 @define(eq=False)
-class Routing(Generic[D]):
+class Routing:
     """Chooses between the engines of one model that are ready.
 
     A forward pass cannot be interrupted: if every engine computed a long row, a short one would wait for one of them.
@@ -79,36 +40,36 @@ class Routing(Generic[D]):
     """
 
     zone: str = ""
-    ready: list[D] = field(init=False, factory=list)
-    _near: list[D] = field(init=False, factory=list)
-    _far: list[D] = field(init=False, factory=list)
+    ready: list[Link] = field(init=False, factory=list)
+    _near: list[Link] = field(init=False, factory=list)
+    _far: list[Link] = field(init=False, factory=list)
     _kept_together: int = field(default=0, init=False)
     """Tokens of long rows that are still to be kept together."""
     _random: random.Random = field(factory=random.Random)
 
-    def add(self, engine: D) -> None:
+    def add(self, engine: Link) -> None:
         """Add an engine that has become ready."""
         of_zone = self._near if not self.zone or engine.zone == self.zone else self._far
         for engines in (self.ready, of_zone):
             insort(engines, engine, key=lambda each: each.position)
 
-    def remove(self, engine: D) -> None:
+    def remove(self, engine: Link) -> None:
         """Remove an engine, if it is there."""
         for engines in (self.ready, self._near, self._far):  # by now its zone may not be known any more
             if engine in engines:
                 engines.remove(engine)
 
-    def candidates(self) -> Sequence[D]:
+    def candidates(self) -> Sequence[Link]:
         """Return the engines to choose from for some rows, in order: those that are stalled only if all are."""
         compared = [*self._some(self._far), *self._some(self._near)] if self._far else self._some(self._near)
         return compared or self.computing()
 
-    def computing(self) -> list[D]:
+    def computing(self) -> list[Link]:
         """Return the engines by which new rows may be computed: those that are stalled only if all are."""
         usable = [engine for engine in self.ready if engine.is_usable]
         return usable or [engine for engine in self.ready if engine.takes_rows]
 
-    def _some(self, engines: Sequence[D]) -> list[D]:
+    def _some(self, engines: Sequence[Link]) -> list[Link]:
         if len(engines) <= COMPARED:
             return [engine for engine in engines if engine.is_usable]
         usable = [engine for engine in self._picked(engines) if engine.is_usable]
@@ -118,10 +79,10 @@ class Routing(Generic[D]):
         usable = [engine for engine in engines if engine.is_usable]
         return usable if len(usable) <= COMPARED else self._picked(usable)
 
-    def _picked(self, engines: Sequence[D]) -> list[D]:
+    def _picked(self, engines: Sequence[Link]) -> list[Link]:
         return [engines[index] for index in sorted(self._random.sample(range(len(engines)), COMPARED))]
 
-    def choose(self, request: PoolingRequest, candidates: Sequence[D]) -> D:
+    def choose(self, request: PoolingRequest, candidates: Sequence[Link]) -> Link:
         """Return the engine for a row. ``candidates`` are those for it and others, not empty."""
         if len(candidates) == 1:
             return candidates[0]
@@ -130,7 +91,7 @@ class Routing(Generic[D]):
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
         return self.soonest(request.tokens, candidates, has_images=request.prompt.images is not None)
 
-    def _choose_for_long(self, request: PoolingRequest, candidates: Sequence[D]) -> D:
+    def _choose_for_long(self, request: PoolingRequest, candidates: Sequence[Link]) -> Link:
         tokens = request.tokens
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
         if together >= tokens:
@@ -139,7 +100,7 @@ class Routing(Generic[D]):
                     return engine
         return self.soonest(tokens, candidates, has_images=request.prompt.images is not None)
 
-    def choose_for_background(self, tokens: int, candidates: Sequence[D]) -> D:
+    def choose_for_background(self, tokens: int, candidates: Sequence[Link]) -> Link:
         """Return the engine for a planned batch of so many tokens: the one with the least background work."""
         rates = _rates_of(candidates, work_class(tokens))
         seconds = [
@@ -148,7 +109,7 @@ class Routing(Generic[D]):
         ]
         return candidates[seconds.index(min(seconds))]
 
-    def soonest(self, tokens: int, candidates: Sequence[D], *, has_images: bool = False) -> D:
+    def soonest(self, tokens: int, candidates: Sequence[Link], *, has_images: bool = False) -> Link:
         """Return the engine that will first have computed a row of so many tokens."""
         rates = _rates_of(candidates, work_class(tokens, has_images=has_images))
         best, best_s = candidates[0], math.inf
@@ -161,7 +122,7 @@ class Routing(Generic[D]):
         return best
 
 
-def _rates_of(engines: Iterable[Destination], row_class: int) -> list[float]:
+def _rates_of(engines: Iterable[Link], row_class: int) -> list[float]:
     """Return the seconds per token of each; of those that are unknown, the mean of the others."""
     rates = [rate_of(engine, row_class) for engine in engines]
     known = [rate for rate in rates if rate is not None]
@@ -171,7 +132,7 @@ def _rates_of(engines: Iterable[Destination], row_class: int) -> list[float]:
     return [assumed if rate is None else rate for rate in rates]
 
 
-def rate_of(engine: Destination, row_class: int) -> float | None:
+def rate_of(engine: Link, row_class: int) -> float | None:
     """Return how long an engine takes for a token (seconds), ``None`` if it has computed nothing for long enough.
 
     What it has computed lately can be faster than its rate, which is then an old one: a slow engine gets few rows, and

@@ -66,24 +66,25 @@ class Supervisor(ABC):
     """Those of all models, in the order of the settings."""
 
     def __attrs_post_init__(self) -> None:
-        self.replicas = self._make_replicas()
-
-    def _make_replicas(self) -> list[Replica]:
         paths = [socket_paths(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
         processes = sum(map(len, paths))
-        replicas: list[Replica] = []
         least, _ = self.config.processes.replica_range or (processes, processes)
         for source, of_model in zip(self.config.sources, paths, strict=True):
             for number, path in enumerate(of_model):
-                process = len(replicas)
+                process = len(self.replicas)
                 numbers = ReplicaNumbers(number, len(of_model), process, processes)
-                replicas.append(Replica(source.name, path, numbers, *self._device_of(process)))
-                replicas[-1].is_wanted = number < least
-        return replicas
+                self.replicas.append(Replica(source.name, path, numbers, *self._device_of(process)))
+                self.replicas[-1].is_wanted = number < least
 
-    @abstractmethod
-    def _device_of(self, process: int) -> tuple[Gpu | None, str]:
-        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (of others each has its own)
+        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device.
+
+        Ray gives it one, which is then the only one that it sees.
+        """
+        device = self.config.loading.device
+        if device != "auto":
+            return None, device
+        return None, "cuda:0" if self.config.ray.gpus_per_replica else "cpu"
 
     @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

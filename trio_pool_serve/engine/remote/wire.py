@@ -39,7 +39,6 @@ MAX_MODEL_BYTES = 2**50
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MODEL_BYTES)]
-TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -134,7 +133,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     embeds_width: Size
     max_batch_tokens: Size
     cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
-    probe: tuple[Annotated[list[TokenId], msgspec.Meta(max_length=MAX_PROBE_TOKENS)], Name] | None = None
+    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=MAX_PROBE_TOKENS)], Name] | None = None
     """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
     model: Name = ""
     """Its name there."""

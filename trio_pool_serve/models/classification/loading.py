@@ -17,7 +17,6 @@ from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     LastTokenLogits,
     TokenClassificationHead,
-    TokenLogits,
     activation_functions,
     first_state,
     identity,
@@ -89,7 +88,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     of_tokens: TokenwiseLogits
     if isinstance(getattr(model, "score", None), nn.Linear):
         linear, where = model.score.float(), "by the last token"
-        of_row, of_tokens = LastTokenLogits(linear), TokenLogits(linear)
+        of_row, of_tokens = LastTokenLogits(linear), linear
     elif classifies_tokens:
         (of_row, of_tokens), where = encoder_logits(model), "for each input or token"
     else:

@@ -14,7 +14,6 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     TokenClassificationHead,
-    TokenLogits,
     identity,
     softmax,
 )
@@ -34,7 +33,7 @@ def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParam
         score = _load_score(folder).to(params.device).eval()
     return LoadedModel(
         backbone=backbone,
-        heads={TokenClassify: TokenClassificationHead(TokenLogits(score), STEP_ACTIVATIONS, spec.step_token_id)},
+        heads={TokenClassify: TokenClassificationHead(score, STEP_ACTIVATIONS, spec.step_token_id)},
         description=f"{len(spec.labels)} labels for each step",
     )
 

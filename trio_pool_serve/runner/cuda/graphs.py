@@ -12,8 +12,8 @@ and the output is copied before the next replay, so heads and copies to the host
 later batch writes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -62,6 +62,18 @@ def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int
         for length in longest
     }
     return sorted(shapes, reverse=True)
+
+
+@contextmanager
+def synchronisations_refused(device: torch.device) -> Iterator[None]:
+    """Have torch raise ``RuntimeError`` for synchronisations within the block, in all threads."""
+    cuda: Any = torch.get_device_module(device)
+    before = cuda.get_sync_debug_mode()
+    cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode(before)
 
 
 class CudaGraphBackend:

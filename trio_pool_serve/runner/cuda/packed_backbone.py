@@ -27,7 +27,7 @@ from trio_pool_serve.runner.cuda.packed_inputs import (
     fill,
     shape_of,
 )
-from trio_pool_serve.runner.cuda.varlen import CannotPackError, VarlenAttention
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.row_states import RowStates, concatenate
@@ -45,7 +45,8 @@ class PackedBackbone:
     """A backbone whose transformer computes packed rows; rows that are not attended to as a whole are padded."""
 
     backbone: Backbone
-    attention: VarlenAttention
+    attention: str
+    """The name of a registered function that attends within segments."""
     pad_token_id: int
     rule: PositionRule = "counted"
     takes_embeds: bool = False
@@ -225,7 +226,7 @@ class PackedBackbone:
 
 
 def pack_backbone(
-    backbone: Backbone, attention: VarlenAttention, *, pad_token_id: int, max_tokens: int, device: torch.device
+    backbone: Backbone, attention: str, *, pad_token_id: int, max_tokens: int, device: torch.device
 ) -> PackedBackbone:
     """Return a packed backbone whose output agrees with that of ``backbone``.
 

@@ -91,8 +91,8 @@ class ClassificationHead:
 class TokenClassificationHead:
     """The head of ``TokenClassify``: one row of labels for each kept token.
 
-    ``logits`` maps states [tokens, hidden] to [tokens, labels]. With ``step_token_id`` only the tokens of that id are
-    kept: the ends of the steps that a process reward model scores.
+    ``logits`` maps states [tokens, hidden] float32 to [tokens, labels]. With ``step_token_id`` only the tokens of that
+    id are kept: the ends of the steps that a process reward model scores.
     """
 
     logits: Callable[[Tensor], Tensor]
@@ -103,7 +103,7 @@ class TokenClassificationHead:
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
         """Return rows [tokens, labels]: those of one input after those of another."""
         states, counts = self._kept_states(forward)
-        rows = _activate(self.logits(states), [param.activation for param in params], self.functions, counts)
+        rows = _activate(self.logits(states.float()), [param.activation for param in params], self.functions, counts)
 
         def split(array: HostArray) -> list[PooledValue]:
             return list(split_tokens(array, counts))
@@ -139,18 +139,6 @@ class LastTokenLogits:
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return logits [rows, labels]."""
         rows: Tensor = self.score(last_token(forward).float())
-        return rows
-
-
-@frozen(eq=False)
-class TokenLogits:
-    """The logits of a token classifier: ``score``, in float32, on each token's state."""
-
-    score: nn.Module
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Map states [tokens, hidden] to logits [tokens, labels]."""
-        rows: Tensor = self.score(states.float())
         return rows
 
 

@@ -80,14 +80,11 @@ def outputs(
     for param in (Embed(), SparseEmbed()):
         if type(param) in heads:
             found = RowStates.of_output(states, forward.lengths)
-            return _of_head(heads[type(param)], forward.with_states(found), param)
+            rows = heads[type(param)](forward.with_states(found), [param] * len(prompts))
+            return list(rows.tensor.float())
     if states.dim() == 2:
         return [states.flatten()]
     return [row[: len(prompt.token_ids)].flatten() for row, prompt in zip(states, prompts, strict=True)]
-
-
-def _of_head(head: Head, forward: ForwardPass, param: Embed | SparseEmbed) -> list[Tensor]:
-    return list(head(forward, [param] * len(forward.requests)).tensor.float())
 
 
 def agreement(

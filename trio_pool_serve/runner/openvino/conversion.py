@@ -25,28 +25,16 @@ TRACED_ROWS, TRACED_TOKENS = 2, 7
 """Shape of the example. Not 1, which is broadcast, and numbers that no configuration has."""
 
 
-class _BackboneOfIds(nn.Module):
-    """A backbone as a module of its inputs alone, for the converter."""
+class _OfIds(nn.Module):
+    """``Backbone.forward_ids`` as a module, for the converter."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.model = backbone.model
-        self.output = backbone.output
+        self._forward = backbone.forward_ids
 
-    def forward(self, **inputs: Tensor) -> Tensor:
-        output = getattr(self.model(**inputs), self.output)
-        assert isinstance(output, Tensor)  # noqa: S101
-        return output
-
-
-class _BackboneWithSegments(_BackboneOfIds):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-
-
-class _BackboneWithoutSegments(_BackboneOfIds):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(input_ids=input_ids, attention_mask=attention_mask)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        return self._forward(input_ids, attention_mask, token_type_ids)  # type: ignore[arg-type]  # without segments
 
 
 def convert(backbone: Backbone) -> ov.Model:
@@ -60,7 +48,7 @@ def convert(backbone: Backbone) -> ov.Model:
     mask = torch.ones_like(ids)
     mask[-1, TRACED_TOKENS // 2 :] = 0
     example = dict(zip(INPUTS, (ids, mask, torch.zeros_like(ids)), strict=True))
-    module = (_BackboneWithSegments if backbone.takes_type_ids else _BackboneWithoutSegments)(backbone)
+    module = _OfIds(backbone)
     with traceable_masks(backbone.model), quiet(), torch.no_grad():
         model: ov.Model = ov.convert_model(
             module.eval(),

@@ -1,0 +1,36 @@
+"""The signals of a server: SIGTERM and SIGINT end it, at SIGHUP files are read again that the settings name."""
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from trio_pool_serve.processes.child_process import leave
+
+logger = logging.getLogger(__name__)
+
+
+async def watch_ends(*, task_status: trio.TaskStatus[trio.Event] = trio.TASK_STATUS_IGNORED) -> None:
+    """Set an event, which ``started`` has, at the first SIGTERM or SIGINT; exit at once at the second.
+
+    Cancellation: at once.
+    """
+    ending = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started(ending)
+        logger.info("%s", signal.Signals(await anext(signals)).name)
+        ending.set()
+        second = await anext(signals)
+    logger.warning("leaving: a second signal")
+    leave(128 + second)
+
+
+async def watch_reloads(
+    reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Call ``reload()`` at each SIGHUP; ``started`` once signals are received. Cancellation: at once."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            await reload()
