@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 STAGES: tuple[tuple[str, str], ...] = (
     # The first match decides. A name after the colon is a function.
     ("trio_pool_serve/api/http/json_body.py:decode_json", "JSON"),
-    ("trio_pool_serve/api/http/json_limits.py", "JSON"),
+    ("trio_pool_serve/api/http/json_body.py", "JSON"),
     ("trio_pool_serve/api/http/payloads.py", "JSON"),
     ("trio_pool_serve/api/fields/encodings.py", "encoding"),
     ("trio_pool_serve/api/fields/embedding_responses.py", "encoding"),
@@ -41,7 +41,7 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("trio_pool_serve/telemetry/", "metrics"),
     ("prometheus_client/", "metrics"),
     ("trio_pool_serve/threads/offload.py", "thread hops"),
-    ("trio_pool_serve/threads/dedicated_thread.py", "thread hops"),
+    ("trio_pool_serve/threads/dedicated_threads.py", "thread hops"),
     ("trio/_threads.py", "thread hops"),
     ("trio/_core/_thread_cache.py", "thread hops"),
     ("trio/_core/_entry_queue.py", "thread hops"),
@@ -74,7 +74,7 @@ WAITS = (
     "trio/_core/_io_epoll.py:EpollIOManager.get_events",
     "trio/_core/_thread_cache.py:WorkerThread._work",
     "trio/_core/_wakeup_socketpair.py:WakeupSocketpair.wakeup_thread_and_signal_safe",
-    "trio_pool_serve/threads/dedicated_thread.py:_run_jobs",
+    "trio_pool_serve/threads/dedicated_threads.py:_run_jobs",
     "selectors.py:_PollLikeSelector.select",
     "threading.py:Condition.wait",
 )

@@ -92,9 +92,10 @@ def check_references(config: Config) -> None:
         raise ValueError("--engine hosts requires --engine-hosts.")
     if config.hosts.engine_hosts:
         if config.hosts.key_file is None:
-            raise ValueError("--engine-hosts requires --key-file: an engine computes only for who has its key.")
-        LinkKeys(config.hosts.key_file).read()
+            raise ValueError("--engine-hosts requires --key-file: engines know a server by its key.")
         read_hosts(config.hosts.engine_hosts)
+    if config.hosts.key_file is not None:
+        LinkKeys(config.hosts.key_file).read()
 
 
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
@@ -136,10 +137,8 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         settings = read_settings(name, arguments)
         config = settings if isinstance(settings, Config) else settings.config
         import_plugins(config)
-        if name == "serve":
+        if name != "check":
             check_references(config)
-        elif config.hosts.key_file is not None:
-            LinkKeys(config.hosts.key_file).read()
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)

@@ -21,7 +21,7 @@ def test_no_name_is_both_a_setting_and_another_s_or_in_two_tables():
 
 @pytest.mark.parametrize("text", [*GONE.values(), *FOREIGN.values(), *ALIASES.values()])
 def test_what_replaces_a_name_exists(text):
-    assert set(re.findall(r"(?<![\w-])--([\w-]+)", text)) <= {*OURS, "model"}
+    assert set(re.findall(r"(?<![\w-])--([\w-]+)", text)) <= {*OURS, "config"}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,12 @@ def test_switches_and_values_of_other_flags_stay_as_they_are():
     assert translate(["m", "--json-output", "--api-key", "uds", "--port=1"]) == [
         "m", "--log-format=json", "--api-key", "uds", "--port=1",
     ]  # fmt: skip
-    assert translate(["m", "--uds"]) == ["m", "--host=unix:"]
+
+
+@pytest.mark.parametrize("written", [["--uds"], ["--uds="], ["--hostname", "--port", "9"], ["--json-output=false"]])
+def test_a_value_that_is_missing_or_too_much_is_named(written):
+    with pytest.raises(ValueError, match=f"^{written[0].partition('=')[0]} (needs a|takes no) value"):
+        translate(["m", *written])
 
 
 @pytest.mark.parametrize("name", [*GONE, *FOREIGN])

@@ -133,13 +133,20 @@ def test_a_table_s_settings_are_on_top_of_those_of_all_models(tmp_path: Path):
 WRONG = {
     "an unknown key": ('[models.a]\nmodel = "m"\ndtpe = "int8"', r"\[models\.a\]: .*`dtpe`.* dtype"),
     "a setting of the server": ('[models.a]\nmodel = "m"\ndevice = "cpu"', r"\[models\.a\]: .*`device`"),
-    "a wrong type": ('[models.a]\nmodel = "m"\nmax-model-len = "9"', r"\[models\.a\]: `max_model_len`: Expected `int"),
+    "a wrong type": (
+        '[models.a]\nmodel = "m"\nmax-model-len = "9"',
+        r"\[models\.a\]: `max_model_len` is '9'; accepted: a whole",
+    ),
     "a wrong choice": (
         '[models.a]\nmodel = "m"\ndtype = "int3"',
-        r"\[models\.a\]: `dtype` is 'int3'; accepted are ",
+        r"\[models\.a\]: `dtype` is 'int3'; accepted: auto, ",
     ),
-    "a wrong choice or none": ('[models.a]\nmodel = "m"\ntask = "x"', r"\[models\.a\]: `task` is 'x'; accepted are em"),
-    "a wrong number": ('[models.a]\nmodel = "m"\nmax-model-len = 0', r"\[models\.a\]: 'max_model_len' must be > 0"),
+    "a wrong choice or none": ('[models.a]\nmodel = "m"\ntask = "x"', r"\[models\.a\]: `task` is 'x'; accepted: em"),
+    "a wrong number": (
+        '[models.a]\nmodel = "m"\nmax-model-len = 0',
+        r"\[models\.a\]: --max-model-len: must be more than 0, not 0",
+    ),
+    "one key twice": ('[models.a]\nmodel = "m"\nmax-model-len = 3\nmax_model_len = 4', r"\[models\.a\]: .*twice"),
     "two prompts": (
         '[models.a]\nmodel = "m"\ndefault-prompt = "x"\ndefault-prompt-name = "y"',
         r"\[models\.a\]: .*exclude each other",
@@ -178,3 +185,21 @@ def test_a_flag_with_a_name_is_not_for_tables(tmp_path: Path):
 def test_unknown_keys_beside_the_tables_are_refused(tmp_path: Path):
     with pytest.raises(CycloptsError, match="prot"):
         read_config(["--config", write_toml(tmp_path, 'prot = 1\n[models.a]\nmodel = "m"')])
+
+
+def test_what_a_table_says_about_pooling_counts_for_more_than_what_all_share(tmp_path: Path):
+    path = write_toml(
+        tmp_path,
+        """
+        [models.flag]
+        model = "m"
+        pooling = "cls"
+
+        [models.config]
+        model = "n"
+        pooler-config = '{"pooling_type": "LAST"}'
+        """,
+    )
+    for shared in (["--pooler-config", '{"pooling_type": "MEAN"}'], ["--pooling", "mean"]):
+        sources = read_config([*shared, "--config", path]).sources
+        assert [source.loading.pooling for source in sources] == ["cls", "last"]

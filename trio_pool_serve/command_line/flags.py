@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from trio_pool_serve.command_line.units import converter_of, shown
 from trio_pool_serve.config import Config
-from trio_pool_serve.config.setting import Setting, flag_of
+from trio_pool_serve.config.setting import Setting, plain_message
 
 Result = TypeVar("Result")
 
@@ -40,26 +40,29 @@ COMMON = frozenset({
 """The settings that ``--help`` shows; ``--help-all`` shows all."""
 
 
-RELATIONS = {">": "more than", ">=": "at least", "<": "less than", "<=": "at most"}
-
-
 def with_settings(
     command: Callable[..., Result], groups: Iterable[str] = GROUPS, *, shows_all: bool = False
 ) -> Callable[..., Result]:
-    """Return ``command`` with a keyword parameter for each setting of some groups.
+    """Return ``command`` with a keyword parameter for each setting of some groups, or for a single ``GROUP.NAME``.
 
     ``command`` gets each group as an object by the group's name. Calling it raises ``ValueError`` that names the flag
     of a value that is not accepted. ``shows_all``: its help shows all settings, not only those that are common.
     """
-    kinds = {group: kind_of(group) for group in groups}
+    names = [entry.partition(".")[::2] for entry in groups]
+    kinds = {group: kind_of(group) for group, _ in names}
     own = inspect.signature(command).parameters.values()
     parameters = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     for group, kind in kinds.items():
-        parameters += [_flag(field, group, setting, shows_all=shows_all) for field, setting in settings_of(kind)]
+        single = {name for its_group, name in names if its_group == group} - {""}
+        parameters += [
+            _flag(field, group, setting, shows_all=shows_all)
+            for field, setting in settings_of(kind)
+            if not single or field.name in single
+        ]
 
     def run(*positional: Any, **given: Any) -> Result:
-        made = {group: _made(kind, given) for group, kind in kinds.items()}
-        return command(*positional, **given, **made)
+        groups = {group: made(kind, given) for group, kind in kinds.items()}
+        return command(*positional, **given, **groups)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -92,7 +95,7 @@ def _flag(field: "attrs.Attribute[Any]", group: str, setting: Setting, *, shows_
         group=Group(GROUPS[group], sort_key=1 + list(GROUPS).index(group)),
         negative=() if setting.is_switch else None,
         show_default=(lambda default: setting.default or shown(field.name, default)) if is_exact else False,
-        converter=converter_of(field.name),
+        converter=converter_of(field.name, field.type),
         metavar=_metavar(field),
         show_choices=field.name != "max_batch_tokens",  # "auto" is not all that it accepts
         show=shows_all or field.name in COMMON,
@@ -112,16 +115,10 @@ def _metavar(field: "attrs.Attribute[Any]") -> str:
     return "PATH" if field.type in (Path, Path | None) else "TEXT"
 
 
-def _made(kind: type, given: dict[str, Any]) -> Any:
+def made(kind: type, given: dict[str, Any]) -> Any:
     """Return an object of a class, from those of the values that are of its fields, which are taken out."""
     values = {field.name: given.pop(field.name) for field in attrs.fields(kind) if field.name in given}
     try:
         return kind(**values)
     except ValueError as error:
-        message = str(error.args[0])
-        # attrs says "'port' must be <= 65535: 70000", and adds its attribute and more.
-        by_attrs = re.fullmatch(r"'(\w+)' must be ([<>]=?) (\S+): .*", message)
-        if by_attrs is None:
-            raise
-        name, relation, bound = by_attrs.groups()
-        raise ValueError(f"{flag_of(name)}: must be {RELATIONS[relation]} {bound}, not {values[name]!r}.") from error
+        raise ValueError(plain_message(error)) from error

@@ -60,7 +60,7 @@ def _meaning(entry: "HelpEntry") -> str:
     about = [_plain(entry.description)]
     if entry.choices:
         about.append(f"[{', '.join(entry.choices)}]")
-    if entry.default not in (None, "False", "None", "none"):
+    if entry.default not in (None, "False", "None", "none", '""'):
         about.append(f"[default: {entry.default}]")
     return " ".join(about)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 ALIASES = {
     # TEI
-    "model-id": "--model={}",
+    "model-id": "{}",
     "hostname": "--host={}",
     "tokenization-workers": "--renderer-num-workers={}",
     "max-client-batch-size": "--max-inputs-per-request={}",
@@ -18,7 +18,6 @@ ALIASES = {
     "api-server-count": "--api-workers={}",
     "data-parallel-size": "--replicas={}",
     "allowed-local-media-path": "--allowed-media-path={}",
-    "enforce-eager": "--backend=torch",
     "shutdown-timeout": "--drain-timeout-s={}",
     "uvicorn-log-level": "--log-level={}",
 }
@@ -33,9 +32,9 @@ GONE = {
     "returned-token-ids": """use --pooler-config '{"returned_token_ids": [ID, ID]}'.""",
     "auto-truncate": "use --long-text truncate or refuse; by default TEI's routes truncate.",
     "truncate-by-default": "use --long-text truncate.",
-    "accept-any-model": "add * to the names: --served-model-name NAME,*",
+    "accept-any-model": """use --served-model-name 'NAME,*', or aliases = ["*"] in a model's table of --config.""",
     "client-header": "the header X-Forwarded-For is read from --trusted-proxies.",
-    "console": "/console is always served; its data need an API key if the server has one.",
+    "console": "/console is always served.",
     "max-connections": "an API process has up to 4096 connections, fewer if it may open few files (ulimit -n).",
     "max-connections-per-address": "limit the connections of one address in a proxy or a firewall.",
     "ssl-keyfile-password": "set the variable TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD.",
@@ -68,7 +67,7 @@ GONE = {
     "switch-interval-s": "the interval is 0.5 ms.",
     "niceness": "threads that compute have a lower priority by 10; start the server under `nice` for another base.",
     "enable-tokenizer-info-endpoint": "/tokenizer_info is always served.",
-    "allow-private-media": "list private networks in --allowed-media-domains, such as 10.0.0.0/8.",
+    "allow-private-media": "list hosts and private networks in --allowed-media-domains, such as *,10.0.0.0/8.",
     "max-media-bytes": "an image may have 20 MiB, or --max-body-bytes if that is more.",
     "max-image-pixels": "an image may have 50 million pixels.",
     "max-images-per-input": "an input may have 16 images.",
@@ -89,6 +88,16 @@ FOREIGN = {
     "device-ids": "use --device cuda:N, or CUDA_VISIBLE_DEVICES.",
     "disable-uvicorn-access-log": "requests are logged only with --access-log.",
     "download-dir": "set the variable HF_HUB_CACHE.",
+    "disable-log-requests": "requests are logged only with --access-log.",
+    "disable-log-stats": "statistics are not logged; see /metrics.",
+    "enable-log-requests": "requests are logged with --access-log, never with their contents.",
+    "enforce-eager": "nothing is compiled by default; --backend torch computes without CUDA graphs.",
+    "load-format": "safetensors are loaded, or else pytorch_model.bin.",
+    "root-path": "routes have fixed paths; a proxy can rename them.",
+    "seed": "nothing is random.",
+    "ssl-ciphers": "the cipher suites cannot be chosen.",
+    "swap-space": "nothing is kept of a request after its forward pass.",
+    "tokenizer-mode": "the tokenizer is the one in the model's folder.",
     "enable-chunked-prefill": "long inputs are batches by themselves.",
     "enable-lora": "merge the adapter into the weights.",
     "enable-prefix-caching": "each input is computed by itself; --result-cache-bytes keeps results.",
@@ -134,6 +143,10 @@ def translate(arguments: Sequence[str]) -> list[str]:
         ours = ALIASES.get(_name(flag[2:]), "") if flag.startswith("--") else ""
         if "{}" in ours:
             value = value if equals else next(rest, "")
+            if not value or (not equals and value.startswith("-")):
+                raise ValueError(f"{flag} needs a value.")
+        elif ours and equals:
+            raise ValueError(f"{flag} takes no value.")
         translated.append(ours.replace("{}", value) or argument)
     return translated
 

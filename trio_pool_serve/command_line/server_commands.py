@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from attrs import evolve
 from cyclopts import App, Parameter
 from cyclopts.config import Dict, Env
 
 from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.command_line.flags import GROUPS, with_settings
 from trio_pool_serve.command_line.other_names import refuse_unknown, translate
-from trio_pool_serve.config import Config, HostsConfig, ModelTables, ProcessesConfig
+from trio_pool_serve.config import Config, ModelTables
 from trio_pool_serve.config.model_sources import read_toml
 from trio_pool_serve.config.network_config import KEY_PASSWORD
 from trio_pool_serve.engine.remote.connectors import HostAddress
@@ -62,32 +63,19 @@ def engine(
         str,
         Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach."),
     ],
-    key_file: Annotated[Path, Parameter(help="File with the secret key, as for `serve --engine-hosts`.")],
-    zone: Annotated[str, Parameter(help="The zone of this machine.")] = "",
     probe_listen: Annotated[
         str | None, Parameter(help="Address for HTTP: `/livez`, `/readyz` and `/metrics`. It needs no key.")
     ] = None,
-    replicas: Annotated[
-        int | None,
-        Parameter(
-            help="Number of batches computed at a time, each in a thread of its own.",
-            show_default=lambda _: "1 on a GPU; on CPU one per core, at most 4",
-        ),
-    ] = None,
-    drain_timeout_s: Annotated[
-        float, Parameter(help="Maximum duration in seconds of the shutdown, in which what was sent is computed.")
-    ] = 30.0,
-    plugins: Annotated[str, Parameter(help="Comma-separated Python modules to import first, as for `serve`.")] = "",
     **settings: Any,
 ) -> EngineServerConfig:
     """Compute a model for API processes on other machines, which `serve --engine-hosts` starts, until SIGTERM."""
-    processes = ProcessesConfig(engine="local", replicas=replicas, plugins=plugins)
-    config = Config(models=(model,), processes=processes, hosts=HostsConfig(key_file=key_file, zone=zone), **settings)
+    config = Config(models=(model,), **{**settings, "processes": evolve(settings["processes"], engine="local")})
+    if config.hosts.key_file is None:
+        raise ValueError("--key-file is missing: an engine accepts connections only from holders of its key.")
     return EngineServerConfig(
         config=config,
         listen=HostAddress.parse(listen),
         probe_listen=None if probe_listen is None else HostAddress.parse(probe_listen),
-        drain_timeout_s=drain_timeout_s,
     )
 
 
@@ -111,12 +99,16 @@ def check(
     return CheckSettings(config=Config(models=(model,), **settings), report=report)
 
 
+ENGINE_SETTINGS = (
+    "processes.replicas", "processes.plugins", "hosts.key_file", "hosts.zone", "time_limits.drain_timeout_s",
+)  # fmt: skip
+
 COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {
     "serve": (serve, tuple(GROUPS)),
-    "engine": (engine, ("loading", "scheduling", "logging")),
+    "engine": (engine, ("loading", "scheduling", "logging", *ENGINE_SETTINGS)),
     "check": (check, ("loading", "scheduling", "processes", "threads", "input")),
 }
-"""The commands, with the groups of settings that matter to each."""
+"""The commands, with the groups of settings, or single ones, that matter to each."""
 
 
 def add_server_commands(app: App, *, shows_all: bool = False) -> None:
@@ -154,4 +146,4 @@ def _toml_path(tokens: Sequence[str]) -> str | None:
             return tokens[index + 1]
         if token.startswith("--config="):
             return token.removeprefix("--config=")
-    return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG") or None

@@ -75,7 +75,7 @@ class Config:
         taken: dict[str, ModelSource] = {}
         for source in self.sources:
             if source.name == ANY_NAME:
-                raise ValueError("`*` is no name of its own, but stands for all others: --served-model-name NAME,*.")
+                raise ValueError("`*` stands for all other names. A model needs one of its own: NAME,*.")
             for name in (source.name, *source.aliases):
                 if name in taken:
                     where = f"{self.tables.file}: " if self.tables.file else ""

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, field, frozen
-from attrs.validators import and_, ge, gt, in_, instance_of, optional, or_
+from attrs.validators import ge, gt, in_, optional
 
 from trio_pool_serve.config.setting import Setting, flag_of, matches
 
@@ -14,6 +14,11 @@ STALL_SHARE = 0.1
 """Of ``--batch-timeout-s``: 30 s by default, in which every batch comes back unless its device hangs."""
 
 REPLICAS = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?")
+
+
+def _is_auto_or_positive(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+    if value != "auto" and not (isinstance(value, int) and value > 0):
+        raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not auto or a number of tokens.")
 
 
 def _is_number_of_replicas(_: object, attribute: "Attribute[Any]", value: Any) -> None:
@@ -35,7 +40,7 @@ class SchedulingConfig:
             "a GPU, 2048 on CPU. On a GPU, full batches are computed at the start, and the number is halved until they "
             "fit into its memory."
         ),
-    ] = field(default="auto", validator=or_(in_(("auto",)), and_(instance_of(int), gt(0))))
+    ] = field(default="auto", validator=_is_auto_or_positive)
     max_queue_s: Annotated[
         float,
         Setting(
@@ -97,7 +102,7 @@ class ProcessesConfig:
             "Batches of a model computed at a time: N, or N/gpu. Each has an engine process, or a thread with "
             "`--engine local`. Engine processes are spread over the GPUs of `--device`; `2/gpu` is 2 on each. With "
             "`--engine ray`, N is in the whole cluster, and `1..8` is a range: as many as the queue needs.",
-            default="1/gpu; on CPU 1 per core, up to 4",
+            default="1/gpu; on CPU 1 per core, up to 4; 1 with --engine ray",
         ),
     ] = field(default=None, validator=optional(_is_number_of_replicas))
     api_workers: Annotated[
@@ -144,7 +149,7 @@ class ProcessesConfig:
             raise ValueError("--replicas: a range requires --engine ray.")
         least, most = self.replica_range or (1, 1)
         if least > most:
-            raise ValueError(f"--replicas: {self.replicas} has no number in it.")
+            raise ValueError(f"--replicas: {self.replicas} begins with the larger number.")
 
 
 @frozen(kw_only=True)

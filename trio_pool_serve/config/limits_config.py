@@ -59,10 +59,10 @@ class InputConfig:
     allowed_media_domains: Annotated[
         str,
         Setting(
-            "Hosts and private networks from which images may be fetched, separated by commas, such as "
-            "`cdn.example.org`, `*.example.org` (its subdomains), `10.0.0.0/8` or `192.168.1.5`. If hosts are listed, "
-            "a URL's host must be one of them, or an address in a listed network. In any case, all addresses of the "
-            "host must be on the public internet or in a listed network.",
+            "Hosts and networks from which images may be fetched, separated by commas, such as `cdn.example.org`, "
+            "`*.example.org` (its subdomains), `*` (any host), `10.0.0.0/8` or `192.168.1.5`. A URL's host must be "
+            "listed by name, or be an address in a listed network. All addresses of a host must be on the public "
+            "internet or in a listed network.",
             default="any host on the public internet",
         ),
     ] = ""
@@ -72,9 +72,8 @@ class InputConfig:
 
     @property
     def media_domains(self) -> frozenset[str]:
-        """The hosts of ``allowed_media_domains``, in lower case; public addresses and networks are hosts, too."""
-        entries = self._media_entries.items()
-        return frozenset(entry for entry, network in entries if network is None or network.network_address.is_global)
+        """All entries of ``allowed_media_domains``, in lower case: with networks alone, no host name is allowed."""
+        return frozenset(self._media_entries)
 
     @property
     def media_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import gt, in_, min_len, optional
+from attrs.validators import gt, in_, optional
 
 from trio_pool_serve.config.setting import Setting, matches, switch
 from trio_pool_serve.types import PoolingTask
@@ -70,9 +70,9 @@ class ModelConfig:
     long_text: Annotated[
         LongText | None,
         Setting(
-            "What happens to inputs that are too long. A request may say whether to truncate its own. refuse: "
-            "respond with 400. truncate: truncate it. chunk: embed a text in windows and return the mean of their "
-            "vectors, weighted by their numbers of tokens; refuse inputs that are not texts to embed.",
+            "What happens to inputs that are too long. A request's own field counts for more. refuse: respond with "
+            "400. truncate: truncate it. chunk: embed a text in windows and return the mean of their vectors, weighted "
+            "by their numbers of tokens; TEI's routes truncate, and what is not a text to embed is refused.",
             default="truncate for TEI's routes, else refuse",
         ),
     ] = field(default=None, validator=optional(in_(get_args(LongText))))
@@ -104,7 +104,7 @@ class ModelConfig:
         Setting(
             "File with a Jinja chat template, or the template itself, in place of the model's own.", default="none"
         ),
-    ] = field(default=None, validator=optional(min_len(1)))
+    ] = field(default=None, validator=optional(matches(r"(?s).+", "a file or a template")))
     default_prompt_name: Annotated[
         str | None,
         Setting(

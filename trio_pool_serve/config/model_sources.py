@@ -10,7 +10,8 @@ import msgspec
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.config.model_config import ModelConfig
-from trio_pool_serve.config.pooler_config import with_pooler_config
+from trio_pool_serve.config.pooler_config import pooler_config_of, with_pooler_config
+from trio_pool_serve.config.setting import plain_message
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -28,6 +29,8 @@ KEYS: Mapping[str, Any] = {
     **{name: hint for name, hint in get_type_hints(ModelConfig).items() if name not in OF_THE_SERVER},
 }
 """The keys of a model's table, with their types."""
+
+WORDS: Mapping[Any, str] = {int: "a whole number", bool: "true or false", str: "a text", Text: "a text, not empty"}
 
 EXCLUSIVE = {"default_prompt": "default_prompt_name", "default_prompt_name": "default_prompt"}
 
@@ -70,6 +73,8 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     if not isinstance(table, Mapping):
         raise ValueError('A table is expected, such as `model = "org/name"`.')  # noqa: TRY004  (of the user's file)
     own = {key.replace("-", "_"): value for key, value in table.items()}
+    if len(own) < len(table):
+        raise ValueError("A setting is there twice, with `-` and with `_`.")
     if unknown := own.keys() - KEYS:
         raise ValueError(f"A model has no setting `{min(unknown)}`. It has: {', '.join(KEYS)}.")
     own = {key: _converted(key, value) for key, value in own.items()}
@@ -78,10 +83,12 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     location, aliases = own.pop("model"), own.pop("aliases", ())
     replaced = {EXCLUSIVE[key]: None for key in own if key in EXCLUSIVE}
     try:
-        loading = evolve(shared, **{**replaced, **own})
+        alone = with_pooler_config(ModelConfig(**own))  # what its own pooler_config sets counts for as much
+        own |= {key: getattr(alone, key) for key in pooler_config_of(alone).settings()}
+        loading = evolve(with_pooler_config(shared), **{**replaced, **own})
     except ValueError as error:
-        raise ValueError(error.args[0]) from error  # attrs adds the class's field and validator
-    return ModelSource(name, location, aliases, with_pooler_config(loading))
+        raise ValueError(plain_message(error)) from error
+    return ModelSource(name, location, aliases, loading)
 
 
 def _converted(key: str, value: object) -> Any:
@@ -90,9 +97,8 @@ def _converted(key: str, value: object) -> Any:
     except msgspec.ValidationError as error:
         parts = (KEYS[key], *get_args(KEYS[key]))  # of a literal, or of an optional one
         choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
-        raise ValueError(
-            f"`{key}` is {value!r}; accepted are {', '.join(choices)}." if choices else f"`{key}`: {error}."
-        ) from error
+        accepted = ", ".join(choices) or next((WORDS[part] for part in parts if part in WORDS), "a list of names")
+        raise ValueError(f"`{key}` is {value!r}; accepted: {accepted}.") from error
 
 
 @frozen
@@ -116,10 +122,12 @@ class ModelTables:
 def read_toml(path: str) -> tuple[dict[str, Any], ModelTables]:
     """Return the settings of a TOML file, and apart from them its tables of models.
 
-    Blocking. Raises ``OSError``, and ``ValueError``, which names the file.
+    Blocking. Raises ``ValueError``, which names the file.
     """
     try:
         settings = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"--config: {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     tables = settings.pop("models", {})

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, le, min_len, optional
+from attrs.validators import ge, gt, in_, le
 
-from trio_pool_serve.config.setting import Setting, switch
+from trio_pool_serve.config.setting import Setting, matches, switch
 
 UNIX = "unix"
 """Before the path of a Unix socket to listen on; among the trusted proxies: all that connect by it."""
@@ -29,7 +29,7 @@ class NetworkConfig:
     host: Annotated[
         str,
         Setting("Host name or IP address to listen on, or unix:PATH. A Unix socket has no `--port`."),
-    ] = "127.0.0.1"
+    ] = field(default="127.0.0.1", validator=matches(r"(?s).+", "a host name, an IP address or unix:PATH"))
     port: Annotated[int, Setting("Port to listen on; 0 selects a free one.")] = field(
         default=8000, validator=[ge(0), le(65535)]
     )
@@ -40,7 +40,7 @@ class NetworkConfig:
             "Bearer KEY`, or in the header `X-Api-Key` or `api-key`.",
             default="none",
         ),
-    ] = field(default=None, repr=False, validator=optional(min_len(1)))
+    ] = field(default=None, repr=False)
     api_keys_file: Annotated[
         Path | None,
         Setting(
@@ -52,7 +52,7 @@ class NetworkConfig:
     trusted_proxies: Annotated[
         str,
         Setting(
-            "Addresses and networks of proxies, separated by commas; `unix` is the clients of a Unix socket. Their "
+            "Addresses and networks of proxies, separated by commas; `unix` trusts those on the Unix socket. Their "
             "header `X-Forwarded-For` tells clients without API keys apart. From other addresses it is ignored.",
             default="none",
         ),

@@ -6,6 +6,8 @@ from typing import Any
 
 from attrs import Attribute, frozen
 
+RELATIONS = {">": "more than", ">=": "at least", "<": "less than", "<=": "at most"}
+
 
 @frozen
 class Setting:
@@ -25,6 +27,16 @@ def switch(text: str) -> Setting:
 def flag_of(name: str) -> str:
     """Return the flag of the field ``name``."""
     return f"--{name.replace('_', '-')}"
+
+
+def plain_message(error: ValueError) -> str:
+    """Return what is wrong with a setting, by its flag: attrs says "'port' must be <= 65535: 70000", and more."""
+    message = str(error.args[0])
+    by_attrs = re.fullmatch(r"'(\w+)' must be ([<>]=?) (\S+): (.*)", message)
+    if by_attrs is None:
+        return message
+    name, relation, bound, value = by_attrs.groups()
+    return f"{flag_of(name)}: must be {RELATIONS[relation]} {bound}, not {value}."
 
 
 def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], str], None]":

@@ -47,7 +47,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     """Load the model, then compute for API processes until SIGTERM or SIGINT.
 
     Then the API processes are told to send no more rows, and the process ends once those that have been sent are
-    computed; at the second signal, or after ``drain_timeout_s``, at once. Raises ``ModelLoadError``,
+    computed; at the second signal, or after ``--drain-timeout-s``, at once. Raises ``ModelLoadError``,
     ``EngineDeadError``, or ``OSError`` for an address that cannot be listened on. Cancellation: at once; API processes
     see their connections end.
     """
@@ -104,8 +104,9 @@ async def _serve_until_signal(settings: EngineServerConfig, listener: EngineList
             await ending.wait()
             listening.cancel_scope.cancel(reason="the process is to end")
         notify(*STOPPING)
-        logger.info("draining, for at most %g s: %d API processes", settings.drain_timeout_s, listener.connections)
-        with trio.move_on_after(settings.drain_timeout_s) as limit:
+        timeout_s = settings.config.time_limits.drain_timeout_s
+        logger.info("draining, for at most %g s: %d API processes", timeout_s, listener.connections)
+        with trio.move_on_after(timeout_s) as limit:
             await listener.leave()
         if limit.cancelled_caught:
             logger.warning("exiting with %d rows unfinished", listener.engine.statistics().queued_rows)

@@ -13,4 +13,3 @@ class EngineServerConfig:
     config: Config
     listen: HostAddress
     probe_listen: HostAddress | None = None
-    drain_timeout_s: float = 30.0

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from ipaddress import IPv4Network, IPv6Network
 
 import h11
@@ -59,13 +60,14 @@ class ImageFetcher:
     in the network what the server must not reach.
 
     ``domains``, if not empty, are the only hosts that images are fetched from, in lower case, besides addresses in
-    ``networks``; ``*.example.org`` stands for all subdomains of ``example.org``. All limits apply to redirects as well.
+    ``networks``; ``*.example.org`` stands for all subdomains of ``example.org``, and ``*`` for all hosts. All limits
+    apply to redirects as well.
     """
 
     offload: Offload
     max_bytes: int
     timeout_s: float = TIMEOUT_S
-    domains: Collection[str] = ()
+    domains: AbstractSet[str] = frozenset()
     networks: Collection[IPv4Network | IPv6Network] = ()
     resolver: Resolver = field(factory=Resolver)
     _turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
@@ -189,6 +191,6 @@ def _host(url: httpx.URL) -> str:
     return url.raw_host.decode("ascii").removesuffix(".").lower()
 
 
-def _is_among(host: str, domains: Collection[str]) -> bool:
+def _is_among(host: str, domains: AbstractSet[str]) -> bool:
     parents = (f"*{host[at:]}" for at, character in enumerate(host) if character == ".")
-    return host in domains or any(parent in domains for parent in parents)
+    return not domains.isdisjoint({"*", host, *parents})
