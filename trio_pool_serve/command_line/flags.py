@@ -55,7 +55,7 @@ def with_settings(
     for group, kind in kinds.items():
         single = {name for its_group, name in names if its_group == group} - {""}
         parameters += [
-            _flag(field, group, setting, shows_all=shows_all)
+            _flag(field, group, setting, shows_all=shows_all, is_shown=shows_all or field.name in COMMON | single)
             for field, setting in settings_of(kind)
             if not single or field.name in single
         ]
@@ -87,7 +87,9 @@ def settings_of(kind: type) -> Iterator[tuple["attrs.Attribute[Any]", Setting]]:
                 yield field.evolve(type=value_type), setting
 
 
-def _flag(field: "attrs.Attribute[Any]", group: str, setting: Setting, *, shows_all: bool) -> inspect.Parameter:
+def _flag(
+    field: "attrs.Attribute[Any]", group: str, setting: Setting, *, shows_all: bool, is_shown: bool
+) -> inspect.Parameter:
     first_sentence = re.split(r"(?<=\.) (?=[A-Za-z0-9`])", setting.text)[0]
     is_exact = shows_all or setting.default is None  # other defaults take a line
     parameter = Parameter(
@@ -98,7 +100,7 @@ def _flag(field: "attrs.Attribute[Any]", group: str, setting: Setting, *, shows_
         converter=converter_of(field.name, field.type),
         metavar=_metavar(field),
         show_choices=field.name != "max_batch_tokens",  # "auto" is not all that it accepts
-        show=shows_all or field.name in COMMON,
+        show=is_shown,
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[field.type, parameter]

@@ -114,8 +114,9 @@ COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {
 def add_server_commands(app: App, *, shows_all: bool = False) -> None:
     """Add the commands to an app. ``shows_all``: its help shows all settings, not only those that are common."""
     more = "" if shows_all else "`--help-all` lists all settings, docs/settings.md explains them."
-    for command, groups in COMMANDS.values():
-        app.command(with_settings(command, groups, shows_all=shows_all), help_epilogue=more)
+    for name, (command, groups) in COMMANDS.items():
+        usage = f"trio-pool-serve {name} MODEL{'...' if name == 'serve' else ''} [OPTIONS]"
+        app.command(with_settings(command, groups, shows_all=shows_all), usage=usage, help_epilogue=more)
 
 
 def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
