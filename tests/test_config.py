@@ -238,7 +238,7 @@ WRONG = {
     "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),
     "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
     "two models of one name": (["a=x", "a=y"], "same name"),
-    "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=PATH"),
+    "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=MODEL"),
     "models that change in engine processes": (["m", "--engine", "process", "--idle-unload-s", "9"], "--idle-unload-s"),
     "models that change for API workers": (["m", "--api-workers", "2", "--max-loaded-models", "1"], "--engine local"),
     "models that change on hosts": (["m", "--engine-hosts", "a:1", "--model-api"], "--model-api is for"),

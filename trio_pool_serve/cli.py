@@ -155,7 +155,7 @@ def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
     shows_all = "--help-all" in arguments
-    if arguments[:1] and arguments[0] in COMMANDS and not (shows_all or {"--help", "-h"} & set(arguments)):
+    if arguments[:1] and arguments[0] in COMMANDS and not {"--help-all", "--help", "-h", "--version"} & set(arguments):
         leave_with(run_command(arguments[0], arguments[1:]))  # what libraries do at the end of a process can hang
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:

@@ -176,7 +176,7 @@ def test_a_file_without_models_needs_one_on_the_command_line(tmp_path: Path):
 
 def test_a_flag_with_a_name_is_not_for_tables(tmp_path: Path):
     toml = write_toml(tmp_path, '[models.a]\nmodel = "m"')
-    with pytest.raises(ValueError, match="--served-model-name is for one MODEL"):
+    with pytest.raises(ValueError, match="--served-model-name is for one model"):
         read_config(["--config", toml, "--served-model-name", "x"])
     config = read_config(["n", "--config", toml, "--served-model-name", "x"])
     assert [source.name for source in config.sources] == ["x", "a"]

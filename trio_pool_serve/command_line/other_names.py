@@ -1,6 +1,6 @@
 """Names that are not settings of this server: those of vLLM and TEI, and those that earlier versions had."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 ALIASES = {
     # TEI
@@ -11,6 +11,8 @@ ALIASES = {
     "payload-limit": "--max-body-bytes={}",
     "cors-allow-origin": "--cors-allow-origins={}",
     "json-output": "--log-format=json",
+    "auto-truncate": "--long-text=truncate",
+    "no-auto-truncate": "--long-text=refuse",
     # vLLM
     "uds": "--host=unix:{}",
     "max-num-batched-tokens": "--max-batch-tokens={}",
@@ -30,7 +32,6 @@ GONE = {
     "cuda-graphs": "--backend torch computes without CUDA graphs.",
     "step-tag-id": """use --pooler-config '{"step_tag_id": ID}'.""",
     "returned-token-ids": """use --pooler-config '{"returned_token_ids": [ID, ID]}'.""",
-    "auto-truncate": "use --long-text truncate or refuse; by default TEI's routes truncate.",
     "truncate-by-default": "use --long-text truncate.",
     "accept-any-model": """use --served-model-name 'NAME,*', or aliases = ["*"] in a model's table of --config.""",
     "client-header": "the header X-Forwarded-For is read from --trusted-proxies.",
@@ -151,17 +152,22 @@ def translate(arguments: Sequence[str]) -> list[str]:
     return translated
 
 
-def refuse_unknown(names: Iterable[str], *, are_flags: bool = True) -> None:
-    """Raise ``ValueError`` for names that are not settings, and say what to use: flags, or keys or variables."""
+def refuse_unknown(names: Iterable[str], written: Callable[[str], str] | None = None) -> None:
+    """Raise ``ValueError`` for names that are not settings, and say what to use.
+
+    ``names`` are flags without their dashes, or with ``written``, which shows a name as it was written, keys or
+    variables.
+    """
     reasons = []
     for name in map(_name, names):
-        positive = name.removeprefix("no-")
+        positive, shown = name.removeprefix("no-"), written(name) if written else f"--{name}"
         if positive in GONE:
-            reasons.append(f"--{name} is gone: {GONE[positive]}")
+            reasons.append(f"{shown} is gone: {GONE[positive]}")
         elif positive in FOREIGN:
-            reasons.append(f"--{name} is not offered: {FOREIGN[positive]}")
-        elif name in ALIASES and not are_flags:
-            reasons.append(f"{name} is not a setting: use {ALIASES[name].replace('{}', 'VALUE')}")
+            reasons.append(f"{shown} is not offered: {FOREIGN[positive]}")
+        elif name in ALIASES and written is not None:
+            ours = ALIASES[name].removeprefix("--").partition("=")[0] if "=" in ALIASES[name] else "model"
+            reasons.append(f"{shown} is not a setting: use {written(ours).rpartition(': ')[2]}.")
     if reasons:
         raise ValueError("\n".join(reasons))
 

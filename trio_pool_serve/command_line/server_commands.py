@@ -115,7 +115,7 @@ def add_server_commands(app: App, *, shows_all: bool = False) -> None:
     """Add the commands to an app. ``shows_all``: its help shows all settings, not only those that are common."""
     more = "" if shows_all else "`--help-all` lists all settings, docs/settings.md explains them."
     for name, (command, groups) in COMMANDS.items():
-        usage = f"trio-pool-serve {name} MODEL{'...' if name == 'serve' else ''} [OPTIONS]"
+        usage = f"trio-pool-serve {name} {'[MODEL...]' if name == 'serve' else 'MODEL'} [OPTIONS]"
         app.command(with_settings(command, groups, shows_all=shows_all), usage=usage, help_epilogue=more)
 
 
@@ -126,13 +126,16 @@ def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
     """
     tokens = translate(arguments)
     variables = {name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)} - {KEY_PASSWORD}
-    refuse_unknown((name.removeprefix(ENVIRONMENT_PREFIX) for name in variables), are_flags=False)
+    refuse_unknown(
+        [name.removeprefix(ENVIRONMENT_PREFIX) for name in sorted(variables)],
+        lambda name: ENVIRONMENT_PREFIX + name.upper().replace("-", "_"),
+    )
     sources: list[Env | Dict] = [Env(ENVIRONMENT_PREFIX, command=False)]
     is_serve, path = command_name == "serve", _toml_path(tokens)
     tables = NO_TABLES
     if path is not None and command_name != "engine":
         settings, tables = read_toml(path)
-        refuse_unknown(settings, are_flags=False)
+        refuse_unknown(settings, lambda name: f"{path}: {name}")
         # A file of a server has settings that do not matter to other commands.
         sources.append(Dict(settings, source=path, use_commands_as_keys=False, allow_unknown=not is_serve))
     reader = App(config=sources)

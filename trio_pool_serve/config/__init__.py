@@ -65,7 +65,7 @@ class Config:
     def __attrs_post_init__(self) -> None:
         only_tables = self.tables.by_name and not self.models
         if self.loading.served_model_name is not None and (only_tables or len(self.models) > 1):
-            raise ValueError("--served-model-name is for one MODEL; others are named by NAME=PATH or their table.")
+            raise ValueError("--served-model-name is for one model: NAME,NAME. Several models are named by NAME=MODEL.")
         self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
             raise ValueError("--engine local computes in the API process: --engine-hosts go with process, or alone.")

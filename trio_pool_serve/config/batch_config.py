@@ -16,7 +16,7 @@ class BatchConfig:
         str | None,
         Setting(
             "Directory for uploaded files, batches and their results. One server uses it at a time; the first upload "
-            "creates it. If it is empty, `/v1/files` and `/v1/batches` are not served.",
+            "creates it. With an empty value, `/v1/files` and `/v1/batches` are not served.",
             default="`trio_pool_serve/port-PORT` in `$XDG_STATE_HOME` or `~/.local/state`",
         ),
     ] = None

@@ -52,8 +52,8 @@ class SchedulingConfig:
         int,
         Setting(
             "Maximum memory that requests hold. It counts bodies of more than 16 KiB, images, token embeddings, "
-            "vectors, and responses until they have been sent; one client may hold half of it. Further such requests "
-            "get a 429 response, or wait if they are admitted. The cache of images takes what is left, up to an eighth."
+            "vectors, and responses until they have been sent; one client may hold half of it. Further requests get a "
+            "429 response; those that are being computed wait. The cache of images takes up to an eighth of it."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
     result_cache_bytes: Annotated[

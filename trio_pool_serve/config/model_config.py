@@ -58,8 +58,8 @@ class ModelConfig:
     cache_dir: Annotated[
         str | None,
         Setting(
-            "Directory for models converted to OpenVINO's format, which later starts read. If it is empty, nothing is "
-            "kept, and each replica converts.",
+            "Directory for models converted to OpenVINO's format, which later starts read. With an empty value nothing "
+            "is kept, and each replica converts.",
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None

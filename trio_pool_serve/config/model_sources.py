@@ -60,6 +60,8 @@ def source_of(model: str, loading: ModelConfig) -> ModelSource:
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
+    if not (name and location):
+        raise ValueError(f"`{model}` is not NAME=MODEL: both are needed.")
     given = loading.served_model_name
     first, *aliases = map(str.strip, given.split(",")) if given else [name]
     return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))

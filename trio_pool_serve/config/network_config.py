@@ -105,6 +105,8 @@ class NetworkConfig:
             raise ValueError(
                 f"--host `{self.host}`: the path of a Unix socket has 1 to {MAX_SOCKET_PATH} bytes, not {n_bytes}."
             )
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise ValueError("--ssl-keyfile and --ssl-ca-certs require --ssl-certfile; without it there is no TLS.")
         if self.api_key is not None and not self.api_key_list:
             raise ValueError("--api-key has no key.")
         try:

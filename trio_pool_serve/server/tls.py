@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 PROTOCOLS = ["h2", "http/1.1"]
 
+HINT = f"--ssl-keyfile and --ssl-ca-certs name further files, and {KEY_PASSWORD} has the password of an encrypted key."
+
 HANDSHAKES = 32
 """That begin at a time. To begin one takes the event loop 0.6 ms with an RSA key of 2,048 bits, so 20 ms for all."""
 
@@ -50,7 +52,7 @@ class Certificates:
         try:
             return cls(network, _context_of(network), offload)
         except (OSError, ValueError) as error:
-            raise OSError(f"--ssl-certfile {network.ssl_certfile}: {error}") from error
+            raise OSError(f"--ssl-certfile {network.ssl_certfile}: {error}. {HINT}") from error
 
     async def reload(self) -> None:
         """Read the files again: connections that begin from now on get the new certificate.
