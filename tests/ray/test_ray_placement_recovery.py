@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,10 +38,10 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, model: Path, cluster: ClusterProcess, replicas: str, *flags: str
+    tmp_path: Path, model: Path, cluster: ClusterProcess, replicas: str, *, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[ServerProcess]:
     by_ray = ("--engine", "ray", "--replicas", replicas, "--dtype", "float32")
-    async with launched(tmp_path, str(model), *by_ray, *flags, command=COMMAND, env=cluster.variables) as server:
+    async with launched(tmp_path, str(model), *by_ray, command=command, env=cluster.variables) as server:
         yield server
 
 
@@ -136,9 +136,10 @@ async def until_states(server: ServerProcess, *states: str) -> None:
 
 async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):
     cluster.add_node(2)
-    async with serving(tmp_path, minilm, cluster, "1..2", "--max-queue-s", "5") as server:
+    command = (*COMMAND[:2], "tests.ray.quick_scaling_server", *COMMAND[3:], "--max-queue-s", "5")
+    async with serving(tmp_path, minilm, cluster, "1..2", command=command) as server:
         await until_ready(server, 1)
-        async with asking(server, TEXTS[:1], 1, pause_s=0.3) as statuses:
+        async with asking(server, TEXTS[:1], 1, pause_s=0.1) as statuses:
             async with asking(server, [text * 6 for text in TEXTS], 8, pause_s=0) as of_flood:
                 await until_ready(server, 2)
             await server.wait_logged("is drained")
