@@ -29,7 +29,7 @@ These flags of vLLM and TEI are accepted, too.
 
 REFUSED = """
 ## Names that are refused
-Whoever sets one of these, as a flag, a variable or a key, is told what to use.
+Setting one of these, as a flag, a variable or a key, is an error that names the replacement.
 
 | name | instead |
 | --- | --- |

@@ -61,7 +61,7 @@ def with_settings(
         ]
 
     def run(*positional: Any, **given: Any) -> Result:
-        groups = {group: made(kind, given) for group, kind in kinds.items()}
+        groups = {group: _made(kind, given) for group, kind in kinds.items()}
         return command(*positional, **given, **groups)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -117,7 +117,7 @@ def _metavar(field: "attrs.Attribute[Any]") -> str:
     return "PATH" if field.type in (Path, Path | None) else "TEXT"
 
 
-def made(kind: type, given: dict[str, Any]) -> Any:
+def _made(kind: type, given: dict[str, Any]) -> Any:
     """Return an object of a class, from those of the values that are of its fields, which are taken out."""
     values = {field.name: given.pop(field.name) for field in attrs.fields(kind) if field.name in given}
     try:
