@@ -1,7 +1,7 @@
 """How much processor time does an engine process take per row, besides its forward passes? Measured over its socket.
 
-A ``LocalEngine`` behind a Unix socket as an engine process has it, with a runner whose vectors are there at once; the
-rows come from another process. Counted is what the event loop's thread takes to receive, queue, finish and send a
+A ``DeviceServer`` behind a Unix socket as an engine process has it, with a runner whose vectors are there at once; the
+rows come from another process. Counted is what the event loop's thread takes to receive, join, finish and send a
 row, and what the API process takes to send it and to get its vector.
 
     python -m benchmarks.engine_rows
@@ -28,11 +28,10 @@ from benchmarks.report import RESULTS, open_steps, print_table, settings_documen
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.remote.engine_connection import serve_engine
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest, QueryScope
+from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest
 
 MAX_BATCH_TOKENS = 16384
 """As on a GPU."""
@@ -69,7 +68,6 @@ class InstantRunner:
 
     dimensions: int
     embeds_width: int = 0
-    held_bytes: int = 0
     concurrent_launches: int = 1
     cosine_with_float32: float | None = None
     pads: bool = False
@@ -90,10 +88,6 @@ class InstantRunner:
         """Return the budget of a GPU's batches."""
         return wanted or MAX_BATCH_TOKENS
 
-    def open_scope(self) -> QueryScope:
-        """Raise ``NotImplementedError``: no queries are sent."""
-        raise NotImplementedError
-
     def describe(self) -> str:
         """Return one line."""
         return "a runner that computes nothing"
@@ -101,7 +95,7 @@ class InstantRunner:
 
 async def measure(settings: Settings, rows: int) -> Cost:
     """Return the cost of one row in requests of ``rows``."""
-    engine = LocalEngine(
+    server = DeviceServer(
         lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"), SchedulingConfig()
     )
     with TemporaryDirectory() as folder:
@@ -110,9 +104,9 @@ async def measure(settings: Settings, rows: int) -> Cost:
         await listening.bind(str(path))
         listening.listen()
         async with trio.open_nursery() as nursery, trio.SocketListener(listening) as listener:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
-            nursery.start_soon(serve_engine, engine, listener)
+            await nursery.start(server.run)
+            await server.worker.wait_ready()
+            nursery.start_soon(trio.serve_listeners, server.serve, [listener])
             cost = await _measure(settings, rows, path)
             nursery.cancel_scope.cancel()
     return cost

@@ -15,7 +15,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from trio_pool_serve.engine.remote.connectors import UnixConnector
-from trio_pool_serve.engine.remote.process_engine import ProcessEngine
+from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
 
@@ -42,7 +42,7 @@ class Settings:
 
 async def send(settings: Settings) -> None:
     """Send everything, and report."""
-    engine = ProcessEngine([UnixConnector(settings.socket)], Metrics().of_engine("m"))
+    engine = RemoteEngine([UnixConnector(settings.socket)], Metrics().of_engine("m"))
     groups = itertools.count(1)
     prompts = [RenderedPrompt(np.arange(settings.tokens, dtype=np.int32)) for _ in range(settings.rows)]
 

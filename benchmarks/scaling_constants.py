@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -35,11 +34,11 @@ from benchmarks.report import RESULTS, open_steps, print_table, settings_documen
 from benchmarks.server_state import total_of
 from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.connectors import UnixConnector
-from trio_pool_serve.engine.remote.engine_connection import EngineConnection, hello_of
-from trio_pool_serve.engine.remote.process_engine import ProcessEngine
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.wire import ToEngine
+from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -154,20 +153,20 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         spent[name] = (time.thread_time() - began) / (trio.current_time() - began_at) / links
 
     async def serve(path: Path) -> None:
-        engine = LocalEngine(
+        server = DeviceServer(
             lambda: InstantRunner(384), Offload(launch=1), Metrics().of_engine("m"), SchedulingConfig()
         )
 
         async def serve_one(stream: trio.SocketStream) -> None:
             framed: FramedStream[ToEngine] = FramedStream(stream, ToEngine)
-            await EngineConnection(engine, framed, partial(hello_of, engine), LINK_TIMEOUT_S).serve()
+            await ApiConnection(server, framed, server.hello, LINK_TIMEOUT_S).serve()
 
         with trio.socket.socket(trio.socket.AF_UNIX) as listening:
             await listening.bind(str(path))
             listening.listen(links)
             async with trio.open_nursery() as nursery:
-                await nursery.start(engine.run)
-                await engine.wait_ready()
+                await nursery.start(server.run)
+                await server.worker.wait_ready()
                 nursery.start_soon(trio.serve_listeners, serve_one, [trio.SocketListener(listening)])
                 is_listening.set()
                 await measure_thread("engine")
@@ -177,7 +176,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         connectors = [UnixConnector(path) for _ in range(links)]
         for connector in connectors:
             connector.timeout_s = LINK_TIMEOUT_S
-        api = ProcessEngine(connectors, Metrics().of_engine("m"))
+        api = RemoteEngine(connectors, Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
             await nursery.start(api.run)
             await measure_thread("api")

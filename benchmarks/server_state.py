@@ -53,7 +53,7 @@ async def wait_idle(server: Server) -> bool:
 def busy_of(load: Any, path: str = "") -> dict[str, float]:
     """Return what ``/load`` says is going on: everything that is 0 in a server without requests, and is not."""
     idle_at_zero = {
-        *("server_load", "queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "held_bytes"),
+        *("server_load", "queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens"),
         *("borrowed", "waiting", "in_flight", "waiting_s", "request_memory_bytes"),
     }
     found: dict[str, float] = {}

@@ -19,7 +19,7 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config, SchedulingConfig
-from trio_pool_serve.engine import local
+from trio_pool_serve.engine import launch_thread
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.local import LocalEngine
@@ -52,7 +52,7 @@ settings.load_profile("suite")
 @pytest.fixture
 def one_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines compute one batch after the other, as the order in which they take rows is checked."""
-    monkeypatch.setattr(local, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", 1)
 
 
 def pytest_collection() -> None:
@@ -198,7 +198,7 @@ def make_slow(service: Service) -> None:
     for served in service.served.values():
         assert isinstance(served.engine, LocalEngine)
         for _ in range(MIN_BATCHES):
-            served.engine._rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
+            served.engine.dispatcher.rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
 
 
 @contextmanager

@@ -10,15 +10,12 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.types import (
     Batch,
     Classify,
     CopiedBatch,
     Embed,
     EmbedChunks,
-    HeldQuery,
-    HoldQuery,
     MaxSim,
     PooledBatch,
     PooledValue,
@@ -43,19 +40,6 @@ def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
 
 
 @define(eq=False)
-class ScriptedScope:
-    """A scope that holds queries' token ids in place of vectors."""
-
-    held: dict[HeldQuery, TokenIds] = field(factory=dict, init=False)
-    closed: bool = field(default=False, init=False)
-
-    def close(self) -> None:
-        """Drop everything held; later queries are dropped as well."""
-        self.closed = True
-        self.held.clear()
-
-
-@define(eq=False)
 class ScriptedRunner:
     """Computes ``scripted_vector`` and the like; ``on_launch`` may block, raise, or return another handle.
 
@@ -76,7 +60,6 @@ class ScriptedRunner:
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     on_prepare: Callable[[], object] | None = None
     batches: list[Batch] = field(factory=list, init=False)
-    scopes: list[ScriptedScope] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
     """Set once the first launch has begun."""
     gate: threading.Event = field(factory=threading.Event, init=False)
@@ -121,30 +104,9 @@ class ScriptedRunner:
                 return scripted_vector(ids, self.labels)
             case TokenClassify():
                 return np.stack([scripted_vector(kept[i : i + 1], self.labels) for i in range(len(kept))])
-            case HoldQuery(query=query):
-                scope = self._scope_of(query)
-                if not scope.closed:
-                    scope.held[query] = kept
-                return np.array([len(kept)], dtype=np.float32)
             case MaxSim(query=query):
-                held = self._scope_of(query).held.get(query)
-                if held is None:
-                    raise QueryGoneError("The query is not held.")
-                return np.array([np.isin(held, kept).sum()], dtype=np.float32)
+                return np.array([np.isin(query[:, 1], kept).sum()], dtype=np.float32)  # of its tokens, those here too
         raise TypeError(f"There is no scripted answer to {param}.")
-
-    def _scope_of(self, query: HeldQuery) -> ScriptedScope:
-        return next(scope for scope in self.scopes if scope is query.scope)
-
-    def open_scope(self) -> ScriptedScope:
-        """Return a new scope for held queries."""
-        self.scopes.append(ScriptedScope())
-        return self.scopes[-1]
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the held token ids."""
-        return sum(ids.nbytes for scope in self.scopes for ids in scope.held.values())
 
     def describe(self) -> str:
         """Return one line for the log."""

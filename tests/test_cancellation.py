@@ -241,7 +241,6 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, wo
         finished += not scope.cancelled_caught
         in_a_row = 0 if scope.cancelled_caught else in_a_row + 1
         await wait_idle(service)
-        assert service.default.engine.statistics().held_bytes == 0
         if in_a_row == ENOUGH_FINISHED:
             break
     await work(service)

@@ -146,7 +146,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.register_error_handler(HTTPException, _raise)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
-    hosts = None if app.service.remote is None else app.service.remote.hosts
+    hosts = None if app.service.places is None else app.service.places.hosts
     stored_routes = {**file_routes(app.service), **batch_routes(app.service)}
     app.routes = RouteTable(
         {

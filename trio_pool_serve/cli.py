@@ -24,7 +24,7 @@ from trio_pool_serve.command_line.server_commands import (
 )
 from trio_pool_serve.config import Config, import_plugins
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.engine.remote.engine_hosts import read_hosts
+from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.load.bench_command import bench

@@ -192,10 +192,6 @@ class UnsendableError(PoolServeError):
     """One row, or its answer, cannot be sent between two processes of the server; others are not affected."""
 
 
-class QueryGoneError(PoolServeError):
-    """Stage two of late interaction refers to a query that is not held: its request has ended."""
-
-
 class BulkRowError(PoolServeError):
     """A row of a table cannot be computed, and the run is to stop for it; the message has its place and its id."""
 

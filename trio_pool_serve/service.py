@@ -14,11 +14,11 @@ from attrs import Factory, define, field
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.batches.batch_api import BatchApi
 from trio_pool_serve.config import Config
-from trio_pool_serve.engine.engine import EngineState
+from trio_pool_serve.engine.engine_statistics import EngineState
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.local import MAX_IN_FLIGHT
+from trio_pool_serve.engine.launch_thread import MAX_IN_FLIGHT
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
-from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
+from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.errors import (
     DrainingError,
@@ -98,7 +98,7 @@ class Service:
     draining: bool = field(default=False, init=False)
     running_tasks: int = field(default=0, init=False)
     """Number of requests for tasks that have no response yet; lines of batches are not counted."""
-    remote: RemoteEngines | None = field(default=None, init=False)
+    places: ServerPlaces | None = field(default=None, init=False)
     """``None`` if the models compute in this process."""
     _own_socket_folder: SocketFolder | None = field(default=None, init=False)
 
@@ -152,8 +152,8 @@ class Service:
             self.socket_folder = Path(self._own_socket_folder.name)
         if self.socket_folder is not None:
             loader = loader_name(self.load_runner) if self._own_socket_folder else None
-            self.remote = RemoteEngines(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
-            self.reload_hooks.append(partial(self.remote.reload, self.offload))
+            self.places = ServerPlaces(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
+            self.reload_hooks.append(partial(self.places.reload, self.offload))
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
         # ``load_runner`` and ``on_loaded`` may be replaced until they are called.
         maker = ModelMaker(
@@ -165,7 +165,7 @@ class Service:
             self.media,
             self.memory,
             self.results,
-            self.remote,
+            self.places,
         )
         owns_engines = self.socket_folder is None or self._own_socket_folder is not None
         self.models = ServedModels(self.config, maker, owns_engines, lambda: self.on_loaded())
@@ -186,11 +186,13 @@ class Service:
                     nursery.start_soon(self.access_log.run)
                     if self.tracing is not None:
                         nursery.start_soon(self.tracing.run)
+                    if self._own_socket_folder is not None:
+                        nursery.start_soon(self._own_socket_folder.keep)
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.cache.run)
-                    if self.remote is not None and self.socket_folder is not None:
-                        await nursery.start(self.remote.run, self.offload)
+                    if self.places is not None and self.socket_folder is not None:
+                        await nursery.start(self.places.run, self.offload)
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
                     await nursery.start(self.models.run)
                     await nursery.start(self.batches.run)
@@ -284,7 +286,7 @@ class Service:
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""
         others = [] if self.socket_folder is None else await gather_snapshots(self.socket_folder)
-        return [self.snapshot(), *([] if self.remote is None else self.remote.snapshots()), *others]
+        return [self.snapshot(), *([] if self.places is None else self.places.snapshots()), *others]
 
     def _gauges(self) -> Gauges:
         workers = {name: processes.statistics() for name, processes in self.processes.items()}

@@ -75,8 +75,8 @@ class PoolingParams:
     """What is wanted of one forward pass over a prompt: the base of one frozen attrs class per head.
 
     A subclass may be defined anywhere, in the module of its head for one. An engine in another process is sent its
-    name and its fields, whose types are those that msgspec decodes and ``HeldQuery``. The engine finds it by that name
-    if the module that defines it has been imported there, which loading the head has done.
+    name and its fields, whose types are arrays and those that msgspec decodes. The engine finds it by that name if the
+    module that defines it has been imported there, which loading the head has done.
     """
 
     __slots__ = ()
@@ -168,43 +168,15 @@ def _number_of(label: str) -> int:
     return int.from_bytes(blake2b(label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
 
 
-class QueryScope(Protocol):
-    """Holds the token vectors of one request's queries on the device until the request ends."""
+@frozen
+class MaxSim(PoolingParams):
+    """The greatest dot product of each vector of a query with this row's token vectors, summed over the query.
 
-    def close(self) -> None:
-        """Free the held vectors; later ones are dropped. Closing again does nothing."""
-
-
-class HeldQuery:
-    """Identifies one query's vectors on the device. Created for one request; equal only to itself.
-
-    Not an attrs class, whose fields msgspec would send: what it stands for differs from process to process.
+    ``query`` is the output of ``TokenEmbed`` for the query, and must not be modified. Output: float32, shape (1,).
+    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
     """
 
-    __slots__ = ("scope",)
-
-    def __init__(self, scope: QueryScope) -> None:
-        self.scope = scope
-
-
-@frozen
-class QueryParams(PoolingParams):
-    """Params that refer to one query's vectors: the row is computed on the engine that holds them."""
-
-    query: HeldQuery
-
-
-@frozen
-class HoldQuery(QueryParams):
-    """Stage one of late interaction: hold token vectors on the device. Output: their count, float32, shape (1,)."""
-
-
-@frozen
-class MaxSim(QueryParams):
-    """Stage two: the greatest dot product of each query vector with this row's vectors, summed over the query.
-
-    Output: float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
-    """
+    query: Vectors = field(eq=np.ndarray.tobytes)
 
 
 @frozen(eq=False)
@@ -237,8 +209,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     ``priority`` are computed first. ``group`` is the request group: rows with the same number share one turn in the
     queue. Each client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
     ``deadline``, in the trio clock's seconds, is when the row is of no use any more. A row with ``planned`` is
-    background work: it is computed when no other rows wait, in exactly that batch. A row that ``is_alone`` is all
-    that its client has asked for.
+    background work: it is computed when no other rows wait, in exactly that batch.
     """
 
     prompt: RenderedPrompt
@@ -249,7 +220,6 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     rank: int = 0
     deadline: float = math.inf
     planned: PlannedBatch | None = None
-    is_alone: bool = False
 
     @property
     def tokens(self) -> int:
@@ -322,13 +292,6 @@ class Runner(Protocol):
 
     def describe(self) -> str:
         """Return one line for the log: what is loaded, and how it is computed."""
-
-    def open_scope(self) -> QueryScope:
-        """Return a new scope for held queries; the caller closes it. May be called from any thread."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of device memory that open scopes hold."""
 
     @property
     def dimensions(self) -> int:

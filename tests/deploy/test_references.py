@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.manifests import VARIANTS, Manifest, by_name, needs_tools, of_kind, rendered
-from trio_pool_serve.engine.engine import EngineStatistics
+from trio_pool_serve.engine.engine_statistics import EngineStatistics
 from trio_pool_serve.telemetry.metrics import PREFIX
 
 pytestmark = needs_tools
@@ -107,7 +107,7 @@ def test_keda_alone_decides_how_many_engines_there_are():
 def test_queries_ask_for_metrics_and_labels_that_there_are():
     (scaled,) = of_kind(rendered(ALL), "ScaledObject")
     (container,) = deployments()[ENGINE[0]]["template"]["spec"]["containers"]
-    gauges = EngineStatistics("ready", *[0] * 11).gauges()
+    gauges = EngineStatistics("ready", *[0] * 10).gauges()
     asked = []
     for trigger in scaled["spec"]["triggers"]:
         ((metric, matchers),) = re.findall(r"(\w+)\{(.*?)\}", trigger["metadata"]["query"])
@@ -115,7 +115,8 @@ def test_queries_ask_for_metrics_and_labels_that_there_are():
         asked.append(labels.pop("of"))
         assert asked[-1] in gauges[metric.removeprefix(PREFIX)]
         assert labels.pop("model") == container["args"][1].partition("=")[0]
-        assert labels == {"namespace": scaled["metadata"]["namespace"], "service": "trio-pool-serve-engine"}
+        service = "trio-pool-serve-api" if asked[-1] == "queued_tokens" else "trio-pool-serve-engine"
+        assert labels == {"namespace": scaled["metadata"]["namespace"], "service": service}
         assert by_name(rendered(ALL))["Service", labels["service"]]["metadata"]["namespace"] == labels["namespace"]
     assert asked == ["queued_tokens", "in_flight_batches"]
 

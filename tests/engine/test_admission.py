@@ -10,7 +10,14 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, AdmittedRequest, EstimatedWork
+from trio_pool_serve.engine.admission import (
+    COMES_AGAIN,
+    MAX_RETRY_AFTER_S,
+    Admission,
+    AdmittedRequest,
+    EstimatedWork,
+)
+from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import (
     BATCHES,
     MIN_BATCHES,
@@ -18,11 +25,11 @@ from trio_pool_serve.engine.compute_rates import (
     WORK_CLASSES,
     ComputeRates,
     DrainClock,
-    rates_together,
     work_class,
 )
-from trio_pool_serve.engine.queue import FAIRNESS, QueueEntry, RequestQueue
-from trio_pool_serve.engine.waiting_work import WaitingWork
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.waiting_rows import FAIRNESS
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest, RenderedPrompt
 
@@ -31,8 +38,8 @@ pytestmark = pytest.mark.unit
 TEN_PER_S = np.full(WORK_CLASSES, 0.1)
 
 
-def admission_of(rates: np.ndarray = TEN_PER_S, max_queue_s: float = 5.0, **options) -> Admission:
-    return Admission(max_queue_s, lambda: rates, margin=1.0, **options)
+def admission_of(rates: np.ndarray = TEN_PER_S, max_queue_s: float = 5.0) -> Admission:
+    return Admission(max_queue_s, lambda: rates, margin=1.0)
 
 
 def work(tokens: int, client: str = "a", **fields) -> EstimatedWork:
@@ -80,7 +87,7 @@ def test_room_is_given_back_when_the_request_fails():
     with pytest.raises(ZeroDivisionError), admission.admit(work(5)):
         _ = 1 / 0
     assert admission.tokens == 0
-    assert not admission._by_priority
+    assert not admission.waiting.sizes
 
 
 async def test_a_request_whose_deadline_comes_before_its_turn_is_refused():
@@ -138,7 +145,8 @@ FAST = np.full(WORK_CLASSES, 1e-4)
 
 def test_a_client_s_large_requests_do_not_refuse_its_single_texts():
     admission = admission_of(FAST)
-    elsewhere = admission_of(FAST, max_queue_s=math.inf, waiting=admission.waiting)
+    elsewhere = admission_of(FAST, max_queue_s=math.inf)
+    elsewhere.waiting = admission.waiting
     with admitting(elsewhere, *[work(70_000, rows=2048)] * FAIRNESS):  # each takes 7 s
         assert admission.wait_s(work(34)) < 0.5
         with pytest.raises(OverloadedError):
@@ -165,7 +173,7 @@ def test_all_of_a_more_urgent_request_comes_before_a_single_text():
 class Served:
     """A real queue, and an admission by which a token takes a second."""
 
-    queue: RequestQueue = field(factory=RequestQueue)
+    queue: Scheduler = field(factory=Scheduler)
     admission: Admission = field(factory=lambda: admission_of(np.ones(WORK_CLASSES), max_queue_s=math.inf))
     admitted: dict[int, tuple[ExitStack, AdmittedRequest]] = field(factory=dict)
     rows_left: Counter[int] = field(factory=Counter)
@@ -183,7 +191,7 @@ class Served:
 
     def take(self, max_tokens: int) -> list[PoolingRequest]:
         """Compute a batch."""
-        taken = [entry.request for entry in self.queue.take_batch(max_tokens)]
+        taken = [entry.request for entry in self.queue.take(BatchLimits(max_tokens))]
         for request in taken:
             context, admitted = self.admitted[request.group]
             admitted.note_computed(request.prompt)
@@ -207,17 +215,18 @@ def test_what_the_queue_takes_before_a_single_text_is_not_underestimated(asked, 
         served.put(*each)
     for _ in range(batches):
         served.take(max_tokens)
-    waiting = served.queue.tokens
+    unfinished = served.admission.waiting.total.sum()
     number, estimate = served.put(client, 0, 1, tokens)
     before = 0
     while (request := served.take(1)[0]).group != number:
         before += request.tokens
-    assert estimate <= waiting
+    assert estimate <= COMES_AGAIN * unfinished
     # Clients take turns by batches; virtual deadlines are rounded, to twice as long at most.
     assert before <= 2 * estimate + 3 * max_tokens + 2 * FAIRNESS * tokens
     while served.take(max_tokens):
         pass
-    assert not served.admission.waiting.counts.any()
+    assert not served.admission.waiting.tokens.any()
+    assert not served.admission.tokens
 
 
 # -- what is counted ----------------------------------------------------------------------------------
@@ -233,7 +242,8 @@ def test_an_estimate_is_corrected_as_rows_are_rendered_and_computed():
         admitted.note_computed(prompt(500))
         assert admission.tokens == 13
     assert admission.tokens == 0
-    assert not admission.waiting.counts.any()
+    assert not admission.waiting.tokens.any()
+    assert not admission.waiting.sizes
 
 
 def test_an_image_counts_by_what_it_turns_out_to_be():
@@ -247,17 +257,14 @@ def test_an_image_counts_by_what_it_turns_out_to_be():
         assert admission.waiting_s == pytest.approx(40)
 
 
-def test_api_processes_see_each_other_s_work(tmp_path):
-    first, second = (WaitingWork.open(tmp_path / "waiting", worker, 2) for worker in range(2))
-    one, other = admission_of(waiting=first), admission_of(waiting=second)
-    with one.admit(work(60)):
-        assert (one.tokens, other.tokens) == (60, 0)
-        with pytest.raises(OverloadedError):
-            other.refuse_late(work(60))
-        other.refuse_late(work(1))  # which is not behind the other one
-        replaced = WaitingWork.open(tmp_path / "waiting", 0, 2)  # the first one has died
-        assert replaced.own_tokens == 0
-        other.refuse_late(work(60))
+def test_a_request_counts_in_full_until_it_ends_and_what_is_left_of_it_in_the_time_that_all_takes():
+    admission = admission_of(max_queue_s=math.inf)
+    with admission.admit(work(100, rows=2)) as admitted:
+        admitted.note_rendered([prompt(50), prompt(50)], rows=2)
+        admitted.note_computed(prompt(50))
+        assert admission.waiting_s == pytest.approx(5)
+        assert admission.wait_s(work(100, "b")) == pytest.approx(10), "clients have turns, and others take its place"
+    assert admission.waiting_s == 0
 
 
 # -- the rates ----------------------------------------------------------------------------------------
@@ -340,12 +347,6 @@ def test_images_are_estimated_by_those_that_came_before():
         admitted.note_rendered([prompt(40, features)], rows=1)
     with admission.admit(work(512, rows=2, has_images=True)):
         assert admission.tokens == 80
-
-
-def test_replicas_share_the_work():
-    assert math.isnan(rates_together(np.empty((0, WORK_CLASSES)))[0])
-    assert rates_together(np.array([TEN_PER_S, UNKNOWN]))[0] == pytest.approx(0.1)
-    assert rates_together(np.array([TEN_PER_S, TEN_PER_S / 3]))[0] == pytest.approx(0.1 / 4)
 
 
 def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time():

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.test_local import engine_over, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.engine import local
+from trio_pool_serve.engine import launch_thread, worker
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.local import LocalEngine
@@ -22,7 +22,7 @@ from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, PooledBatch, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest
 
 ALWAYS = 13
 """A row with this id fails every batch that it is in."""
@@ -70,7 +70,7 @@ async def computed_together(engine: LocalEngine, runner: ScriptedRunner, ids: It
 async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[LocalEngine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "MAX_IN_FLIGHT", 1)
+        patch.setattr(launch_thread, "MAX_IN_FLIGHT", 1)
         async with running(engine_over(lambda: runner, **settings)) as engine:
             yield engine
 
@@ -130,7 +130,7 @@ async def test_an_error_that_passes_costs_nobody_anything(scripted):
 
 
 async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "RETRY_S", 0)
+    monkeypatch.setattr(worker, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])
@@ -335,38 +335,6 @@ async def test_a_runner_that_launches_one_batch_at_a_time_is_never_given_two():
         for number in range(100):
             nursery.start_soon(outcomes.submit, engine, number, request(ALWAYS if number % 20 == 0 else 2, number))
     assert set(outcomes.failed) == set(range(0, 100, 20))
-
-
-async def test_held_queries_are_there_when_rows_are_computed_again(scripted):
-    scripted.on_launch = fail_on_poison
-    async with serial(scripted) as engine:
-        with engine.open_scope() as scope:
-            queries = [HeldQuery(scope) for _ in range(3)]
-            hold = [request(2, token, params=(HoldQuery(query),)) for token, query in enumerate(queries, start=5)]
-            scripted.gate.clear()
-            outcomes = Outcomes()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.submit, request(1))
-                await in_thread(scripted.launching.wait)
-                for number, row in enumerate([*hold, request(ALWAYS)]):
-                    nursery.start_soon(outcomes.submit, engine, number, row)
-                await wait_all_tasks_blocked()
-                scripted.gate.set()
-            assert list(outcomes.failed) == [3]
-            scripted.gate.clear()
-            scripted.launching.clear()
-            scores = Outcomes()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.submit, request(1))
-                await in_thread(scripted.launching.wait)
-                for number, query in enumerate(queries):
-                    nursery.start_soon(scores.submit, engine, number, request(5, 6, params=(MaxSim(query),)))
-                nursery.start_soon(scores.submit, engine, 3, request(ALWAYS))
-                await wait_all_tasks_blocked()
-                scripted.gate.set()
-            assert list(scores.failed) == [3]
-            assert [scores.answered[number].values[0][0] for number in range(3)] == [1, 1, 0]
-        assert engine.statistics().held_bytes == 0
 
 
 @pytest.mark.usefixtures("one_in_flight")

@@ -14,11 +14,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import local
+from trio_pool_serve.engine import launch_thread
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -55,7 +57,7 @@ async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
 async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEngine]:
-    monkeypatch.setattr(local, "MAX_IN_FLIGHT", request.param)
+    monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", request.param)
     async with running(engine_over(lambda: scripted)) as ready:
         yield ready
 
@@ -221,7 +223,7 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
 
     scripted.on_launch = Copying
     for in_flight in (1, 2):
-        monkeypatch.setattr(local, "MAX_IN_FLIGHT", in_flight)
+        monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
         async with (
@@ -538,17 +540,18 @@ async def test_a_row_whose_deadline_has_passed_is_not_computed(scripted):
 async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_early(scripted):
     async with running(engine_over(lambda: scripted)) as engine:
         for _ in range(MIN_BATCHES):
-            engine._rates.observe(0, 1, 3600.0, left_waiting=True)
-        soon = replace(request(1), deadline=trio.current_time() + 60)
-        entries = [QueueEntry(soon), QueueEntry(request(2))]
-        assert engine._without_late([*entries]) == entries  # nothing waits: it may be faster than it was
-        engine._queue.put_nowait(QueueEntry(request(3)))
-        assert engine._without_late([*entries]) == entries[1:]
-        assert isinstance(entries[0].error, DeadlineExceededError)
+            engine.dispatcher.rates.observe(0, 1, 3600.0, left_waiting=True)
+        queue, soon = Scheduler(seconds_of=engine.dispatcher.seconds_of), trio.current_time() + 60
+        first, second = (QueueEntry(replace(request(number), deadline=soon)) for number in range(2))
+        queue.put_nowait(first)
+        assert queue.take(BatchLimits(100)) == [first]  # nothing waits: it may be faster than it was
+        queue.put_nowait(second, QueueEntry(request(*[2] * 100)))
+        assert len(queue.take(BatchLimits(100))[0].request.prompt.token_ids) == 100
+        assert isinstance(second.error, DeadlineExceededError)
 
 
 async def test_its_repr_tells_its_state(engine):
-    assert repr(engine) == "<LocalEngine ready, <RequestQueue 0 rows, 0 tokens>, 0 batches in flight>"
+    assert repr(engine) == "<LocalEngine ready, <Scheduler 0 rows, 0 tokens>, 0 batches in flight>"
 
 
 async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(scripted):

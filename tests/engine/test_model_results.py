@@ -25,7 +25,6 @@ from trio_pool_serve.types import (
     CopiedBatch,
     Embed,
     EmbedChunks,
-    HeldQuery,
     ImageFeatures,
     MaxSim,
     PoolingOutput,
@@ -139,7 +138,7 @@ async def test_each_difference_of_params_is_another_row(results, engine):
 
 async def test_who_asks_and_how_urgently_makes_no_difference(results, engine):
     await compute(results, engine, [PoolingRequest(BASE)])
-    other = PoolingRequest(BASE, (Embed(),), priority=3, group=9, client=4, rank=1, deadline=math.inf, is_alone=True)
+    other = PoolingRequest(BASE, (Embed(),), priority=3, group=9, client=4, rank=1, deadline=math.inf)
     assert (await compute(results, engine, [other]))[1] == "1/1"
 
 
@@ -188,18 +187,15 @@ class Odd(PoolingParams):
 
 
 async def test_rows_that_are_not_looked_up_are_computed_each_time(results, engine, scripted):
-    scope = engine.open_scope()
-    with scope as opened:
-        query = HeldQuery(opened)
-        pixels = ImageFeatures({"pixel_values": np.zeros(3, np.float32)}, (3,))
-        rows = [
-            PoolingRequest(replace(BASE, images=pixels)),
-            PoolingRequest(replace(BASE, embeds=np.zeros((3, 2), np.float32))),
-        ]
-        for _ in range(2):
-            assert (await compute(results, engine, rows))[1] == "0/0"
-        assert _encoded((MaxSim(query),)) is None
-        assert _encoded((Odd(object()),)) is None
+    pixels = ImageFeatures({"pixel_values": np.zeros(3, np.float32)}, (3,))
+    rows = [
+        PoolingRequest(replace(BASE, images=pixels)),
+        PoolingRequest(replace(BASE, embeds=np.zeros((3, 2), np.float32))),
+    ]
+    for _ in range(2):
+        assert (await compute(results, engine, rows))[1] == "0/0"
+    assert _encoded((MaxSim(np.zeros((3, 2), np.float32)),)) is None
+    assert _encoded((Odd(object()),)) is None
     assert len(rows_computed(scripted)) == 4
     assert results.cache.statistics().entries == 0
     assert (results.cache.statistics().hits, results.cache.statistics().misses) == (0, 0)

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from trio_pool_serve.engine.forward_passes import InFlightBatch
-from trio_pool_serve.engine.queue import batch_of
+from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import MAX_DELIVERED_ROWS, QueueEntry, Settled, by_submitter
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
@@ -25,7 +24,7 @@ class Submitter:
 async def test_rows_of_one_submitter_are_delivered_together_wherever_they_are_in_the_batch():
     first, second = Submitter(), Submitter()
     entries = [entry((first, second)[number % 2].settled, number) for number in range(10)]
-    in_flight = InFlightBatch(batch_of(entries), entries)
+    in_flight = InFlightBatch(entries)
     in_flight.forward_s, in_flight.copy_s = 0.25, 0.5
     await in_flight.deliver([(np.full(1, number),) for number in range(10)])
     assert first.deliveries == [[0, 2, 4, 6, 8]]

@@ -11,7 +11,7 @@ from attrs import frozen
 from tests.models.model_families import ServedModel
 from tests.models.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, TokenEmbed, Vectors
+from trio_pool_serve.types import Batch, MaxSim, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
@@ -77,16 +77,11 @@ async def test_a_text_without_a_role_agrees(pair: Pair):
 
 async def two_stages(served: ServedModel) -> Vectors:
     """All queries against all documents, each stage in one batch."""
-    scope = served.runner.open_scope()
-    held = [HeldQuery(scope) for _ in QUERIES]
-    queries = await served.ask(QUERIES, [(HoldQuery(query),) for query in held], "query")
-    counts = await served.runner.launch(Batch(tuple(queries)))
-    assert [count for ((count,),) in counts] == [len(found) for found in await vectors(served, QUERIES, "query")]
+    queries = [MaxSim(query) for query in await vectors(served, QUERIES, "query")]
     documents = await served.ask(
-        DOCUMENTS * len(QUERIES), [(MaxSim(query),) for query in held for _ in DOCUMENTS], "document"
+        DOCUMENTS * len(QUERIES), [(query,) for query in queries for _ in DOCUMENTS], "document"
     )
     rows = await served.runner.launch(Batch(tuple(documents)))
-    scope.close()
     return np.array([score for ((score,),) in rows]).reshape(len(QUERIES), len(DOCUMENTS))
 
 
@@ -94,11 +89,6 @@ async def test_scores_and_their_ranking_agree(pair: Pair):
     scores = await two_stages(pair.ours)
     assert np.abs(scores - pair.scores).max() < SCORE_TOLERANCE
     assert_same_ranking(scores, pair.scores)
-
-
-async def test_nothing_is_held_once_a_request_is_over(pair: Pair):
-    await two_stages(pair.ours)
-    assert pair.ours.runner.held_bytes == 0
 
 
 async def test_both_read_the_same_token_ids(pair: Pair):

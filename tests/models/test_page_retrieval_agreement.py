@@ -11,16 +11,7 @@ from tests.models.model_families import largest_difference
 from tests.models.retrieval_families import assert_same_ranking
 from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, SeeingModel, shuffled
 from tests.models.vision_oracles import page_vectors
-from trio_pool_serve.types import (
-    Batch,
-    HeldQuery,
-    HoldQuery,
-    MaxSim,
-    PoolingRequest,
-    RenderedPrompt,
-    TokenEmbed,
-    Vectors,
-)
+from trio_pool_serve.types import Batch, MaxSim, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
@@ -75,14 +66,11 @@ async def test_questions_and_pages_in_one_shuffled_batch_agree(pair: Pair, recor
 
 
 async def test_scores_and_ranking_agree(pair: Pair, record_agreement: Callable[..., None]):
-    scope = pair.ours.runner.open_scope()
-    held = [HeldQuery(scope) for _ in SENTENCES]
     questions, pages = await pair.prompts(SENTENCES), await pair.prompts(PICTURES)
-    stage_one = [PoolingRequest(prompt, (HoldQuery(query),)) for prompt, query in zip(questions, held, strict=True)]
-    await pair.ours.runner.launch(Batch(tuple(stage_one)))
-    stage_two = [PoolingRequest(page, tuple(MaxSim(query) for query in held)) for page in pages]
-    rows = await pair.ours.runner.launch(Batch(tuple(stage_two)))
-    scope.close()
+    stage_one = Batch(tuple(PoolingRequest(prompt, (TokenEmbed(),)) for prompt in questions))
+    params = tuple(MaxSim(vectors) for (vectors,) in await pair.ours.runner.launch(stage_one))
+    stage_two = Batch(tuple(PoolingRequest(page, params) for page in pages))
+    rows = await pair.ours.runner.launch(stage_two)
     scores = np.array([[float(score[0]) for score in row] for row in rows]).T
     difference = float(np.abs(scores - pair.scores).max())
     assert difference < SCORE_TOLERANCE

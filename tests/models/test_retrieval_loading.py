@@ -18,7 +18,7 @@ from tests.models.retrieval_families import (
     write_bge_m3,
 )
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.types import Embed, HoldQuery, MaxSim, SparseEmbed, SparseLookup, TokenEmbed
+from trio_pool_serve.types import Embed, MaxSim, SparseEmbed, SparseLookup, TokenEmbed
 
 
 def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -34,7 +34,7 @@ def refuse(folder: Path, said: str) -> None:
 
 
 def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
-    assert set(load(pylate_bert(tmp_path / "late")).heads) == {TokenEmbed, HoldQuery, MaxSim}
+    assert set(load(pylate_bert(tmp_path / "late")).heads) == {TokenEmbed, MaxSim}
     assert set(load(splade_max(tmp_path / "splade")).heads) == {SparseEmbed}
     assert set(load(inference_free(tmp_path / "free")).heads) == {SparseEmbed, SparseLookup}
     assert set(load(write_bge_m3(tmp_path / "bge")).heads) == {Embed, SparseEmbed, TokenEmbed}

@@ -11,7 +11,7 @@ import sys
 import trio
 
 from trio_pool_serve.config import RayConfig
-from trio_pool_serve.engine.remote.ray_cluster import PlacedActor, RayCluster, open_cluster
+from trio_pool_serve.engine.places.ray.cluster import PlacedActor, RayCluster, open_cluster
 from trio_pool_serve.errors import PoolServeError
 
 

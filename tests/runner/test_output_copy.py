@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.simgpu.activity import watched
 from tests.simgpu.device import DeviceModule, simulated_device
 from tests.simgpu.streams import Event
-from trio_pool_serve.engine import local
+from trio_pool_serve.engine import launch_thread
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
 from trio_pool_serve.runner.output_copy import OutputCopier
@@ -30,7 +30,6 @@ from trio_pool_serve.types import (
     PooledBatch,
     PooledValue,
     PoolingRequest,
-    QueryScope,
     RenderedPrompt,
     Vectors,
 )
@@ -99,7 +98,6 @@ class CopyingRunner:
     rows: list["weakref.ref[Tensor]"] = field(factory=list)
     dimensions: int = 2
     default_batch_tokens: int = 64
-    held_bytes: int = 0
     pads: bool = True
     on_cpu: bool = False
     has_own_threads: bool = False
@@ -107,9 +105,6 @@ class CopyingRunner:
     concurrent_launches: int = 1
     cosine_with_float32: float | None = None
     probe_request: None = None
-
-    def open_scope(self) -> QueryScope:
-        raise NotImplementedError
 
     def prepare(self, wanted: int | None) -> int:
         return wanted or self.default_batch_tokens
@@ -386,7 +381,7 @@ async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     runner = CopyingRunner(OutputCopier(held.device, offload), held.trace)
     engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("m"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "MAX_IN_FLIGHT", max_in_flight)
+        patch.setattr(launch_thread, "MAX_IN_FLIGHT", max_in_flight)
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.wait_ready()

@@ -78,7 +78,6 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     for name in (
         "dimensions",
         "embeds_width",
-        "held_bytes",
         "pads",
         "concurrent_launches",
         "has_own_threads",

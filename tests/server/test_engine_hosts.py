@@ -118,6 +118,25 @@ class Load:
             self.stopped = True
 
 
+async def test_a_server_whose_own_engine_processes_have_all_failed_computes_on_its_host(
+    tmp_path, scripted_folder, key_file
+):
+    address, fails = local(), {"SCRIPT_LOAD_ERROR": "there are no weights"}
+    given = (f"m={scripted_folder}", "--engine-hosts", address, "--key-file", str(key_file))
+    also_here = ("--engine", "process", "--replicas", "2")
+    async with (
+        engine(scripted_folder, key_file, address),
+        launched(tmp_path, *given, *also_here, command=SCRIPTED, env=fails) as server,
+        client_of(server.url) as client,
+    ):
+        await server.wait_logged("has failed, 0 of 2 replicas are left, and --engine-hosts")
+        assert await statuses_of(client, 3) == {200: 3}
+        replicas = (await client.get("/load")).json()["models"]["m"]["replicas"]
+        assert [replica["state"] for replica in replicas.values()] == ["failed", "failed"]
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
 # -- two machines ----------------------------------------------------------------------------------------
 
 

@@ -125,7 +125,7 @@ class Driven:
 
 def busy_of(load: Any) -> dict[str, float]:
     """Return what of ``/load`` says that something is going on."""
-    of_engines = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "held_bytes")
+    of_engines = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens")
     counts = (*of_engines, "borrowed", "waiting")
     found: dict[str, float] = {}
     for group, members in load.items():

@@ -242,6 +242,32 @@ async def test_the_sockets_are_for_this_user_alone(pipes, scripted_folder, tempo
         assert not folder.exists()
 
 
+async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_processes_are_replaced(
+    pipes, scripted_folder, temporary
+):
+    async with scripted(pipes, scripted_folder, "--replicas", "1", "--api-workers", "2") as server:
+        (folder,) = temporary.glob("trio_pool_serve-*")
+        await until_joined(server, 2)
+        (first,) = server.processes(ENGINE_PROCESS)
+        shutil.rmtree(folder)
+        first.kill()
+        await server.wait_logged("and has been made again")
+        await server.wait_computing()
+        (second,) = server.processes(ENGINE_PROCESS)
+        shutil.rmtree(folder)
+        await ask_well(server)
+        await until(lambda: [*folder.glob("*.engine")])
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (api, *_) = server.processes(API_PROCESS)
+        api.kill()
+        await until_joined(server, 2)
+        await ask_well(server)
+        assert server.processes(ENGINE_PROCESS) == [second]
+        server.signal()
+        assert await server.wait_exit() == 0
+        assert not folder.exists()
+
+
 @sampled(("command", "workers"), [(SCRIPTED, "1"), (LAUNCHER, "2")], keep=[(SCRIPTED, "1")])
 async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder, command, workers):
     arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)  # a folder without weights

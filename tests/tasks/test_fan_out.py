@@ -29,7 +29,7 @@ from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensP
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer, TokenizerPool
-from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowToCompute, compute_rows
+from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowDone, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -102,15 +102,14 @@ class Floor:
     renderer: Renderer
     engine: LocalEngine
 
-    async def compute(self, *prompts: Prompt | str, timings: RequestTimings | None = None) -> list[ComputedRow]:
+    async def compute(
+        self, *prompts: Prompt | str, timings: RequestTimings | None = None, row_done: RowDone | None = None
+    ) -> list[ComputedRow]:
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        with self.engine.admit(EstimatedWork(tokens=len(asked), rows=len(asked))) as admitted:
-            return await compute_rows(
-                Model("m", self.folder, self.renderer, self.engine),
-                [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
-                timings or RequestTimings(),
-                admitted,
-            )
+        model = Model("m", self.folder, self.renderer, self.engine)
+        rows = [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked]
+        with model.admit(EstimatedWork(tokens=len(asked), rows=len(asked)), timings or RequestTimings()) as accounting:
+            return await compute_rows(model, rows, accounting, row_done)
 
     async def assert_idle(self) -> None:
         """Threads that were rendering for a client that left may still have to finish."""
@@ -209,6 +208,16 @@ async def test_timings_are_those_of_the_whole_request(floor):
     assert len(timings.recorded) == timings.rows == 9
     assert timings.queue_s == max(row["queue_s"] for row in timings.recorded) > 0
     assert timings.forward_s == max(row["forward_s"] for row in timings.recorded) > 0
+
+
+async def test_admission_counts_rendered_rows_until_they_are_computed(floor):
+    counted: list[int] = []
+
+    def count(*_: object) -> None:
+        counted.append(floor.engine.statistics().admitted_tokens)
+
+    await floor.compute(*["hello"] * 3, timings=RequestTimings(on_tokens=count), row_done=count)
+    assert counted == [9, 6, 3, 0]
 
 
 # -- the first failure --------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """Scoring, in each of the three ways that models compare two texts."""
 
+import threading
+
 import numpy as np
 import pytest
 import trio
-import trio.lowlevel
 
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import (
     ContextLengthError,
     EmptyInputError,
@@ -18,13 +18,11 @@ from trio_pool_serve.errors import (
     TaskNotSupportedError,
 )
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.prompts import RenderingParams
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
-from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Classify, CopiedBatch, HeldQuery
+from trio_pool_serve.types import Classify, Client, CopiedBatch, MaxSim, TokenEmbed
 
 pytestmark = pytest.mark.unit
 
@@ -199,15 +197,31 @@ def test_vectors_are_compared_as_the_model_says(name, expected):
 # -- late interaction ---------------------------------------------------------------------------------
 
 
-async def test_late_interaction_encodes_the_query_once_and_leaves_nothing_behind(service, scripted):
+async def test_late_interaction_encodes_the_query_once(service, scripted):
     serve_as(service, LateInteraction())
     found = await scores(service, ["w1 w2"], ["w1 w2", "w1", "w3"])
     # Of the query's tokens, those that the document has too: both ends, and the words.
     assert found.values.tolist() == [4, 3, 2]
-    assert [type(row.params[0]).__name__ for row in rows_of(scripted)].count("HoldQuery") == 1
+    assert [type(row.params[0]) for row in rows_of(scripted)] == [TokenEmbed, MaxSim, MaxSim, MaxSim]
     assert found.prompt_tokens == 6 + 4 + 3 + 3  # the query's instruction has two tokens
-    assert scripted.held_bytes == 0
-    assert all(scope.closed for scope in scripted.scopes)
+    assert_idle(service)
+
+
+async def test_each_document_is_scored_against_its_own_query(service):
+    serve_as(service, LateInteraction())
+    found = await scores(service, ["w1 w2", "w3"], ["w3 w4", "w3 w4"])
+    assert found.values.tolist() == [2, 3]
+
+
+async def test_the_vectors_of_queries_count_as_memory_of_the_request(service):
+    serve_as(service, LateInteraction())
+    context = RequestContext()
+    await score(service.model(), ScoreJob(queries=["w1 w2", "w3"], documents=["w3", "w3"]), context)
+    assert context.reservation.nbytes == (6 + 5) * service.default.engine.dimensions * 4
+    full = RequestContext(reservation=Reservation(MemoryBudget(max_bytes=1), Client()))
+    full.reservation.budget.add(Client("another"), 1)
+    with pytest.raises(OverloadedError):
+        await score(service.model(), ScoreJob(queries=["w1 w2"], documents=["w3"]), full)
     assert_idle(service)
 
 
@@ -229,64 +243,32 @@ async def test_requests_at_once_with_one_id_get_their_own_scores(service, script
         await trio.to_thread.run_sync(scripted.launching.wait)
         scripted.gate.set()
     assert answers == {"w1 w2 w3": [5, 2], "w4 w5 w6": [2, 5]}
-    assert scripted.held_bytes == 0
 
 
-async def test_cancelling_between_the_stages_leaves_nothing_on_the_device(service, scripted):
+@pytest.mark.parametrize("stage", [TokenEmbed, MaxSim])
+async def test_cancelling_either_stage_leaves_nothing_behind(service, scripted, stage):
     serve_as(service, LateInteraction())
-    held = []
+    reached, go_on = threading.Event(), threading.Event()
 
-    def hold_up_stage_two(batch):
-        if type(batch.requests[0].params[0]).__name__ == "MaxSim":
-            held.append(service.default.engine.statistics().held_bytes)
-            scripted.launching.set()
-            scripted.gate.wait(60)
+    def hold_up(batch):
+        if type(batch.requests[0].params[0]) is stage:
+            reached.set()
+            go_on.wait(60)
 
-    scripted.on_launch = hold_up_stage_two
+    scripted.on_launch = hold_up
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scores, service, ["w1 w2"], ["w1"] * 9)
-        while not held:
-            await trio.lowlevel.checkpoint()
-        assert held[0] > 0
-        assert service.default.engine.statistics().held_bytes > 0
+        await trio.to_thread.run_sync(reached.wait)
         nursery.cancel_scope.cancel()
-    assert service.default.engine.statistics().held_bytes == 0
+    go_on.set()
     await wait_idle(service)
 
 
-async def test_cancelling_stage_one_leaves_nothing_on_the_device_however_late_it_ends(service, scripted):
-    serve_as(service, LateInteraction())
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scores, service, ["w1 w2"], ["w1"])
-        await trio.to_thread.run_sync(scripted.launching.wait)
-        nursery.cancel_scope.cancel()
-    scripted.gate.set()
-    await wait_idle(service)
-    assert service.default.engine.statistics().held_bytes == 0
-
-
-async def test_a_failing_document_leaves_nothing_on_the_device(service, scripted):
+async def test_a_failing_document_leaves_nothing_behind(service):
     serve_as(service, LateInteraction())
     with pytest.raises(ContextLengthError):
         await scores(service, ["w1"], ["w1", "w2 " * 100])
     await wait_idle(service)
-    assert service.default.engine.statistics().held_bytes == 0
-
-
-async def test_the_stages_take_and_give_types_of_their_own(service):
-    """The end of one cannot be the beginning of the other: neither takes what it gives."""
-    model = service.model()
-    with model.engine.open_scope() as scope, model.engine.admit(EstimatedWork(tokens=4, rows=4)) as admitted:
-        params = {"rendering": RenderingParams(), "timings": RequestTimings(), "admitted": admitted}
-        queries = await encode_queries(model, ["w1", "w2"], scope, **params)
-        assert all(isinstance(query, HeldQuery) for query in queries.held)
-        rows = await score_documents(model, [Document("w2", 1), Document("w2", 0)], queries, **params)
-        assert [row.values[0].tolist() for row in rows] == [[3], [2]]
-        with pytest.raises(TypeError):
-            await encode_queries(model, queries, scope, **params)
-        with pytest.raises(AttributeError):
-            await score_documents(model, [Document("w2", 0)], rows, **params)
 
 
 # -- failing ------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ class ClientLabels:
         """Whether an address is that of a trusted proxy; an empty one is a client's of the Unix socket."""
         if not address:
             return self.trusts_unix
+        if not self.networks:
+            return False
         try:
             ip = ip_address(address)
         except ValueError:

@@ -25,7 +25,7 @@ from trio_pool_serve.errors import (
     StorageInUseError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.processes.child_process import listening_at
+from trio_pool_serve.processes.socket_folder import serve_at
 from trio_pool_serve.storage.database import Database, open_database
 from trio_pool_serve.threads.offload import Offload
 
@@ -246,11 +246,7 @@ class BatchApi:
         # The owner before this process has ended.
         await self.offload.run("files", partial(self.folder.remove_sockets, self.socket, SOCKET_NAME))
         try:
-            with listening_at(self.socket) as listening:
-                task_status.started()
-                await trio.serve_listeners(
-                    self._answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))]
-                )
+            await serve_at(self.socket, partial(trio.serve_listeners, self._answer), task_status=task_status)
         except ModelLoadError as error:  # its path may be too long
             logger.warning("only this process serves files and batches: %s", error)
             task_status.started()

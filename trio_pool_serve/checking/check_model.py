@@ -166,8 +166,8 @@ def _report(
 def _runner_of(service: Service) -> Runner:
     engine = service.default.engine
     assert isinstance(engine, LocalEngine)  # noqa: S101  (as ``_in_this_process`` says)
-    assert engine.runner is not None  # noqa: S101  (loaded)
-    return engine.runner
+    assert engine.worker.runner is not None  # noqa: S101  (loaded)
+    return engine.worker.runner
 
 
 def _description(service: Service) -> RunnerDescription:

@@ -56,7 +56,7 @@ GONE = {
     "replicas-per-gpu": "use --replicas N/gpu.",
     "max-engine-restarts": "an engine process that died 10 times in a row is started again every 5 minutes.",
     "link-timeout-s": "a silent link to another machine is lost after 1.5 seconds.",
-    "retry-lost": "a request with a single input is computed elsewhere, once, if its engine is lost.",
+    "retry-lost": "inputs are computed by another engine if theirs is lost.",
     "ray-address": "set Ray's own variable RAY_ADDRESS.",
     "cpus-per-replica": "set OMP_NUM_THREADS, the number of CPUs that are reserved for each replica.",
     "scale-up-queue-s": "replicas are added if the queue takes longer than a fifth of --max-queue-s.",

@@ -36,6 +36,7 @@ class HostsConfig:
     zone: Annotated[
         str,
         Setting(
-            "The zone of this process: inputs go to engines of other zones only if that is faster.", default="none"
+            "The zone of this process: inputs go to engines of other zones only after waiting for 50 ms.",
+            default="none",
         ),
     ] = field(default="", validator=matches(ZONE, "a zone: up to 63 letters, digits, `.`, `_` and `-`"))

@@ -1,1 +1,1 @@
-"""Scheduling: the queue, admission, batching, and the loop that feeds the runner."""
+"""Admission, the queue of a model's rows, the batches that are formed from it, and the devices that compute them."""

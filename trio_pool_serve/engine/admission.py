@@ -1,21 +1,25 @@
-"""Admission: a request is admitted whole, or refused whole if what waits before it takes too long.
+"""Admission: a request is admitted whole, or refused whole if what is computed before it takes too long.
 
 The work of admitted requests is counted in tokens, by client and by work class, and converted to seconds at the rate
 that is measured for each work class: see ``ComputeRates``.
+
+Clients have turns, and so have the requests of one client. While a server is overloaded, another request takes the
+place of each that ends, so that a request of many rows waits for as much of each other client as it has itself, however
+much of theirs is computed already. So a request counts in full until its last row is computed.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import trio
 from attrs import Factory, define, evolve, field, frozen
 
-from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
-from trio_pool_serve.engine.queue import FAIRNESS
-from trio_pool_serve.engine.waiting_work import CLIENTS, REQUESTS, SIZES, WaitingWork, size_of
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES, SecondsPerToken, class_of, work_class
+from trio_pool_serve.engine.waiting_rows import FAIRNESS
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.types import Client, RenderedPrompt
@@ -29,12 +33,15 @@ on the event loop takes more of the cores, to admit some of the requests and to 
 IMAGE_ROW_WEIGHT = 0.1
 """Weight of the newest row in the average length of those with images."""
 
-DUE_AFTER = FAIRNESS * 2.0 ** np.arange(SIZES)
-"""Tokens that the queue takes of a client until all of a request is due, by request size."""
+CLIENTS = 256
+"""Clients that are told apart; two whose numbers are equal modulo this one count as one."""
 
 ALL_DUE = 1.5 * FAIRNESS
-"""Large requests of one client that come due faster than they are computed: ``FAIRNESS`` of them, and half as many more
-because the queue rounds virtual deadlines up to powers of two."""
+"""Larger requests of one client that come due faster than they are computed: ``FAIRNESS`` of them, and half as many
+more because the queue rounds virtual deadlines up to powers of two."""
+
+COMES_AGAIN = 2.0
+"""Times the work that another client has waiting: in an overloaded server it sends more while this is computed."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -57,35 +64,52 @@ class EstimatedWork:
         """The priority among the rows of all clients."""
         return self.priority if self.client.may_outrank else 0
 
+    @property
+    def row_class(self) -> int:
+        """The work class of its rows."""
+        return work_class(self.tokens // max(1, self.rows), has_images=self.has_images)
+
+
+@define(eq=False)
+class WaitingWork:
+    """The work of the admitted requests of one model that have not ended.
+
+    ``tokens``, shape (``CLIENTS``, ``WORK_CLASSES``), are those of all their rows, and ``total``, shape
+    (``WORK_CLASSES``,), the sums over clients; ``remaining`` are those of the rows that are not computed. They are
+    float64 because they are multiplied by rates.
+    """
+
+    tokens: npt.NDArray[np.float64] = Factory(lambda: np.zeros((CLIENTS, WORK_CLASSES)))
+    total: npt.NDArray[np.float64] = Factory(lambda: np.zeros(WORK_CLASSES))
+    remaining: npt.NDArray[np.float64] = Factory(lambda: np.zeros(WORK_CLASSES))
+    sizes: dict[int, dict[tuple[int, int], list[int]]] = Factory(lambda: defaultdict(dict))
+    """Of each client, by number: requests and their tokens, by priority and size (octave of tokens)."""
+
 
 @define(eq=False)
 class AdmittedRequest:
-    """The work of one admitted request that is not computed yet, as counted by ``Admission``.
+    """The work of one admitted request, as counted by ``Admission``.
 
-    Its rows replace the estimate once they are rendered, and no longer count once they are computed. Background work is
-    not counted at all.
+    Its rows replace the estimate once they are rendered. Background work is not counted at all.
     """
 
     work: EstimatedWork
-    _key: tuple[int, int]
-    """Its size, and the number of its client."""
     _waiting: WaitingWork
-    _by_priority: Counter[int]
-    """Tokens of the client's requests of this size in this process, and one more for each, by priority."""
     _image_rows: "ImageRows"
-    _unrendered: int = field(init=False)
-    _estimate: dict[int, int] = field(init=False, factory=dict)
-    _counted: dict[int, int] = field(init=False, factory=dict)
+    _unrendered: int = field(init=False, default=0)
+    _estimate: int = field(init=False, default=0)
+    """Tokens of the rows that are not rendered."""
+    _counted: Counter[int] = field(init=False, factory=Counter)
+    """Tokens of all its rows, by work class."""
+    _computed: Counter[int] = field(init=False, factory=Counter)
+    """Those of the rows that are computed."""
 
     def __attrs_post_init__(self) -> None:
         work = self.work
-        self._unrendered = work.rows
         if work.client.is_background:
             return
-        self._count(REQUESTS, 1)
-        estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
-        self._estimate = {estimated_class: work.tokens}
-        self._count(estimated_class, work.tokens)
+        self._unrendered, self._estimate = work.rows, work.tokens
+        self._count({work.row_class: work.tokens})
         if work.has_images:
             self._image_rows.unrendered.add(work.client.number, work.rows)
 
@@ -93,44 +117,55 @@ class AdmittedRequest:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
         if self.work.client.is_background:
             return
-        for estimated_class, estimate in self._estimate.items():
-            replaced = estimate if rows >= self._unrendered else estimate * rows // self._unrendered
-            self._estimate[estimated_class] = estimate - replaced
-            self._count(estimated_class, -replaced)
+        replaced = self._estimate if rows >= self._unrendered else self._estimate * rows // self._unrendered
+        self._estimate -= replaced
+        changes = Counter({self.work.row_class: -replaced} if replaced else {})
+        for prompt in prompts:
+            changes[class_of(prompt)] += len(prompt.token_ids)
+            if prompt.images is not None:
+                self._image_rows.observe_tokens(len(prompt.token_ids))
+        self._count(changes)
         if self.work.has_images:
             self._image_rows.unrendered.note_done(self.work.client.number, min(rows, self._unrendered))
         self._unrendered = max(0, self._unrendered - rows)
-        for prompt in prompts:
-            tokens = len(prompt.token_ids)
-            self._count(class_of(prompt), tokens)
-            if prompt.images is not None:
-                self._image_rows.observe_tokens(tokens)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
-        """Count a rendered row no longer."""
+        """Count a rendered row as computed, and with the last one nothing of the request any longer."""
         if not self.work.client.is_background:
-            self._count(class_of(prompt), -len(prompt.token_ids))
+            row_class, tokens = class_of(prompt), len(prompt.token_ids)
+            self._computed[row_class] += tokens
+            self._waiting.remaining[row_class] -= tokens
+            if not self._unrendered and self._computed == self._counted:
+                self.release()
 
     def release(self) -> None:
         """Count nothing of the request any longer."""
-        for counted_class, tokens in self._counted.items():
-            self._waiting.add(*self._key, counted_class, -tokens)
-        self._add_by_priority(-sum(self._counted.values()))
-        self._counted.clear()
-        self._estimate.clear()
+        if not self._counted:
+            return
+        for row_class, tokens in self._computed.items():
+            self._waiting.remaining[row_class] += tokens
+        self._count({row_class: -tokens for row_class, tokens in self._counted.items()}, ends=True)
         if self.work.has_images:
             self._image_rows.unrendered.withdraw(self.work.client.number, self._unrendered)
+        self._counted.clear()
+        self._computed.clear()
         self._unrendered = 0
 
-    def _count(self, counted_class: int, tokens: int) -> None:
-        self._counted[counted_class] = self._counted.get(counted_class, 0) + tokens
-        self._waiting.add(*self._key, counted_class, tokens)
-        self._add_by_priority(tokens)
-
-    def _add_by_priority(self, tokens: int) -> None:
-        self._by_priority[self.work.priority] += tokens
-        if self._by_priority[self.work.priority] <= 0:
-            del self._by_priority[self.work.priority]
+    def _count(self, changes: Mapping[int, int], *, ends: bool = False) -> None:
+        waiting, client, begins = self._waiting, self.work.client.number, not self._counted
+        for row_class, tokens in changes.items():
+            self._counted[row_class] += tokens
+            waiting.remaining[row_class] += tokens
+            waiting.total[row_class] += tokens
+            waiting.tokens[client % CLIENTS, row_class] += tokens
+        key = self.work.priority, self.work.tokens.bit_length()
+        counts = waiting.sizes[client].setdefault(key, [0, 0])
+        counts[0] += begins - ends
+        counts[1] += sum(changes.values())
+        if not counts[0]:
+            del waiting.sizes[client][key]
+            if not waiting.sizes[client]:
+                del waiting.sizes[client]
 
 
 @define(eq=False)
@@ -148,38 +183,31 @@ class ImageRows:
         self.tokens += (tokens - self.tokens) * (IMAGE_ROW_WEIGHT if self.tokens else 1.0)
 
 
-def class_of(prompt: RenderedPrompt) -> int:
-    """Return the work class of a row."""
-    return work_class(len(prompt.token_ids), has_images=prompt.images is not None)
-
-
 @define(eq=False)
 class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
     ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
-    What waits before a request is what the queue would take of its client's rows before its own, and of each other
-    client as much again, as the queue takes turns between clients. A request is always admitted when nothing waits
-    before it, and while the rates are unknown. To prepare images may take longer than to compute them.
+    What is computed before a request is what comes before it of its own client, and of each other client as much again,
+    as clients take turns. A request is always admitted when nothing waits before it, and while the rates are unknown.
+    To prepare images may take longer than to compute them.
     """
 
     max_queue_s: float
     seconds_per_token: Callable[[], SecondsPerToken]
-    waiting: WaitingWork = field(factory=WaitingWork)
     margin: float = LOAD_MARGIN
-    _by_priority: dict[tuple[int, int], Counter[int]] = field(init=False, factory=lambda: defaultdict(Counter))
-    """By request size and client, of this process."""
+    waiting: WaitingWork = field(init=False, factory=WaitingWork)
     _image_rows: ImageRows = field(init=False, factory=ImageRows)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the requests admitted by this process that are not computed yet."""
-        return self.waiting.own_tokens
+        """Tokens of the admitted requests that are not computed yet."""
+        return int(self.waiting.remaining.sum())
 
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        seconds = float(self.waiting.total() @ self.seconds_per_token())
+        seconds = float(self.waiting.remaining @ self.seconds_per_token())
         return 0.0 if math.isnan(seconds) else seconds * self.margin
 
     def is_full(self, waited_s: float = 0.0) -> bool:
@@ -189,21 +217,14 @@ class Admission:
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
-        if work.client.is_background:
-            yield AdmittedRequest(work, (0, 0), self.waiting, Counter(), self._image_rows)
-            return
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
-        key = size_of(work.tokens), work.client.number
-        by_priority = self._by_priority[key]
-        admitted = AdmittedRequest(work, key, self.waiting, by_priority, self._image_rows)
+        admitted = AdmittedRequest(work, self.waiting, self._image_rows)
         try:
             yield admitted
         finally:
             admitted.release()
-            if not by_priority and self._by_priority.get(key) is by_priority:
-                del self._by_priority[key]
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""
@@ -213,8 +234,8 @@ class Admission:
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
         rendering_s = self._image_rows.unrendered.wait_s(work.client.number, work.rows) if work.has_images else 0.0
-        waiting_s = self.waiting_s
-        if not waiting_s or waiting_s + rendering_s <= limit_s:
+        all_s = COMES_AGAIN * self.margin * float(self.waiting.total @ self.seconds_per_token())
+        if not all_s + rendering_s > limit_s:  # or it is NaN
             return  # without a look at the clients: this is for each request
         # Not the longer of both: without an accelerator they share the cores.
         wait_s = self.wait_s(work) + rendering_s
@@ -232,40 +253,34 @@ class Admission:
         rates = self.seconds_per_token() * self.margin
         if math.isnan(rates[0]):
             return 0.0
-        seconds = self.waiting.by_client() @ rates
+        seconds = self.waiting.tokens @ rates
+        own_s = float(seconds[work.client.number % CLIENTS])
         if work.rank > 0:
             return float(seconds.sum())  # behind all others
-        before = self._own_before_s(work, rates)
+        own_tokens = float(self.waiting.tokens[work.client.number % CLIENTS].sum())
+        before_s = self._own_before(work) * own_s / own_tokens if own_tokens else 0.0
         if work.rank < 0:
-            return before
-        row_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
-        turn = before + work.tokens * float(rates[row_class])
-        return before + float(np.minimum(seconds, turn).sum()) - min(float(seconds[work.client.number % CLIENTS]), turn)
+            return before_s
+        turn_s = before_s + work.tokens * float(rates[work.row_class])
+        others_s = np.minimum(COMES_AGAIN * seconds, turn_s)
+        return before_s + float(others_s.sum()) - min(COMES_AGAIN * own_s, turn_s)
 
-    def _own_before_s(self, work: EstimatedWork, rates: SecondsPerToken) -> float:
-        """Return for how many seconds a request waits for others of its client.
+    def _own_before(self, work: EstimatedWork) -> float:
+        """Return how many tokens of its own client are computed before a request.
 
-        The queue takes what is due before this one is: a part of each larger one, which grows until its turn comes.
-        With ``ALL_DUE`` larger ones it does not come before they are computed.
+        All of requests that are more urgent, or not larger. Of each larger one as much as of this one, and meanwhile
+        more of it comes due: an eighth of what is computed. With ``ALL_DUE`` of them this one does not come before they
+        are computed.
         """
-        client = work.client.number
-        counts = self.waiting.by_size(client)
-        sizes = np.flatnonzero(counts[:, REQUESTS])
-        requests, counts = counts[sizes, REQUESTS], counts[sizes, :REQUESTS]
-        tokens = counts.sum(axis=1)
-        urgency = [self._urgency(client, size, work.priority) for size in sizes.tolist()]
-        more_urgent, as_urgent = np.array(urgency).reshape(-1, 2).T
-        due = more_urgent * tokens + as_urgent * np.minimum(tokens, DUE_AFTER[:, np.newaxis] * requests / ALL_DUE)
-        turns = DUE_AFTER[size_of(work.tokens)] + due.sum(axis=1)
-        turn = min(np.count_nonzero(turns > DUE_AFTER), SIZES - 1)
-        return float(due[turn] / np.maximum(tokens, 1.0) @ (counts @ rates))
-
-    def _urgency(self, client: int, size: int, priority: int) -> tuple[float, float]:
-        """Return the shares of a client's waiting requests of one size that are more urgent, and as urgent."""
-        by_priority = self._by_priority.get((size, client)) or {priority: 1}
-        more_urgent = sum(tokens for each, tokens in by_priority.items() if each < priority)
-        total = sum(by_priority.values())
-        return more_urgent / total, by_priority.get(priority, 0) / total
+        size, before, larger, larger_tokens = work.tokens.bit_length(), 0, 0, 0
+        for (priority, other), (requests, tokens) in self.waiting.sizes.get(work.client.number, {}).items():
+            if priority < work.priority or (priority == work.priority and other <= size):
+                before += tokens
+            elif priority == work.priority:
+                larger, larger_tokens = larger + requests, larger_tokens + tokens
+        if larger >= ALL_DUE:
+            return before + larger_tokens
+        return before + min(larger_tokens, larger * (max(1, work.tokens) + before / FAIRNESS) / (1 - larger / ALL_DUE))
 
 
 def retry_after_s(wait_s: float, max_queue_s: float) -> float:

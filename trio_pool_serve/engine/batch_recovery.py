@@ -57,7 +57,13 @@ class BatchRecovery:
         """
         deadline = trio.current_time() + self.time_limit_s
         max_failures = 4 * (len(entries) - 1).bit_length() + EXTRA_FAILURES
-        self._divide(list(entries), fault)
+        by_sender: dict[object, list[QueueEntry]] = {}
+        for entry in entries:
+            by_sender.setdefault(entry.holder, []).append(entry)
+        if len(by_sender) > 1:
+            self._groups += by_sender.values()  # what one has sent costs the others one pass
+        else:
+            self._divide(list(entries), fault)
         while self._groups:
             rows = [entry for entry in self._groups.pop() if not entry.is_abandoned]
             if not rows:

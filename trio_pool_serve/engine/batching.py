@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 MAX_PADDING_SHARE = 0.1
 """Share of a batch's padded tokens that may be padding."""
@@ -52,6 +52,25 @@ class BatchBudget:
         self.tokens = total
         self.longest = longest
         return True
+
+
+@frozen
+class BatchLimits:
+    """What the next batch of a device may have.
+
+    ``max_tokens`` is the token budget. While small requests arrive, a batch of bulk has at most ``bulk_tokens``. With
+    ``leaves_long``, long rows are left to the devices that compute such already.
+    """
+
+    max_tokens: int
+    bulk_tokens: int | None = None
+    pads: bool = True
+    """Whether padding is computed."""
+    leaves_long: bool = False
+
+    def budget(self) -> BatchBudget:
+        """Return the budget of a new batch."""
+        return BatchBudget(self.max_tokens, self.max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
 
 
 @define

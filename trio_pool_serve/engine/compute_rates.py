@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
+from trio_pool_serve.types import RenderedPrompt
+
 LENGTHS = 16
 """Octaves of row length that are told apart; the last has all rows of 2¹⁵ tokens and more."""
 
@@ -35,6 +37,11 @@ def work_class(tokens: int, *, has_images: bool = False) -> int:
     """Return the work class of rows of so many tokens."""
     octave = min(max(tokens, 1).bit_length() - 1, LENGTHS - 1)
     return octave + LENGTHS if has_images else octave
+
+
+def class_of(prompt: RenderedPrompt) -> int:
+    """Return the work class of a row."""
+    return work_class(len(prompt.token_ids), has_images=prompt.images is not None)
 
 
 UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
@@ -76,6 +83,10 @@ class ComputeRates:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
+
+    def of(self, prompt: RenderedPrompt) -> float:
+        """Return the seconds per token of rows like this one; NaN before the first batch."""
+        return float(self.seconds_per_token[class_of(prompt)])
 
 
 @define(eq=False)
@@ -119,14 +130,3 @@ def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
         return one // LENGTHS != other // LENGTHS, abs(one % LENGTHS - other % LENGTHS)
 
     return np.array([min(known, key=lambda found: distance(found, wanted)) for wanted in range(WORK_CLASSES)])
-
-
-def rates_together(rates: npt.NDArray[np.float64]) -> SecondsPerToken:
-    """Return the rates of several engines that share the work: seconds per token of all together.
-
-    ``rates``, shape (engines, ``WORK_CLASSES``), are those of each; engines that have computed nothing yet do not
-    count.
-    """
-    known = rates[~np.isnan(rates[:, 0])]
-    together: SecondsPerToken = 1 / (1 / known).sum(axis=0) if len(known) else UNKNOWN
-    return together

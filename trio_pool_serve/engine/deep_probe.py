@@ -7,7 +7,8 @@ from typing import NoReturn
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.engine import Engine, require_finite
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.submission import require_finite
 from trio_pool_serve.errors import PoolServeError
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.engine import Engine, RowDone
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.result_cache import Key, ResultCache
+from trio_pool_serve.engine.submission import RowDone
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
 
@@ -25,8 +26,9 @@ class ModelResults:
     """The results of one loaded model in a cache that all models share; a model that is loaded again has none.
 
     Looked up are rows of token ids. Not looked up are those with images or token embeddings, whose digest would take
-    longer, and those that refer to held queries. Equal rows that are computed at the same time are computed for each
-    request: the later one would inherit the place in the queue, the priority and the failures of the earlier one.
+    longer, and those that are scored against a query's vectors. Equal rows that are computed at the same time are
+    computed for each request: the later one would inherit the place in the queue, the priority and the failures of the
+    earlier one.
     """
 
     cache: ResultCache
@@ -103,7 +105,7 @@ class ModelResults:
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
-    """Return bytes that are equal for equal params; ``None`` for those that cannot be encoded, as held queries."""
+    """Return bytes that are equal for equal params; ``None`` for those that cannot be encoded, as arrays."""
     try:
         return msgspec.msgpack.encode([(param.wire_name, param) for param in params])
     except Exception:  # fields of params may be of any type

@@ -16,9 +16,10 @@ import msgspec
 from attrs import define, field
 
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget
-from trio_pool_serve.engine.engine import Engine, RowDone, Submission
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest, QueryParams
+from trio_pool_serve.engine.submission import RowDone, Submission
+from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
 
 _numbers = itertools.count(1 + secrets.randbits(62))
 """Numbers of planned batches, which are unlikely to be another process's."""
@@ -99,8 +100,8 @@ class WindowMember:
     ) -> list[PoolingOutput]:
         """Compute rows, together with those of the other members; return them in the order of the requests.
 
-        Rows with images or with held queries are computed with those of their own request alone, and at once: they hold
-        memory until they are computed. Raises and is cancelled as ``Engine.submit_all``.
+        Rows with images are computed with those of their own request alone, and at once: they hold memory until they
+        are computed. Raises and is cancelled as ``Engine.submit_all``.
         """
         submission = Submission(requests, row_done)
 
@@ -120,8 +121,8 @@ class WindowMember:
 
 
 def _is_alone(entry: QueueEntry) -> bool:
-    prompt, params = entry.request.prompt, entry.request.params
-    return prompt.images is not None or prompt.embeds is not None or isinstance(params[0], QueryParams)
+    prompt = entry.request.prompt
+    return prompt.images is not None or prompt.embeds is not None
 
 
 def planned(entries: Iterable[QueueEntry], max_tokens: int) -> Iterator[list[QueueEntry]]:

@@ -9,7 +9,7 @@ import msgspec
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 if TYPE_CHECKING:
-    from trio_pool_serve.engine.queue import QueueClass
+    from trio_pool_serve.engine.waiting_rows import QueueClass
 
 MAX_DELIVERED_ROWS = 512
 """Rows of one submitter that are delivered to it at once."""
@@ -32,14 +32,16 @@ class QueueEntry(msgspec.Struct, eq=False):
     settled: "Settled" = lambda _: None
     queued_at: float = msgspec.field(default_factory=time.perf_counter)
     number: int = 0
+    key: str = ""
+    """The batch key: only rows with the same one are computed together."""
     output: PoolingOutput | None = None
     error: Exception | None = None
     is_abandoned: bool = False
     """No client waits for the row any more: if it has been launched, it is not computed again."""
-    link: Any = None
-    """The ``Link`` by which the row was sent to another process."""
-    lost_before: bool = False
-    """Whether an engine that had the row was lost; it is sent to one more at most."""
+    holder: Any = None
+    """The ``RemoteDevice`` that it was sent to; at a device server, the ``SentBatch`` that it came with."""
+    losses: int = 0
+    """Devices that were lost while they had the row."""
     tokens: int = 0
     """Those of the request; set by the queue, as the next."""
     virtual_deadline: int = 0

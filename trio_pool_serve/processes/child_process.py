@@ -11,16 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
 from attrs import define, frozen
 
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.processes.standard_error import StandardError
@@ -33,8 +31,6 @@ Job = TypeVar("Job")
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
 
 STABLE_AFTER_S = 60.0
-
-BACKLOG = 128
 
 EXIT_TIMEOUT_S = 5.0
 """Time for a child to exit by itself after its channel is closed, before it is killed."""
@@ -124,27 +120,6 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
         await trio.sleep(pause_s)
 
 
-@contextmanager
-def listening_at(path: Path) -> Iterator[socket.socket]:
-    """Open a socket that listens at ``path``; the file is removed at the end.
-
-    Raises ``ModelLoadError`` if it cannot be bound: a path may have 108 characters on Linux, for one.
-    """
-    with socket.socket(socket.AF_UNIX) as listening:
-        try:
-            listening.bind(str(path))
-        except OSError as error:
-            raise ModelLoadError(f"The server's socket {path} cannot be bound: {error}") from error
-        listening.listen(BACKLOG)
-        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-        bound = path.stat().st_ino
-        try:
-            yield listening
-        finally:
-            if path.exists() and path.stat().st_ino == bound:  # no other process has taken its place
-                path.unlink(missing_ok=True)
-
-
 @frozen
 class ChildEnd:
     """How a child has ended, as a phrase for the log, and for how long it had been ready (seconds)."""
@@ -158,27 +133,15 @@ def restart_backoff() -> RestartBackoff:
     return RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
 
 
-async def keep_alive(
-    name: str,
-    live: Callable[[], Awaitable[ChildEnd]],
-    *,
-    max_restarts: int = 0,
-    backoff: RestartBackoff | None = None,
-) -> NoReturn:
+async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
     """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
 
-    Raises what ``live`` raises, and ``EngineDeadError`` after more than ``max_restarts`` crashes in a row (0: never):
-    those of children that were ready for at most ``STABLE_AFTER_S``. Those that ``backoff`` has counted in an earlier
-    call count too. Cancellation: at once.
+    Raises what ``live`` raises. Cancellation: at once.
     """
-    backoff = restart_backoff() if backoff is None else backoff
+    backoff = restart_backoff()
     while True:
         end = await live()
         pause_s = backoff.next_pause_s(end.was_ready_s)
-        if 0 < max_restarts < backoff.crashes_in_a_row:
-            raise EngineDeadError(
-                f"The process of {name} has {end.how}, and has been restarted {max_restarts} times in a row: giving up."
-            )
         logger.error("the process of %s has %s; the next one starts in %g s", name, end.how, pause_s)
         await trio.sleep(pause_s)
 

@@ -1,12 +1,27 @@
-"""The private folder of the sockets between a server's processes."""
+"""The private folder of the sockets between a server's processes, and how they listen there."""
 
 import fcntl
+import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
+
+import trio
+
+from trio_pool_serve.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 128
+
+CHECK_S = 1.0
+"""How often it is looked whether the folder and the sockets are still there."""
 
 PREFIX = "trio_pool_serve-"
 
@@ -23,8 +38,27 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
     def __init__(self) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
         super().__init__(prefix=PREFIX)
-        self._lock = os.open(self.name, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = _lock(self.name)
+
+    async def keep(self) -> NoReturn:
+        """Make the folder again whenever a cleaner of temporary files, for one, has removed it. Cancellation: at once.
+
+        Who listens there, or writes files, does so again: see ``serve_at``.
+        """
+        failure, folder = "", Path(self.name)
+        while True:
+            await trio.sleep(CHECK_S)
+            if is_private(folder):
+                continue
+            try:
+                folder.mkdir(mode=0o700)  # noqa: ASYNC240  (in memory)
+                os.close(self._lock)
+                self._lock = _lock(self.name)
+                logger.warning("%s was removed, and has been made again", self.name)
+            except OSError as error:
+                if str(error) != failure:  # not at each attempt
+                    failure = str(error)
+                    logger.error("%s was removed, and cannot be made again: %s", self.name, failure)  # noqa: TRY400
 
     def cleanup(self) -> None:
         """Remove the folder; again, it does nothing."""
@@ -32,6 +66,66 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether a folder is there and this user's; another user may make one where ours was removed."""
+    with suppress(FileNotFoundError):
+        return folder.lstat().st_uid == os.geteuid()
+    return False
+
+
+async def serve_at(
+    path: Path,
+    serve: Callable[[list[trio.SocketListener]], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run ``serve`` with a listener at ``path``, and once more with another one whenever that was removed; forever.
+
+    ``started`` once it listens. Raises ``ModelLoadError`` if it cannot: a path may have 108 characters on Linux, for
+    one. Cancellation: at once; the socket is removed.
+    """
+    listener, bound = _listen_at(path)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, [listener])
+            task_status.started()
+            while True:
+                await trio.sleep(CHECK_S)
+                if not _number_of(path) and is_private(path.parent):
+                    with suppress(ModelLoadError):
+                        listener, bound = _listen_at(path)
+                        nursery.start_soon(serve, [listener])
+    finally:
+        if _number_of(path) == bound:  # no other process has taken its place
+            path.unlink(missing_ok=True)  # noqa: ASYNC240  (in memory)
+
+
+def _number_of(path: Path) -> int:
+    """Return the inode number of a file; 0 if there is none."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return 0
+
+
+def _listen_at(path: Path) -> tuple[trio.SocketListener, int]:
+    """Return a listener, in place of one of a process that has died, and the number of its file."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(listening)), _number_of(path)
+    except OSError as error:
+        listening.close()
+        raise ModelLoadError(f"The server's socket {path} cannot be bound: {error}") from error
+
+
+def _lock(folder: str) -> int:
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def _remove_abandoned(parent: Path) -> None:

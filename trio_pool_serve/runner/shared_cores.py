@@ -8,7 +8,6 @@ for a core have used less CPU time than the batch took.
 """
 
 import math
-import mmap
 import os
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import torch
 from attrs import define, field
 
+from trio_pool_serve.processes.shared_array import shared_array
 from trio_pool_serve.types import Batch, PooledBatch, Runner
 
 PEERS_IDLE_S = 0.25
@@ -71,10 +71,7 @@ class SharedCores:
     @classmethod
     def open(cls, path: Path, replica: int, replicas: int) -> "SharedCores":
         """Map the file at ``path``; it is created if it does not exist."""
-        with path.open("a+b") as file:
-            file.truncate(8 * replicas)
-            shared = mmap.mmap(file.fileno(), 8 * replicas)
-        cores = cls(np.frombuffer(shared, np.float64), replica, len(os.sched_getaffinity(0)))
+        cores = cls(shared_array(path, replicas), replica, len(os.sched_getaffinity(0)))
         cores.release()
         return cores
 

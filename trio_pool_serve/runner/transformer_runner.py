@@ -15,7 +15,6 @@ from trio_pool_serve.runner.batch_memory import fit_budget
 from trio_pool_serve.runner.device import use_device
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.heads.head import Head, HeadRows
-from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import states_of_rows
@@ -29,7 +28,6 @@ from trio_pool_serve.types import (
     PooledValue,
     PoolingParams,
     PoolingRequest,
-    QueryScope,
     RenderedPrompt,
     SparseEmbed,
     TokenClassify,
@@ -94,7 +92,6 @@ class TransformerRunner:
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
-    _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:
@@ -217,15 +214,6 @@ class TransformerRunner:
     def describe(self) -> str:
         """Return one line for the log."""
         return "" if self.description is None else str(self.description)
-
-    def open_scope(self) -> QueryScope:
-        """Return a new scope for held queries."""
-        return QueryVectors(self._memory)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of device memory that open scopes hold."""
-        return self._memory.bytes
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
         """Return the heads' outputs, on the device. Rows of which no head needs states have no forward pass."""

@@ -23,8 +23,8 @@ from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
 from trio_pool_serve.app import PoolServeApp
-from trio_pool_serve.server.contained_connection import LINGER_S, serve_connection
-from trio_pool_serve.server.early_refusals import REFUSAL, EarlyRefusals
+from trio_pool_serve.server.contained_connection import LINGER_S, end_sending, serve_connection
+from trio_pool_serve.server.early_refusals import LEFT, REFUSAL, EarlyRefusals, Refusal
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.server_context import ServerContext, address_of
 from trio_pool_serve.server.tls import Certificates
@@ -113,16 +113,14 @@ class Acceptor:
             _say_no(connection, is_plain=self.tls is None)
             self._linger(connection)
             return False
-        received = b""
+        found: Refusal | bytes = b""
         if self.early_refusals is not None and self.tls is None:
-            is_over, received = self.early_refusals.answer(connection, peer)
-            if is_over:
+            found = self.early_refusals.answer(connection, peer)
+            if isinstance(found, Refusal) and found.closes:
                 self._linger(connection)
                 return False
-        opened = contextlib.ExitStack()  # counted from now on: the task begins later
-        opened.enter_context(connection)
-        opened.enter_context(self.context.connections.counting())
-        nursery.start_soon(self._serve, connection, peer, received, opened)
+        self.context.connections.note_opened()  # now: the task begins later
+        nursery.start_soon(self._serve, connection, peer, found)
         return True
 
     def _linger(self, connection: socket.socket) -> None:
@@ -133,21 +131,33 @@ class Acceptor:
         if len(self._refused) > self.context.connections.limits.max_refused:
             self._refused.popleft()[1].close()
 
-    async def _serve(self, connection: socket.socket, peer: Any, received: bytes, opened: contextlib.ExitStack) -> None:
+    async def _serve(self, connection: socket.socket, peer: Any, found: Refusal | bytes) -> None:
         head_by = trio.current_time() + self.context.connections.limits.client_timeout_s
-        with opened:
-            try:
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-            except OSError:
-                return  # the client has left
-            if self.tls is None:
-                await self.serve(stream, received, head_by)
-                return
-            secured = None
-            with self.context.terminated.waiting(head_by, LAST_REQUEST_S):
-                secured = await self.tls.begin_tls(stream, address_of(connection.family, peer))
-            if secured is not None:
-                await self.serve(secured, b"", head_by)
+        try:
+            if isinstance(found, Refusal) and self.early_refusals is not None:
+                found = await self.early_refusals.answer_next(connection, peer)
+            if found is not LEFT:
+                await self._serve_stream(connection, peer, found, head_by)
+        finally:
+            connection.close()
+            self.context.connections.note_closed()
+
+    async def _serve_stream(self, connection: socket.socket, peer: Any, found: Refusal | bytes, head_by: float) -> None:
+        try:
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        except OSError:
+            return  # the client has left
+        if isinstance(found, Refusal):
+            await end_sending(stream.socket)
+            return
+        if self.tls is None:
+            await self.serve(stream, found, head_by)
+            return
+        secured = None
+        with self.context.terminated.waiting(head_by, LAST_REQUEST_S):
+            secured = await self.tls.begin_tls(stream, address_of(connection.family, peer))
+        if secured is not None:
+            await self.serve(secured, b"", head_by)
 
 
 async def serve_app(
@@ -170,7 +180,8 @@ async def serve_app(
     wrapped = wrap_app(app, settings.wsgi_max_body_size, "asgi")
     lifespan = Lifespan(wrapped, settings, state)
     early = None if refusing is None else EarlyRefusals(refusing, settings, context)
-    acceptor = Acceptor(listening, context, partial(serve_connection, wrapped, settings, context, state), tls, early)
+    serve = partial(serve_connection, wrapped, settings, context, state, refusals=early)
+    acceptor = Acceptor(listening, context, serve, tls, early)
     async with trio.open_nursery() as lifespan_nursery:
         await lifespan_nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()

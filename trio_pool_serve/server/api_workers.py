@@ -18,8 +18,8 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.remote.remote_engines import supervisor_of
-from trio_pool_serve.engine.remote.supervisor import Supervisor
+from trio_pool_serve.engine.places.server_places import supervisor_of
+from trio_pool_serve.engine.places.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import (
     ChildEnd,
@@ -175,13 +175,12 @@ async def serve_by_workers(
     Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``,
     end all processes at once. Cancellation: all processes are ended.
     """
-    with (
-        SocketFolder() as socket_folder,
-        open_listening(config.network) as listening,
-    ):
-        folder = Path(socket_folder)
+    sockets = SocketFolder()
+    with sockets, open_listening(config.network) as listening:
+        folder = Path(sockets.name)
         workers, engines = ApiWorkers(config, folder, listening), supervisor_of(config, loader, folder, gpus)
         async with open_process_nursery() as nursery:
+            nursery.start_soon(sockets.keep)
             nursery.start_soon(_drain_at, await nursery.start(watch_ends), workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)
             await nursery.start(engines.run)

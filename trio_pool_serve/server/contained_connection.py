@@ -27,7 +27,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
 from trio_pool_serve.errors import unwrap_exception_groups
-from trio_pool_serve.server.http_connection import LAST_REQUEST_S, MAX_RECEIVED, HttpConnection
+from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
+from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
 from trio_pool_serve.server.incoming_request import MAX_HEADERS
 from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
 
@@ -204,6 +205,7 @@ async def serve_connection(
     stream: Any,
     received: bytes = b"",
     head_by: float = math.inf,
+    refusals: EarlyRefusals | None = None,
 ) -> None:
     """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
 
@@ -213,7 +215,7 @@ async def serve_connection(
     try:
         async with closing(stream):
             if _is_plain(config, stream):
-                connection = HttpConnection(app, config, context, state, stream, received)
+                connection = HttpConnection(app, config, context, state, stream, received, refusals)
                 left_over = await connection.run()
                 if left_over is None:
                     if not connection.has_ended:

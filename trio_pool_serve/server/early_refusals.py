@@ -8,26 +8,27 @@ When even so the loop does not keep up, tasks of the addresses that were refused
 still less: health checks do not wait behind thousands of refusals.
 """
 
-import contextlib
 import logging
 import math
 import socket
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.server.arrival import seconds_since_arrival
-from trio_pool_serve.server.http_connection import MAX_RECEIVED
-from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
-from trio_pool_serve.server.outgoing_response import OutgoingResponse
+from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
+from trio_pool_serve.server.outgoing_response import head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import ServerContext, address_of
 
 logger = logging.getLogger(__name__)
+
+MAX_RECEIVED = 2**16
+"""Bytes that are read at once, and so the most that can have been read behind a request that is running."""
 
 REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 """For what is refused unread."""
@@ -42,9 +43,26 @@ MAX_ADDRESSES = 4096
 """That are remembered."""
 
 
+@frozen(eq=False)
+class Refusal:
+    """The bytes of a response, and whether the connection is closed behind it."""
+
+    content: bytes
+    closes: bool
+
+
+LEFT = Refusal(b"", closes=True)
+"""Of a client that reads no more."""
+
+UNREAD = Refusal(REFUSAL, closes=True)
+
+PATIENCE_S = 1.0
+"""For how long a task waits for the next request of a connection before more is made for it."""
+
+
 @define(eq=False)
 class EarlyRefusals:
-    """Answers the requests of new connections that ``app`` refuses early."""
+    """Responds to the requests that ``app`` refuses early."""
 
     app: PoolServeApp
     config: Config
@@ -52,45 +70,57 @@ class EarlyRefusals:
     _refused_at: dict[str, float] = field(init=False, factory=dict)
     """By address."""
 
-    def answer(self, connection: socket.socket, peer: Any) -> tuple[bool, bytes]:
+    def answer(self, connection: socket.socket, peer: Any) -> Refusal | bytes:
         """Answer the first request of a connection if it has arrived whole, with nothing behind it, and is refused.
 
-        Returns whether the connection is to be closed now, and what has been read of it that is not answered.
+        Returns the refusal; or what has been read of a connection that is to be served.
         """
+        received = _received(connection)
+        if not received:
+            return b"" if received is None else LEFT
         waited_s = seconds_since_arrival(connection)
-        if not self.app.is_refusing(waited_s):
-            return False, b""
-        try:
-            received = connection.recv(MAX_RECEIVED, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False, b""
-        except OSError:
-            return True, b""
         address = address_of(connection.family, peer)
-        if waited_s > MAX_LAG_S and self._is_refused_again(address, received):
+        if waited_s > MAX_LAG_S and self._is_refused_again(address, received) and self.may_refuse(waited_s):
             self.context.connections.note_refusal()
-            with contextlib.suppress(OSError):
-                connection.send(REFUSAL, socket.MSG_DONTWAIT)
-            return True, b""
+            return _sent(connection, UNREAD)
+        found = self._answer(connection, peer, received, waited_s)
+        if isinstance(found, Refusal):
+            self._remember(address, trio.current_time())
+        return found
+
+    async def answer_next(self, connection: socket.socket, peer: Any) -> Refusal | bytes:
+        """Answer what follows a refused request, until it is not refused or nothing has arrived for ``PATIENCE_S``.
+
+        Returns as ``answer``; behind a refusal the connection is closed. Cancellation: at once.
+        """
+        with self.context.terminated.waiting(trio.current_time() + PATIENCE_S) as limit:
+            while True:
+                await trio.lowlevel.wait_readable(connection)
+                received = _received(connection)
+                if received is None:
+                    continue
+                if not received:
+                    return LEFT
+                found = self._answer(connection, peer, received, seconds_since_arrival(connection))
+                if isinstance(found, bytes) or found.closes:
+                    return found
+                limit.deadline = trio.current_time() + PATIENCE_S
+        return b""
+
+    def _answer(self, connection: socket.socket, peer: Any, received: bytes, waited_s: float) -> Refusal | bytes:
+        if not self.may_refuse(waited_s):
+            return received
         buffer = RequestBuffer(self.config.h11_max_incomplete_size)
         buffer.append(received)
-        response = None
         try:
-            response = self._response_to(buffer, parse_socket_addr(connection.family, peer), waited_s)
+            request = buffer.take_head()
+            body = b"" if request is None else buffer.take_body(request)
         except (BadRequestError, LeftToHypercornError):
-            return False, received
-        except Exception as error:
-            # Handled as any other request, it ends its own connection only.
-            logger.warning("an early refusal failed: %s", type(error).__name__)
-            logger.debug("traceback of the early refusal", exc_info=error)
-        if response is None:
-            return False, received
-        self._remember(address, trio.current_time())
-        try:
-            connection.send(response[0], socket.MSG_DONTWAIT)  # which fits: nothing has been sent yet
-        except OSError:
-            return True, b""
-        return response[1], b""
+            return received
+        if request is None or buffer.unread:
+            return received
+        refusal = self.response_to(request, body, parse_socket_addr(connection.family, peer), waited_s, is_last=False)
+        return received if refusal is None else _sent(connection, refusal)
 
     def _is_refused_again(self, address: str, received: bytes) -> bool:
         """Return whether a request may be refused unread: a task's, of an address that has just been refused."""
@@ -102,20 +132,50 @@ class EarlyRefusals:
             self._refused_at.clear()
         self._refused_at[address] = now
 
-    def _response_to(
-        self, buffer: RequestBuffer, client: tuple[str, int] | None, waited_s: float
-    ) -> tuple[bytes, bool] | None:
-        """Return a response's bytes, and whether it closes the connection; ``None`` for a request to be handled."""
-        request = buffer.take_head()
-        if request is None:
+    def may_refuse(self, waited_s: float) -> bool:
+        """Return whether ``response_to`` may have a response to a request that has waited so long."""
+        return self.app.is_refusing(waited_s)
+
+    def response_to(
+        self, request: IncomingRequest, body: bytes, client: tuple[str, int] | None, waited_s: float, *, is_last: bool
+    ) -> Refusal | None:
+        """Return the response to a request; ``None`` if it is to be handled, or has not arrived whole.
+
+        With ``is_last`` the server closes the connection behind it.
+        """
+        if not request.is_complete:
             return None
-        body = buffer.take_body(request)
-        if not request.is_complete or buffer.unread:
+        try:
+            refused = self.app.refuse_early(request.scope(self.config.root_path, client, waited_s), body)
+            if refused is None:
+                return None
+            status, headers, content = refused
+            closes = request.closes or is_last
+            headers += self.context.server_headers(self.config).now()
+            if closes:
+                headers.append((b"Connection", b"close"))
+            return Refusal(head_bytes(status, headers) + content, closes)
+        except Exception as error:
+            # Handled as any other request, it ends its own connection only.
+            logger.warning("an early refusal failed: %s", type(error).__name__)
+            logger.debug("traceback of the early refusal", exc_info=error)
             return None
-        refusal = self.app.refuse_early(request.scope(self.config.root_path, client, waited_s), body)
-        if refusal is None:
-            return None
-        status, headers, content = refusal
-        response = OutgoingResponse(request, status, headers)
-        head = response.head(self.context.server_headers(self.config).now(), is_last=False)
-        return head + response.body(content, is_last=True), response.closes
+
+
+def _received(connection: socket.socket) -> bytes | None:
+    """Return what has arrived, nothing if the client sends no more, ``None`` if there is nothing yet."""
+    try:
+        return connection.recv(MAX_RECEIVED, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _sent(connection: socket.socket, refusal: Refusal) -> Refusal:
+    """Send a refusal, which fits: there has been room for those before it."""
+    try:
+        connection.send(refusal.content, socket.MSG_DONTWAIT)
+    except OSError:
+        return LEFT
+    return refusal

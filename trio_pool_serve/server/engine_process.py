@@ -1,7 +1,6 @@
-"""An engine process: one model, one runner, and a socket for API processes. Started by ``EngineProcesses``."""
+"""An engine process: one model, one runner, and a socket for API processes. Started by the supervisor."""
 
 import logging
-import socket
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -10,18 +9,17 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.config import decode_config, import_plugins
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
-from trio_pool_serve.engine.remote.engine_job import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.places.engine_job import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.processes.socket_folder import BACKLOG, serve_at
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
 from trio_pool_serve.telemetry.process_usage import engine_process_name, process_usage
@@ -65,10 +63,8 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         runner: Runner = getattr(import_module(module), function)(folder, source.loading, offload)
         return runner if not job.cores else _share_cores(runner, job)
 
-    small_requests = SmallRequests()
-    if job.small_requests:
-        small_requests = SmallRequests.open(Path(job.small_requests), job.numbers.replica, job.numbers.replicas)
-    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
+    zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
+    engine = DeviceServer(load, offload, metrics.of_engine(job.model), config.scheduling, zone)
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
@@ -77,28 +73,31 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         processes = {engine_process_name(job.model, labels["replica"]): process_usage()}
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
-    zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
+    async def serve(listeners: list[trio.SocketListener]) -> None:
+        await engine.worker.wait_ready()  # who connects before waits
+        await trio.serve_listeners(engine.serve, listeners)
+
     try:
         # ModelLoadError first: wait_ready raises EngineDeadError because of it.
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
             async with open_process_nursery() as nursery:
                 leaving = trio.Event()
                 nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
+                if not job.key:
+                    await nursery.start(serve_at, Path(job.address), serve)
                 nursery.start_soon(engine.run)
-                await engine.wait_ready()
-                assert engine.runner is not None  # noqa: S101  (ready means loaded)
+                await engine.worker.wait_ready()
                 freeze_objects()
-                await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
+                listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG) if job.key else []
+                ports = [listener.socket.getsockname()[1] for listener in listeners]
+                await send_to_parent(channel, Loaded(sendable(engine.worker.loaded.describe()), *ports))
                 if job.socket_folder:
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                 else:
                     nursery.start_soon(_send_snapshots, channel, snapshot)
                 if job.key:
-                    await _serve_by_tcp(engine, job.key, listener, leaving, zone)
+                    await _serve_by_tcp(engine, job.key, listeners, leaving)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
-                else:
-                    nursery.start_soon(serve_engine, engine, listener, zone)
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1
@@ -109,24 +108,24 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
 
 
 async def _watch_parent(
-    channel: FramedStream[ToEngineProcess], leaving: trio.Event, engine: LocalEngine, everything: trio.CancelScope
+    channel: FramedStream[ToEngineProcess], leaving: trio.Event, engine: DeviceServer, everything: trio.CancelScope
 ) -> None:
     while await channel.receive() is not None:
         leaving.set()
-    if engine.state == "loading":
+    if engine.worker.state == "loading":
         leave(0)  # what loads cannot be cancelled
     everything.cancel(reason="the parent is gone")
 
 
 async def _serve_by_tcp(
-    engine: LocalEngine, key: str, listener: trio.SocketListener, leaving: trio.Event, zone: str
+    engine: DeviceServer, key: str, listeners: list[trio.SocketListener], leaving: trio.Event
 ) -> None:
     """Serve API processes until ``leaving`` is set and all of them have their answers."""
     keys = LinkKeys.of(key)
-    by_tcp = EngineListener(engine, keys, partial(hello_of, engine, zone))
+    by_tcp = EngineListener(engine, keys, engine.hello)
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as listening:
-            listening.start_soon(partial(trio.serve_listeners, by_tcp.serve, [listener], handler_nursery=connections))
+            listening.start_soon(partial(trio.serve_listeners, by_tcp.serve, listeners, handler_nursery=connections))
             await leaving.wait()
             listening.cancel_scope.cancel(reason="the process is to end")
         await by_tcp.leave()

@@ -13,10 +13,9 @@ from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from trio_pool_serve.config import ModelSource
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
-from trio_pool_serve.engine.remote.engine_connection import hello_of
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.wire import Hello
@@ -65,9 +64,8 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     runners = LocalRunners(config, offload)
-    engine = LocalEngine(
-        partial(runners.load, source, load_runner), offload, metrics.of_engine(source.name), config.scheduling
-    )
+    load = partial(runners.load, source, load_runner)
+    engine = DeviceServer(load, offload, metrics.of_engine(source.name), config.scheduling, config.hosts.zone)
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(watch_ends)
@@ -78,7 +76,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             except ValueError as error:
                 raise ModelLoadError(str(error)) from error
             digest = await offload.run("load", partial(_digest_of, source))
-            listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest, config.hosts.zone))
+            listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest))
             metrics.add_gauges(
                 lambda: {"api_processes": {"connected": listener.connections, "refused": listener.refused}}
             )
@@ -86,9 +84,10 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
             await nursery.start(engine.run)
             nursery.start_soon(_leave_while_loading, engine, ending)
-            await engine.wait_ready()
-            assert engine.runner is not None  # noqa: S101  (ready means loaded)
-            logger.info("loaded in %.1f s: %s: %s", engine.memory.loading_s, source.name, engine.runner.describe())
+            await engine.worker.wait_ready()
+            logger.info(
+                "loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.loaded.describe()
+            )
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)
             nursery.cancel_scope.cancel(reason="drained")
@@ -109,14 +108,14 @@ async def _serve_until_signal(settings: EngineServerConfig, listener: EngineList
         with trio.move_on_after(timeout_s) as limit:
             await listener.leave()
         if limit.cancelled_caught:
-            logger.warning("exiting with %d rows unfinished", listener.engine.statistics().queued_rows)
+            logger.warning("exiting with %d rows unfinished", listener.server.worker.statistics().queued_rows)
         connections.cancel_scope.cancel(reason="drained")
 
 
-async def _leave_while_loading(engine: LocalEngine, ending: trio.Event) -> None:
+async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None:
     """Exit at the first signal if the model is still being loaded, which cannot be cancelled."""
     await ending.wait()
-    if engine.state == "loading":
+    if engine.worker.state == "loading":
         leave(0)
 
 
@@ -124,13 +123,13 @@ def _digest_of(source: ModelSource) -> ModelDigest:
     return digest_of(locate_model(source.location, revision=source.loading.revision), source.loading)
 
 
-def _hello(engine: LocalEngine, model: str, digest: ModelDigest, zone: str) -> Hello:
-    hello = hello_of(engine, zone)
+def _hello(engine: DeviceServer, model: str, digest: ModelDigest) -> Hello:
+    hello = engine.hello()
     hello.model, hello.files, hello.weights, hello.identity = model, digest.files, digest.weights, IDENTITY
     return hello
 
 
-async def _serve_probes(address: HostAddress, engine: LocalEngine, metrics: Metrics, ending: trio.Event) -> None:
+async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Metrics, ending: trio.Event) -> None:
     """Serve ``/livez``, ``/readyz`` and ``/metrics`` over HTTP, forever.
 
     Raises ``ModelLoadError`` for an address that cannot be listened on. Cancellation: at once.
@@ -148,7 +147,7 @@ async def _serve_probes(address: HostAddress, engine: LocalEngine, metrics: Metr
 
 
 async def _answer_probe(
-    engine: LocalEngine, metrics: Metrics, ending: trio.Event, scope: Mapping[str, Any], receive: Any, send: Any
+    engine: DeviceServer, metrics: Metrics, ending: trio.Event, scope: Mapping[str, Any], receive: Any, send: Any
 ) -> None:
     """Respond as an ASGI app."""
     if scope["type"] == "lifespan":
@@ -163,10 +162,10 @@ async def _answer_probe(
 
 
 def _respond(
-    scope: Mapping[str, Any], engine: LocalEngine, metrics: Metrics, *, is_ending: bool
+    scope: Mapping[str, Any], engine: DeviceServer, metrics: Metrics, *, is_ending: bool
 ) -> tuple[int, str, bytes]:
     """Return status, content type and body."""
-    state = engine.state
+    state = engine.worker.state
     if scope["type"] != "http" or scope["path"] not in ("/livez", "/readyz", "/metrics"):
         return 404, "application/json", b'{"error": "not found"}'
     if scope["path"] == "/metrics":

@@ -14,15 +14,13 @@ from hypercorn.utils import parse_socket_addr
 from trio_pool_serve.api.http.connection import DELIVER_TO
 from trio_pool_serve.server.app_call import call_in_context
 from trio_pool_serve.server.arrival import seconds_since_arrival
+from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
 from trio_pool_serve.server.exchange import Exchange
 from trio_pool_serve.server.half_closed import wait_until_gone
-from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
+from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
 from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, OutgoingResponse, head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
-
-MAX_RECEIVED = 2**16
-"""Bytes that are read at once, and so the most that can have been read behind a request that is running."""
 
 LAST_REQUEST_S = 1.0
 """Seconds that a new connection has for its request while the server shuts down."""
@@ -37,6 +35,8 @@ class HttpConnection:
     request runs, and so sees the client leave; but not while there are bytes behind that request, which are not read
     before it is answered.
 
+    A whole request that ``refusals`` have a response to has no exchange, and the app does not see it.
+
     What is not plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` has been read already.
     """
 
@@ -48,6 +48,7 @@ class HttpConnection:
         state: LifespanState,
         stream: trio.SocketStream,
         received: bytes = b"",
+        refusals: EarlyRefusals | None = None,
     ) -> None:
         self._app = app
         self._config = config
@@ -60,6 +61,8 @@ class HttpConnection:
         self._server_headers = context.server_headers(config)
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._buffer.append(received)
+        self._refusals = refusals
+        self._looked_at = bool(received)  # so many requests have been, and are not refused
         self._exchange: Exchange | None = None
         self._requests = 0
         self._idle_since = self._head_since = trio.current_time()
@@ -70,6 +73,7 @@ class HttpConnection:
         self._is_gone = False  # not even a response can be delivered
         self._refused_with: int | None = None
         self._is_left_to_hypercorn = False
+        self._has_refused_last = False  # a refusal was the last response
         self._is_writable = True
         self._has_begun_response = False
         self._probe_bytes = 0  # of the current response's head, which are sent already
@@ -96,15 +100,11 @@ class HttpConnection:
         try:
             if self._buffer.unread:
                 await trio.lowlevel.checkpoint()  # for others' turns, between requests that arrived at once
-            while (request := self._buffer.take_head()) is None:
-                data = await self._receive_while_idle()
-                if not data:
+            while (exchange := await self._take_request()) is None:
+                if self._has_refused_last or not (data := await self._receive_while_idle()):
                     return None
                 self._append(data)
-            exchange = self._exchange = await self._begin(request)
-            if not request.is_complete:
-                self._deliver_body(exchange)
-            if not request.is_complete:
+            if not exchange.request.is_complete:
                 self._start_reader()  # for the rest of the body
         except (BadRequestError, LeftToHypercornError) as error:
             self._stop_reading(error)
@@ -207,14 +207,15 @@ class HttpConnection:
         while True:
             exchange = self._exchange
             if exchange is None:
-                request = self._buffer.take_head()
-                if request is None:
+                exchange = await self._take_request()
+                if exchange is not None or self._has_refused_last:
+                    self._arrived.set()
+                if exchange is None:
                     return
-                exchange = self._exchange = await self._begin(request)
-                self._arrived.set()
+            elif not exchange.request.is_complete:
+                self._deliver_body(exchange)
             request = exchange.request
             if not request.is_complete:
-                self._deliver_body(exchange)
                 await exchange.wait_for_room()
             if not request.is_complete or not self._buffer.unread:
                 return
@@ -222,17 +223,34 @@ class HttpConnection:
                 self._answered = trio.Event()
                 await self._answered.wait()
 
-    async def _begin(self, request: IncomingRequest) -> Exchange:
-        """Return the exchange that ``request`` opens."""
-        waited_s = seconds_since_arrival(self._socket)
-        if self._requests:  # what has arrived while an earlier request was running waited for that one
-            waited_s = min(waited_s, trio.current_time() - self._idle_since)
-        exchange = Exchange(request, waited_s, self._server_headers, self._is_last, self._write_response)
-        if request.is_complete:
-            exchange.take(b"", is_last=True)
-        self._requests += 1
-        await self._context.mark_request()
-        return exchange
+    async def _take_request(self) -> Exchange | None:
+        """Return the exchange that the next request opens whose head has arrived; requests before it were refused."""
+        while not self._has_refused_last and (request := self._buffer.take_head()) is not None:
+            waited_s = seconds_since_arrival(self._socket)
+            if self._requests:  # what has arrived while an earlier request was running waited for that one
+                waited_s = min(waited_s, trio.current_time() - self._idle_since)
+            self._requests += 1
+            await self._context.mark_request()
+            body, refusals = b"", self._refusals if self._requests > self._looked_at else None
+            if refusals is not None and not request.is_chunked and refusals.may_refuse(waited_s):
+                body = self._buffer.take_body(request)
+                refusal = refusals.response_to(request, body, self._client, waited_s, is_last=self._is_last())
+                if refusal is not None:
+                    await self._write(refusal.content)
+                    self._idle_since = trio.current_time()
+                    self._has_refused_last = refusal.closes or not self._is_writable
+                    if self._buffer.unread:
+                        await trio.lowlevel.checkpoint()  # for others' turns
+                    continue
+            exchange = self._exchange = Exchange(
+                request, waited_s, self._server_headers, self._is_last, self._write_response
+            )
+            if body:
+                exchange.take(body, is_last=request.is_complete)
+            else:
+                self._deliver_body(exchange)
+            return exchange
+        return None
 
     def _deliver_body(self, exchange: Exchange) -> None:
         """Give a request what has arrived of its body."""

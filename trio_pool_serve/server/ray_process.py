@@ -5,32 +5,28 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.config import decode_config
-from trio_pool_serve.engine.remote.engine_job import LoadFailed
-from trio_pool_serve.engine.remote.ray_engines import RayEngines
-from trio_pool_serve.engine.remote.ray_placement import Connected, RayJob
+from trio_pool_serve.engine.places.engine_job import LoadFailed
+from trio_pool_serve.engine.places.ray.actor_places import ActorPlaces
+from trio_pool_serve.engine.places.ray.ray_placement import Connected, RayJob
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.logs import configure_logging
-
-SNAPSHOT_S = 0.5
-"""How often the states of the replicas, and the metrics of their engine processes, are sent to the server."""
+from trio_pool_serve.telemetry.snapshots import serve_snapshots
 
 
 async def main(channel: FramedStream[RayJob], job: RayJob) -> int:
     """Place engine processes until the parent is gone; return the exit status. Cancellation: the actors are ended."""
-    config = decode_config(job.config)
+    config, folder = decode_config(job.config), Path(job.socket_folder)
     configure_logging(config.logging)
-    engines = RayEngines(config, job.loader, Path(job.socket_folder), key=job.key)
+    places = ActorPlaces(config, job.loader, folder, key=job.key)
     try:
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_end_with_parent, channel, nursery.cancel_scope)
-                await nursery.start(engines.run)
+                await nursery.start(places.run)
+                nursery.start_soon(serve_snapshots, folder, places.snapshot)
                 await send_to_parent(channel, Connected())
-                while True:
-                    await send_to_parent(channel, engines.snapshot())
-                    await trio.sleep(SNAPSHOT_S)
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1

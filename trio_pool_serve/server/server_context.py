@@ -64,14 +64,22 @@ class Connections:
         self._refused += 1
         self.on_refusal()
 
+    def note_opened(self) -> None:
+        """Count a connection as open until ``note_closed``."""
+        self._open += 1
+
+    def note_closed(self) -> None:
+        """Count a connection as open no longer."""
+        self._open -= 1
+
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count a connection as open in the block."""
-        self._open += 1
+        self.note_opened()
         try:
             yield
         finally:
-            self._open -= 1
+            self.note_closed()
 
     def statistics(self) -> ConnectionStatistics:
         """Return the numbers of this moment."""

@@ -8,7 +8,7 @@ from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.model_results import ModelResults
-from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
+from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
@@ -44,7 +44,7 @@ class ModelMaker:
     media: MediaLoader
     memory: MemoryBudget
     results: ResultCache
-    remote: RemoteEngines | None
+    places: ServerPlaces | None
     """``None`` if the models compute in this process."""
     _runners: LocalRunners = field(init=False)
     _made: int = field(init=False, default=0)
@@ -56,17 +56,17 @@ class ModelMaker:
     def make_engine(self, source: ModelSource) -> Engine:
         """Return the engine of a model. Those in other processes have to be made in the order of the settings."""
         metrics = self.metrics.of_engine(source.name)
-        if self.remote is not None:
+        if self.places is not None:
             self._made += 1
-            return self.remote.make_engine(self._made - 1, source.name, metrics)
+            return self.places.make_engine(self._made - 1, source.name, metrics)
         load = partial(self._runners.load, source, self.load_runner)
         return LocalEngine(load, self.offload, metrics, self.config.scheduling)
 
     async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
         """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
-        if self.remote is not None and self.remote.hosts is not None:
+        if self.places is not None and self.places.hosts is not None:
             digest = await self.offload.run("load", partial(digest_of, folder.path, source.loading))
-            self.remote.hosts.serve(source.name, digest)
+            self.places.hosts.serve(source.name, digest)
 
     def free(self, ended: Engine, *, was_frozen: bool) -> None:
         """Return the memory of a model that has been unloaded, whose engine has ended. Blocks for 0.1 s and more.
@@ -74,7 +74,7 @@ class ModelMaker:
         ``was_frozen``: whether its objects are exempt from garbage collection.
         """
         if isinstance(ended, LocalEngine):
-            ended.runner = None
+            ended.worker.runner = None
         self._runners.free(was_frozen=was_frozen)
 
     async def download(self, source: ModelSource) -> None:

@@ -9,7 +9,8 @@ from attrs import Factory, define, field
 from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.deep_probe import DeepProbe
-from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine_statistics import ENGINE_STATES
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges

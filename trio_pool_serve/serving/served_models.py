@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ANY_NAME, Config, ModelSource
+from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import (
     ConflictError,
     EngineDeadError,
@@ -134,8 +135,8 @@ class ServedModels:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
-        if runner := getattr(served.engine, "runner", None):  # an engine process says it by itself
-            seconds = served.engine.memory.loading_s
+        if isinstance(served.engine, LocalEngine):  # an engine process says it by itself
+            seconds, runner = served.engine.memory.loading_s, served.engine.worker.loaded
             logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, runner.describe())
         served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()

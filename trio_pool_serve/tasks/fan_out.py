@@ -3,21 +3,21 @@
 import itertools
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.admission import AdmittedRequest
-from trio_pool_serve.engine.engine import require_finite
+from trio_pool_serve.engine.submission import require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.tasks.request_accounting import RequestAccounting
 from trio_pool_serve.types import (
-    Client,
     PooledValue,
     PoolingOutput,
     PoolingParams,
@@ -44,7 +44,6 @@ CHUNKS_AHEAD = 2
 A client's prompts are first come, first served: if all prompts of a large request waited at once, the single prompt of
 its next request would wait behind every one of them.
 """
-
 
 _groups = itertools.count(1 + secrets.randbits(62))
 """Numbers of requests, which are unlikely to be another API process's."""
@@ -81,92 +80,25 @@ class ComputedRow:
 RowDone = Callable[[int, ComputedRow], None]
 """Called on the loop with a row's index and outputs as soon as they are computed; must not take long."""
 
+RenderedWindow = tuple[int, int, RenderedPrompt]
+"""Index of a row, index of one of its windows, and the window's model input. Most rows have one window."""
+
 
 async def compute_rows(
-    model: Model,
-    rows: Sequence[RowToCompute],
-    timings: RequestTimings,
-    admitted: AdmittedRequest,
-    *,
-    row_done: RowDone | None = None,
+    model: Model, rows: Sequence[RowToCompute], accounting: RequestAccounting, row_done: RowDone | None = None
 ) -> list[ComputedRow]:
     """Render and compute every row of a request, in chunks, concurrently; return the outputs in the order of the rows.
-
-    ``admitted`` is told of their lengths, and of those that are computed.
 
     The first row that fails cancels the others, and those not yet started never run; its error is raised by itself, not
     in a group. Cancellation: rows that have not been launched leave the queue.
     """
-    computed: dict[int, ComputedRow] = {}
-    group = next(_groups)
-    ahead = trio.CapacityLimiter(model.renderer.offload.render + CHUNKS_AHEAD)
-    began = time.perf_counter()
-
-    def done(index: int, row: ComputedRow) -> None:
-        computed[index] = row
-        if row_done is not None:
-            row_done(index, row)
-
-    async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        renderer, client = model.renderer, admitted.work.client
-        if not renderer.is_plain(rows[chunk[0]].prompt):
-            await renderer.memory.wait_for_share(client)
-        rendered = await _render([rows[index] for index in chunk], renderer, client)
-        # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        timings.render_s = time.perf_counter() - began
-        admitted.note_rendered(itertools.chain.from_iterable(rendered), len(chunk))
-        return rendered
-
-    async def compute(chunk: Sequence[int], rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        work = admitted.work
-        requests = [
-            PoolingRequest(
-                prompt,
-                rows[index].params,
-                work.priority,
-                group,
-                work.client.number,
-                work.rank,
-                work.deadline,
-                is_alone=len(rows) == len(prompts) == 1,
-            )
-            for index, prompts in zip(chunk, rendered, strict=True)
-            for prompt in prompts
-        ]
-        timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
-        outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
-        with model.renderer.memory.holding((request.prompt for request in requests), work.client):
-            await model.submit_all(requests, outputs.add, timings)
-
-    rendered_chunks: dict[range, list[list[RenderedPrompt]]] = {}
-
-    async def render_one_of_several(chunk: range) -> None:
-        try:
-            rendered = await render(chunk)
-        finally:
-            ahead.release_on_behalf_of(chunk)
-        if model.window is None or not model.renderer.is_plain(rows[chunk[0]].prompt):
-            await compute(chunk, rendered)  # images hold memory until they are computed
-        else:
-            rendered_chunks[chunk] = rendered
-
+    fan_out = FanOut(model, rows, accounting, row_done)
     chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
     if len(chunks) == 1:
-        await compute(chunks[0], await render(chunks[0]))
+        await fan_out.submit(await fan_out.render(chunks[0]))
     else:
-        with unwrap_exception_groups(PoolServeError):
-            async with trio.open_nursery() as nursery:
-                for chunk in chunks:
-                    await ahead.acquire_on_behalf_of(chunk)
-                    nursery.start_soon(render_one_of_several, chunk)
-        if rendered_chunks:
-            # Whether all members of the window wait can be told if each waits for all of its texts at once.
-            texts = [chunk for chunk in chunks if chunk in rendered_chunks]
-            indices = [index for chunk in texts for index in chunk]
-            await compute(indices, [prompts for chunk in texts for prompts in rendered_chunks[chunk]])
-    return [computed[index] for index in range(len(rows))]
+        await fan_out.compute_concurrently(chunks)
+    return [fan_out.computed[index] for index in range(len(rows))]
 
 
 def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) -> Iterator[range]:
@@ -183,61 +115,103 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) ->
         yield range(begin, len(rows))
 
 
-async def _render(rows: Sequence[RowToCompute], renderer: Renderer, client: Client) -> list[list[RenderedPrompt]]:
-    """Return the model inputs of each row of a chunk: one, or one for each window."""
-    plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
-    if len(plain) == len(rows):
-        return await renderer.render_plain(plain, client.number)
-    (row,) = rows
-    return [[await renderer.render(row.prompt, row.rendering, client)]]
-
-
 @define(eq=False)
-class ChunkOutputs:
-    """Collects the outputs of one chunk, and calls ``row_done`` for each row whose windows are all computed."""
+class FanOut:
+    """One call of ``compute_rows``: its rows are rendered, submitted and collected."""
 
-    chunk: Sequence[int]
-    rendered: Sequence[Sequence[RenderedPrompt]]
-    timings: RequestTimings
-    admitted: AdmittedRequest
-    row_done: RowDone
-    _places: list[tuple[int, int]] = field(init=False)
-    """Row and window of each output, in the order in which they were submitted."""
-    _windows: list[list[tuple[PooledValue, ...] | None]] = field(init=False)
+    model: Model
+    rows: Sequence[RowToCompute]
+    accounting: RequestAccounting
+    row_done: RowDone | None
+    computed: dict[int, ComputedRow] = field(init=False, factory=dict)
+    """Rows of which all windows are computed, by index."""
+    _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=lambda: defaultdict(list))
+    """The windows of each submitted row, by the row's index; ``None`` if not computed yet."""
+    _group: int = field(init=False, factory=lambda: next(_groups))
+    _began: float = field(init=False, factory=time.perf_counter)
 
-    def __attrs_post_init__(self) -> None:
-        self._places = [(row, window) for row, prompts in enumerate(self.rendered) for window in range(len(prompts))]
-        self._windows = [[None] * len(prompts) for prompts in self.rendered]
+    async def compute_concurrently(self, chunks: Sequence[range]) -> None:
+        """Render and submit each chunk in a task of its own. Cancellation: as ``compute_rows``."""
+        renderer, is_planned = self.model.renderer, self.model.window is not None
+        ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
+        postponed: list[RenderedWindow] = []
 
-    def add(self, number: int, output: PoolingOutput) -> None:
-        """Add the output of the ``number``-th window of the chunk.
+        async def compute(chunk: range) -> None:
+            try:
+                rendered = await self.render(chunk)
+            finally:
+                ahead.release_on_behalf_of(chunk)
+            if is_planned and renderer.is_plain(self.rows[chunk[0]].prompt):
+                postponed.extend(rendered)
+            else:
+                await self.submit(rendered)  # images hold memory until they are computed
+
+        with unwrap_exception_groups(PoolServeError):
+            async with trio.open_nursery() as nursery:
+                for chunk in chunks:
+                    await ahead.acquire_on_behalf_of(chunk)
+                    nursery.start_soon(compute, chunk)
+        if postponed:
+            # Whether all members of the window wait can be told if each waits for all of its texts at once.
+            await self.submit(sorted(postponed, key=lambda window: window[:2]))
+
+    async def render(self, chunk: range) -> list[RenderedWindow]:
+        """Render a chunk; return its rows' windows in order. Cancellation: as ``Renderer.render``."""
+        renderer, client = self.model.renderer, self.accounting.admitted.work.client
+        rows = [self.rows[index] for index in chunk]
+        plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
+        if plain:
+            rendered = await renderer.render_plain(plain, client.number)
+        else:
+            (row,) = rows
+            await renderer.memory.wait_for_share(client)
+            rendered = [[await renderer.render(row.prompt, row.rendering, client)]]
+        self.accounting.note_rendered(rendered, time.perf_counter() - self._began)
+        by_index = zip(chunk, rendered, strict=True)
+        return [(index, *window) for index, prompts in by_index for window in enumerate(prompts)]
+
+    async def submit(self, windows: Sequence[RenderedWindow]) -> None:
+        """Compute all windows of some rows, and collect their outputs. Cancellation: as ``compute_rows``."""
+        # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        work = self.accounting.admitted.work
+        turn = work.priority, self._group, work.client.number, work.rank, work.deadline
+        requests: list[PoolingRequest] = []
+        for index, _, prompt in windows:
+            requests.append(PoolingRequest(prompt, self.rows[index].params, *turn))
+            self._windows[index].append(None)
+        with self.accounting.computing(requests):
+            await self.model.submit_all(requests, partial(self.collect, windows), self.accounting.timings)
+
+    def collect(self, submitted: Sequence[RenderedWindow], number: int, output: PoolingOutput) -> None:
+        """Take the output of the ``number``-th submitted window; call ``row_done`` once a row has all of its windows.
 
         Raises ``NotFiniteError``, or ``InvalidRequestError`` if the numbers come of the request's own embeddings.
         """
-        self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
-        row, window = self._places[number]
+        index, window, prompt = submitted[number]
+        self.accounting.note_computed(prompt, output)
         try:
             require_finite(number, output)
         except NotFiniteError:
-            if self.rendered[row][window].embeds is None:
+            if prompt.embeds is None:
                 raise
             reason = "What the model computes from these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None
-        self.admitted.note_computed(self.rendered[row][window])
-        self._windows[row][window] = output.values
-        computed = [values for values in self._windows[row] if values is not None]
-        if len(computed) == len(self._windows[row]):
-            tokens = [len(prompt.token_ids) for prompt in self.rendered[row]]
-            values = computed[0] if len(computed) == 1 else (_mean([values[0] for values in computed], tokens),)
-            self.row_done(self.chunk[row], ComputedRow(values, sum(tokens)))
+        windows = self._windows[index]
+        windows[window] = ComputedRow(output.values, len(prompt.token_ids))
+        computed = [each for each in windows if each is not None]
+        if len(computed) == len(windows):
+            self.computed[index] = computed[0] if len(computed) == 1 else _joined(computed)
+            if self.row_done is not None:
+                self.row_done(index, self.computed[index])
 
 
-def _mean(windows: Sequence[PooledValue], tokens: Sequence[int]) -> Vectors:
-    """Return the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
+def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:
+    """Return a row whose vector is the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
 
     It is scaled to unit length if all of theirs have unit length, as the vector of a text in one window would be.
     """
-    vectors = np.stack([vector for vector in windows if not isinstance(vector, SparseVector)])
+    vectors, tokens = np.stack([window.vector for window in windows]), [window.tokens for window in windows]
     mean: Vectors = np.average(vectors, axis=0, weights=np.array(tokens, dtype=np.float32)).astype(np.float32)
     is_normalized = np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
-    return mean / np.linalg.norm(mean) if is_normalized else mean
+    return ComputedRow((mean / np.linalg.norm(mean) if is_normalized else mean,), sum(tokens))

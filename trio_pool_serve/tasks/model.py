@@ -1,19 +1,21 @@
 """A model that tasks can use."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from attrs import frozen
 
 from trio_pool_serve.config.model_config import LongText
-from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.engine import Engine, RowDone
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.planned_window import WindowMember
+from trio_pool_serve.engine.submission import RowDone
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.tasks.request_accounting import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, PoolingTask
 
@@ -34,9 +36,11 @@ class Model:
     """Outputs that are cached, ``None`` without a cache. Background work does without, as it is to give the same bytes
     each time: the last bits of an output depend on the batch that it is computed in."""
 
-    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:
+    @contextmanager
+    def admit(self, work: EstimatedWork, timings: RequestTimings) -> Iterator[RequestAccounting]:
         """Admit a request for as long as the context lasts. Raises as ``Engine.admit``."""
-        return self.engine.admit(work if self.results is None else self.results.to_compute(work))
+        with self.engine.admit(work if self.results is None else self.results.to_compute(work)) as admitted:
+            yield RequestAccounting(admitted, self.renderer.memory, timings)
 
     async def submit_all(
         self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings

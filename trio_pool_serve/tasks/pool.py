@@ -150,8 +150,8 @@ async def pool(
             row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)
-    with model.admit(work) as admitted:
+    with model.admit(work, context.timings) as accounting:
         if by_tokens:
             _reserve(model, context, work.tokens)
-        rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
+        rows = await compute_rows(model, to_compute, accounting, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], [row.tokens for row in rows])

@@ -6,17 +6,15 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
-from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
-from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.request_accounting import RequestAccounting
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Activation, Classify, Embed, Vectors
+from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024
 """Vectors of at most so many bytes in all are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
@@ -91,15 +89,14 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
     in_pairs = scoring == "pairs"
     inputs = len(job.documents) + (0 if in_pairs else len(job.queries))
     estimate = min(job.estimated_tokens(in_pairs=in_pairs), inputs * model.renderer.max_model_len)
-    rows = len(job.documents) if in_pairs else inputs
     work = context.work(
-        estimate, rows, priority=job.priority, has_images=any(map(has_images, (*job.queries, *job.documents)))
+        estimate, inputs, priority=job.priority, has_images=any(map(has_images, (*job.queries, *job.documents)))
     )
-    with model.admit(work) as admitted:
-        return await SCORERS[scoring](model, job, context.timings, admitted)
+    with model.admit(work, context.timings) as accounting:
+        return await SCORERS[scoring](model, job, context, accounting)
 
 
-async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest) -> Scores:
+async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
     """Compute each query and document as one row, as cross-encoders and generative rerankers do."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
@@ -110,17 +107,17 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings, adm
         for index, document in enumerate(documents)
     ]
     to_compute = [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts]
-    return _scores_of(await compute_rows(model, to_compute, timings, admitted))
+    return _scores_of(await compute_rows(model, to_compute, accounting))
 
 
-async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest) -> Scores:
+async def _score_vectors(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
     """Embed every text once, and compare the vectors by the model's similarity function."""
     sides = [
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
-    rows = await compute_rows(model, to_compute, timings, admitted)
+    rows = await compute_rows(model, to_compute, accounting)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -128,30 +125,31 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings, a
         # One query is compared with every document, several each with its own.
         return SIMILARITIES[model.folder.spec.similarity](queries, documents).astype(np.float32)
 
-    if sum(vector.nbytes for vector in vectors) <= LOOP_BYTES:
-        values = compare()
-    else:
-        values = await model.renderer.offload.run("postprocess", compare)
+    is_small = sum(vector.nbytes for vector in vectors) <= LOOP_BYTES
+    values = compare() if is_small else await model.renderer.offload.run("postprocess", compare)
     return Scores(values, sum(row.tokens for row in rows))
 
 
 async def _score_late_interaction(
-    model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest
+    model: Model, job: ScoreJob, context: RequestContext, accounting: RequestAccounting
 ) -> Scores:
-    """Encode the queries, then score the documents against them on the device."""
-    documents = [Document(side, job.query_of(index)) for index, side in enumerate(job.documents)]
-    with model.engine.open_scope() as scope:
-        rendering = _rendering(model, job, "query")
-        queries = await encode_queries(
-            model, job.queries, scope, rendering=rendering, timings=timings, admitted=admitted
-        )
-        rendering = _rendering(model, job, "document")
-        rows = await score_documents(model, documents, queries, rendering=rendering, timings=timings, admitted=admitted)
-    scores = _scores_of(rows)
-    return Scores(scores.values, scores.prompt_tokens + queries.tokens)
+    """Compute the queries' token vectors, then score the documents against them on the device."""
+    rendering = _rendering(model, job, "query")
+    to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
+    queries = await compute_rows(model, to_compute, accounting)
+    # Copies: a view would keep the outputs of a whole batch.
+    params = [(MaxSim(row.vector.copy()),) for row in queries]
+    context.reservation.grow(sum(param.query.nbytes for (param,) in params))
+    rendering = _rendering(model, job, "document")
+    to_compute = [
+        RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
+        for index, side in enumerate(job.documents)
+    ]
+    scores = _scores_of(await compute_rows(model, to_compute, accounting))
+    return Scores(scores.values, scores.prompt_tokens + sum(row.tokens for row in queries))
 
 
-SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings, AdmittedRequest], Awaitable[Scores]]] = {
+SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, RequestAccounting], Awaitable[Scores]]] = {
     "pairs": _score_pairs,
     "vectors": _score_vectors,
     "late_interaction": _score_late_interaction,
@@ -182,6 +180,6 @@ def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> Ren
     return evolve(rendering, max_text_tokens=max_text_tokens)
 
 
-def _scores_of(rows: Sequence[ComputedRow]) -> Scores:
+def _scores_of(rows: Sequence[ComputedRow], query_tokens: int = 0) -> Scores:
     values = np.concatenate([row.vector for row in rows])
-    return Scores(values, sum(row.tokens for row in rows))
+    return Scores(values, query_tokens + sum(row.tokens for row in rows))

@@ -26,7 +26,6 @@ _ENGINE = {
     "oldest_in_flight_seconds": "age of the oldest of these batches",
     "admitted_tokens": "tokens of requests that are admitted and not computed; estimated before they are tokenised",
     "waiting_seconds": "how long all admitted work will take at the measured rates; 0 before the first batch",
-    "held_bytes": "device memory of held queries",
     "batch_token_budget": "most tokens of a batch now: the least of all replicas; 0 until the model is loaded",
 }
 

@@ -7,6 +7,7 @@ snapshots of the others.
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from attrs import define
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from trio_pool_serve.processes.child_process import listening_at
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.socket_folder import serve_at
 from trio_pool_serve.telemetry.metrics import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -108,8 +109,7 @@ async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
             except Exception:
                 logger.exception("a snapshot cannot be sent to another process")
 
-    with listening_at(own_socket(folder)) as listening:
-        await trio.serve_listeners(answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))])
+    await serve_at(own_socket(folder), partial(trio.serve_listeners, answer))
 
 
 async def gather_snapshots(folder: Path) -> list[Snapshot]:

@@ -258,7 +258,6 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, s
     scripted.gate.set()
     await post(client, "/v1/rerank", **RERANK)
     assert_idle(service)
-    assert scripted.held_bytes == 0
 
 
 async def test_a_body_without_a_declared_type_is_taken_for_json(client):

@@ -226,7 +226,7 @@ async def test_every_task_has_the_same_answer_from_the_cache(config, scripted):
                 answer.pop("created", None)
             assert first == second, path
         hits = service.results.statistics().hits
-        assert hits == 2 * len(WORDS), "rows that refer to held queries are not looked up"
+        assert hits == 2 * len(WORDS) + 3, "queries are looked up, and documents that are scored against them are not"
         await wait_idle(service)
 
 

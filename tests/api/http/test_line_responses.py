@@ -91,5 +91,5 @@ async def test_a_cancelled_window_leaves_nothing_behind(service: Service, script
         assert service.default.engine.statistics().in_flight_batches == 1
         nursery.cancel_scope.cancel()
     scripted.gate.set()
-    assert len([*service.default.engine._queue.background]) == 0
+    assert len([*service.default.engine.scheduler.planned]) == 0
     assert service.default.engine.statistics().queued_rows == 0

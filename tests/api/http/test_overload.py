@@ -44,28 +44,6 @@ async def test_nothing_is_rendered_for_a_small_body_that_is_refused(client, serv
     assert (answer.status_code, hops) == (429, [])
 
 
-@pytest.mark.parametrize(("more", "read"), [({}, False), ({"priority": -1}, True)])
-async def test_a_small_body_is_decoded_only_if_its_priority_may_matter(url, service, monkeypatch, more, read):
-    decoded = []
-    decode_body = dispatch.decode_body
-
-    def decode(*args, **options):
-        decoded.append(1)
-        return decode_body(*args, **options)
-
-    monkeypatch.setattr(dispatch, "decode_body", decode)
-    body = json.dumps({"input": "hello", **more}).encode()
-    request = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
-        with full_queue(service):
-            await stream.send_all(request)  # head and body at once, unlike httpx
-            response = await stream.receive_some()
-    assert response.startswith(b"HTTP/1.1 429")
-    assert b"RateLimitError" in response
-    assert bool(decoded) == read
-    assert_idle(service)
-
-
 async def test_an_urgent_request_of_the_client_that_floods_is_answered(client, service):
     make_slow(service)
     with service.default.engine.admit(EstimatedWork(tokens=1000, client=Client("127.0.0.1"))):

@@ -10,14 +10,13 @@ from attrs import define, field
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig, computing_config
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, HostConnector, UnixConnector
-from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.greeting import answer_greeting
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.engine.remote.process_engine import ProcessEngine
-from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.engine.remote.wire import FromEngine, Hello
+from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -45,7 +44,7 @@ class Replica:
     by_tcp: bool = False
     zone: str = ""
     keys: LinkKeys = field(init=False)
-    engine: LocalEngine = field(init=False)
+    engine: DeviceServer = field(init=False)
     listener: EngineListener | None = field(init=False, default=None)
     listening: trio.socket.SocketType = field(init=False)
 
@@ -72,26 +71,25 @@ class Replica:
         """Be alive until the block is left; connections break then."""
         batch_timeout_s = self.stall_timeout_s / computing_config.STALL_SHARE
         config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
-        self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
+        offload = Offload(launch=self.runner.concurrent_launches)
+        self.engine = DeviceServer(lambda: self.runner, offload, Metrics().of_engine("m"), config, self.zone)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.engine.run)
-            await self.engine.wait_ready()
+            await self.engine.worker.wait_ready()
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
             if self.by_tcp:
                 self.listener = EngineListener(self.engine, self.keys, self._hello)
                 nursery.start_soon(trio.serve_listeners, self.listener.serve, [listener])
             else:
-                nursery.start_soon(serve_engine, self.engine, listener)
+                nursery.start_soon(trio.serve_listeners, self.engine.serve, [listener])
             try:
                 yield
             finally:
                 self.runner.gate.set()
                 nursery.cancel_scope.cancel()
 
-    def _hello(self):
-        hello = hello_of(self.engine)
-        hello.zone = self.zone
-        return hello
+    def _hello(self) -> Hello:
+        return self.engine.hello()
 
     async def connect(self) -> FramedStream[FromEngine]:
         """Connect as an API process does, with what has to be said first."""
@@ -110,10 +108,10 @@ class Replica:
 
 
 @asynccontextmanager
-async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[ProcessEngine]:
+async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[RemoteEngine]:
     config = SchedulingConfig(batch_timeout_s=stall_timeout_s / computing_config.STALL_SHARE)
     connectors = [replica.connector for replica in replicas]
-    engine = ProcessEngine(connectors, Metrics().of_engine("m"), config, **settings)
+    engine = RemoteEngine(connectors, Metrics().of_engine("m"), config, **settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -3,24 +3,28 @@
 import socket
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import trio
 from attrs import Factory, define, field
 
 from tests.engine.remote.replicas import asking, two_alive
-from tests.engine.remote.test_process_engine import frame_of, outcome_of, request, until
-from trio_pool_serve.engine.compute_rates import UNKNOWN
+from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.answers import answer_frames
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.silence import wait_silent
 from trio_pool_serve.engine.remote.wire import (
     Answers,
+    Done,
     Hello,
+    Leaving,
     Submit,
     ToEngine,
 )
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.types import HeldQuery, HoldQuery, PoolingOutput
+from trio_pool_serve.types import PoolingOutput
 
 SHORT_S = 0.3
 
@@ -41,22 +45,22 @@ async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_ag
                 await until(lambda: failed)
         assert isinstance(failed[0], EngineProcessDiedError)
         assert "is lost" in str(failed[0])
-        assert engine._links[0].losses == 1
-        assert "nothing was received" in engine._links[0].failure
+        assert engine.own_devices[0].losses == 1
+        assert "nothing was received" in engine.own_devices[0].failure
         async with replica.live():
             await engine.wait_ready()
             assert (await engine.submit(request(9))).values[0][2] == 9
-            assert engine._links[0].failure == ""
+            assert engine.own_devices[0].failure == ""
 
 
 async def test_an_engine_that_only_sends_heartbeats_is_not_lost(make):
     replica = make(timeout_s=SHORT_S)
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello, stream = engine._links[0].hello, replica.listener
+        hello, stream = engine.own_devices[0].hello, replica.listener
         for _ in range(4):
             await trio.sleep(SHORT_S)
-        assert engine._links[0].hello is hello, "it is the same connection"
+        assert engine.own_devices[0].hello is hello, "it is the same connection"
         assert stream.connections == 1
 
 
@@ -67,16 +71,16 @@ async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
         await engine.wait_ready()
         silent = await replica.connect()
         (frame,) = row_frames([(1, request(*[7] * 9)), (2, request(*[7] * 9))], pytest.fail)
-        await silent.send(Submit(frame.parts), frame.buffers)
-        await until(lambda: replica.engine.waiting_tokens == 18)
+        await silent.send(Submit(frame.parts, 0, 2), frame.buffers)
+        await until(lambda: replica.engine.joiner.tokens == 9)  # the other one is launched
         nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
-        await until(lambda: replica.engine.waiting_tokens == 18 + 3)
+        await until(lambda: replica.engine.joiner.tokens == 9 + 3)
         with trio.fail_after(10):
             while await silent.receive() is not None:
                 """What the engine sends until it ends the connection."""
         await silent.aclose()
         await until(lambda: replica.listener.connections == 1)
-        assert replica.engine.statistics().queued_tokens in (3, 2, 1, 0), "at most those of the other one"
+        assert replica.engine.joiner.tokens == 3, "those of the other one"
         replica.runner.gate.set()
 
 
@@ -144,7 +148,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
             return await self.stream.socket.recv_into(buffer[: 64 * 1024])
 
         async def pause(self) -> None:
-            await self.stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+            await self.stream.send_all(frame_of(Answers([], [], 2048)))
             await trio.sleep(0.05)
 
     async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
@@ -153,7 +157,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
         nursery.start_soon(outcome_of, engine, request(*range(10**6)))
         await until(lambda: rows)
         assert rows == [4 * 10**6]
-        assert engine._links[0].losses == 0
+        assert engine.own_devices[0].losses == 0
         nursery.cancel_scope.cancel()
 
 
@@ -163,7 +167,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
 async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make):
     first, second = make(0), make(1)
     async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine._routing.ready) == 2)
+        await until(lambda: len(engine._ready) == 2)
         first.runner.gate.clear()
         second.runner.gate.clear()
         outputs: list[PoolingOutput] = []
@@ -181,7 +185,7 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
                 left.set()
 
             nursery.start_soon(leave)
-            await until(lambda: engine._links[0].state == "draining")
+            await until(lambda: not engine.own_devices[0].takes_rows)
             before = sum(first.runner.rows)
             second.runner.gate.set()
             await engine.submit_all([request(7)] * 10)
@@ -192,19 +196,51 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
         assert [output.values[0][1] for output in outputs] == list(range(20))
 
 
-async def test_an_engine_that_leaves_waits_for_the_queries_that_it_holds(make):
+@pytest.mark.parametrize("by_operator", [False, True])
+async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(make, by_operator):
     replica = make()
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
+        replica.runner.gate.clear()
+        outputs: list[PoolingOutput] = []
+
+        async def ask() -> None:
+            outputs.extend(await engine.submit_all([request(index) for index in range(100)]))
+
         async with trio.open_nursery() as nursery:
-            with engine.open_scope() as scope:
-                await engine.submit(request(5, params=(HoldQuery(HeldQuery(scope)),)))
+            nursery.start_soon(ask)
+            await until(lambda: len(engine.dispatcher.in_flight) == 2)
+            assert engine.statistics().queued_rows > 0
+            if by_operator:
+                engine.own_devices[0].is_draining = True
+            else:
                 nursery.start_soon(replica.listener.leave)
-                await until(lambda: engine._links[0].state == "draining")
-                assert replica.listener.connections == 1
-                with pytest.raises(EngineLoadingError):
-                    await engine.submit(request(1))
-        assert replica.listener.connections == 0
+                await until(lambda: not engine.own_devices[0].takes_rows)
+            with pytest.raises(EngineLoadingError):
+                await engine.submit(request(1))
+            replica.runner.gate.set()
+        assert len(outputs) == 100
+
+
+async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
+    """Its connection ends with the last batch, while clients are being told."""
+    replica = make()
+    async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
+        await stream.send_all(frame_of(Hello(8, 0, 2048)))
+        await engine.wait_ready()
+        entries = [QueueEntry(request(index), lambda _, index=index: None) for index in range(40)]  # of as many clients
+        engine.submit_nowait(*entries)
+        framed = FramedStream(stream, ToEngine)
+        message, _ = await framed.receive()
+        outcomes = [
+            (number, PoolingOutput((np.ones(8, np.float32),), 0.1, 0.1, 0.1)) for number in message.parts[0].ids
+        ]
+        (frame,) = answer_frames([outcomes])
+        answers = frame_of(Answers(frame.parts, [Done(message.batch, 0.1)], 2048), b"".join(frame.buffers))
+        await stream.send_all(frame_of(Leaving()) + answers)
+        await until(lambda: engine.own_devices[0].losses == 1)
+        await until(lambda: all(entry.output is not None for entry in entries))
+        assert not len(engine.dispatcher.in_flight)
 
 
 async def test_leaving_can_be_cancelled(make):
@@ -213,7 +249,7 @@ async def test_leaving_can_be_cancelled(make):
         await engine.wait_ready()
         replica.runner.gate.clear()
         nursery.start_soon(engine.submit, request(1))
-        await until(lambda: replica.engine.statistics().in_flight_batches)
+        await until(lambda: replica.engine.worker.statistics().in_flight_batches)
         with trio.move_on_after(0.05) as limit:
             await replica.listener.leave()
         assert limit.cancelled_caught
@@ -223,11 +259,11 @@ async def test_leaving_can_be_cancelled(make):
 async def test_a_link_that_is_drained_gets_no_more_rows_until_it_is_used_again(make):
     first, second = make(0), make(1)
     async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine._routing.ready) == 2)
-        engine._links[0].is_draining = True
+        await until(lambda: len(engine._ready) == 2)
+        engine.own_devices[0].is_draining = True
         await engine.submit_all([request(7)] * 20)
         assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 20)
-        engine._links[0].is_draining = False
+        engine.own_devices[0].is_draining = False
         await engine.submit_all([request(7)] * 20)
         assert sum(first.runner.rows) > 0
 
@@ -253,7 +289,7 @@ async def test_an_engine_of_any_zone_may_be_lost(make, zone):
             await engine.wait_ready()
             lost.runner.gate.clear()
             nursery.start_soon(ask, engine)
-            await until(lambda: lost.engine.statistics().in_flight_batches)
+            await until(lambda: lost.engine.worker.statistics().in_flight_batches)
         await until(lambda: outcomes)
         assert isinstance(outcomes[0], EngineProcessDiedError)
         async with other.live():

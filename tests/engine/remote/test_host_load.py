@@ -1,4 +1,4 @@
-"""What hosts tell of their load, in routing and in admission."""
+"""What device servers tell of other API processes' work, in admission."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,47 +8,24 @@ import pytest
 import trio
 
 from tests.engine.remote.replicas import Replica, asking
-from tests.engine.remote.test_process_engine import frame_of, request, until
+from tests.engine.remote.test_remote_engine import frame_of, until
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
-from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES
-from trio_pool_serve.engine.remote.process_engine import ProcessEngine
-from trio_pool_serve.engine.remote.wire import (
-    Answers,
-    Hello,
-)
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES
+from trio_pool_serve.engine.remote.wire import Answers, Hello
+from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.types import Embed
-
-
-async def test_the_rates_that_an_engine_has_measured_decide_how_much_it_gets(make):
-    """A slow machine gets less: here a quarter."""
-    fast, slow = make(0), make(1)
-    async with fast.listen(), slow.listen(), asking(fast, slow) as engine, trio.open_nursery() as nursery:
-
-        async def say(replica: Replica, seconds_per_token: float) -> None:
-            async with await replica.accept() as stream:
-                rates = np.full(WORK_CLASSES, seconds_per_token).tobytes()
-                await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(Answers([], 0, 0.0, rates)))
-                while await stream.receive_some():
-                    """It computes nothing."""
-
-        nursery.start_soon(say, fast, 0.001)
-        nursery.start_soon(say, slow, 0.004)
-        await until(lambda: len([link for link in engine._links if link.seconds_per_token is not UNKNOWN]) == 2)
-        nursery.start_soon(engine.submit_all, [request(1, 2, params=(Embed(),)) for _ in range(500)])
-        await until(lambda: sum(link.waiting_rows for link in engine._links) == 500)
-        assert [link.waiting_rows for link in engine._links] == [400, 100]
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def telling(*replicas: Replica, waiting: Sequence[int]) -> AsyncIterator[ProcessEngine]:
-    """Links to engines that compute nothing: each needs a millisecond for a token, and tells how many wait there."""
+async def telling(
+    *replicas: Replica, waiting: Sequence[int], stalled: Sequence[int] = ()
+) -> AsyncIterator[RemoteEngine]:
+    """Devices that compute nothing and tell how many tokens others have waiting; together a millisecond for a token."""
 
-    async def tell(replica: Replica, tokens: int) -> None:
+    async def tell(replica: Replica, tokens: int, stall_reason: str) -> None:
         async with await replica.accept() as stream:
-            rates = np.full(WORK_CLASSES, 1e-3).tobytes()
-            await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(Answers([], tokens, 0.0, rates)))
+            answers = Answers([], [], 2048, others_waiting_tokens=tokens, stall_reason=stall_reason)
+            await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(answers))
             while await stream.receive_some():
                 """It computes nothing."""
 
@@ -56,41 +33,33 @@ async def telling(*replicas: Replica, waiting: Sequence[int]) -> AsyncIterator[P
         for replica in replicas:
             await stack.enter_async_context(replica.listen())
         engine = await stack.enter_async_context(asking(*replicas))
+        engine.dispatcher.rates.seconds_per_token = np.full(WORK_CLASSES, 1e-3)
         async with trio.open_nursery() as nursery:
-            for replica, tokens in zip(replicas, waiting, strict=True):
-                nursery.start_soon(tell, replica, tokens)
-            await until(lambda: all(link.seconds_per_token is not UNKNOWN for link in engine._links))
+            for number, (replica, tokens) in enumerate(zip(replicas, waiting, strict=True)):
+                nursery.start_soon(tell, replica, tokens, "a batch does not come back" if number in stalled else "")
+            await until(lambda: all(device.told is not None for device in engine.own_devices))
             yield engine
             nursery.cancel_scope.cancel()
 
 
-async def test_a_host_with_far_more_than_the_others_has_no_request_refused(make):
+async def test_what_others_have_waiting_at_all_devices_slows_this_process_down(make):
+    async with telling(*map(make, range(4)), waiting=[4000] * 4) as engine:
+        with engine.admit(EstimatedWork(tokens=4000)):
+            assert engine.admission.waiting_s == pytest.approx(LOAD_MARGIN * 8)
+            with pytest.raises(OverloadedError):
+                engine.refuse_late(EstimatedWork(tokens=4000))
+
+
+async def test_a_device_at_which_others_have_far_more_has_no_request_refused(make):
     """Rows go to the others. It may be one that says so only."""
     async with telling(*map(make, range(4)), waiting=(0, 10, 0, 2**40)) as engine:
         with engine.admit(EstimatedWork(tokens=5)):
-            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 5e-3 / 4)
+            assert engine.admission.waiting_s < LOAD_MARGIN * 5e-3 * 2
             engine.refuse_late(EstimatedWork(tokens=5))
 
 
-async def test_what_waits_at_all_hosts_has_requests_refused(make):
-    async with telling(*map(make, range(4)), waiting=(9000, 10_000, 11_000, 10_000)) as engine:
-        with engine.admit(EstimatedWork(tokens=5)):
-            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 10, rel=1e-2)
-            with pytest.raises(OverloadedError):
-                engine.refuse_late(EstimatedWork(tokens=5))
-
-
-async def test_hosts_that_get_no_rows_count_as_no_capacity(make):
-    async with telling(*map(make, range(4)), waiting=(0, 0, 0, 0)) as engine:
-        assert engine._seconds_per_token()[0] == pytest.approx(1e-3 / 4)
-        for link in engine._links[:3]:
-            link.is_draining = True
-        await until(lambda: engine._seconds_per_token()[0] == pytest.approx(1e-3))
-
-
-async def test_a_drained_host_does_not_hide_that_all_others_stall(make):
-    async with telling(*map(make, range(2)), waiting=(0, 0)) as engine:
-        engine._links[0].is_draining = True
+async def test_a_drained_device_does_not_hide_that_all_others_stall(make):
+    async with telling(*map(make, range(2)), waiting=(0, 0), stalled=(1,)) as engine:
         assert engine.state == "ready"
-        engine._links[1]._stall_reason = "a batch does not come back"
+        engine.own_devices[0].is_draining = True
         assert engine.state == "stalled"

@@ -1,104 +1,209 @@
-"""Rows of engines that are lost: which are computed elsewhere."""
+"""Rows of device servers that are lost: which are computed by others."""
 
-import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
+import pytest
 import trio
+from attrs import define, field
 from msgspec.structs import replace
 
 from tests.engine.remote.replicas import Replica, asking
-from tests.engine.remote.test_process_engine import outcome_of, request, until
-from trio_pool_serve.errors import EngineProcessDiedError
-from trio_pool_serve.types import HeldQuery, HoldQuery, PoolingOutput, PoolingRequest
+from tests.engine.remote.test_remote_engine import compute_window, request, until
+from trio_pool_serve.engine.dispatcher import REFUSAL
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
+from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 
-def alone(token: int, **fields) -> PoolingRequest:
-    """Return a row that is all that its client has asked for."""
-    return replace(request(token, **fields), is_alone=True)
+@define(eq=False)
+class Devices:
+    """Device servers that can be lost one by one, and the engine that gives them batches."""
+
+    replicas: Sequence[Replica]
+    engine: RemoteEngine
+    ends: list[trio.Event] = field(factory=list)
+
+    async def lose(self, index: int) -> None:
+        """Lose one, and wait until the engine has noticed."""
+        self.ends[index].set()
+        await until(lambda: self.engine.own_devices[index].hello is None)
+
+    async def lose_holder(self) -> None:
+        """Lose the only one that computes a batch, once it does."""
+        await until(lambda: any(replica.engine.worker.statistics().in_flight_batches for replica in self.replicas))
+        (holder,) = [index for index, device in enumerate(self.engine.own_devices) if device.in_flight]
+        await self.lose(holder)
+
+    def let(self, *indices: int) -> None:
+        """Have only these get rows."""
+        for index, device in enumerate(self.engine.own_devices):
+            device.is_draining = index not in indices
+        self.engine.dispatcher.note_room()
 
 
-async def lost_row(make, asked, *, until_s: float = -math.inf) -> tuple[object, Replica]:
-    """Have a row be at an engine that ends, not before ``until_s``; return its outcome, and the engine that is left.
+@pytest.fixture
+def devices(make):
+    @asynccontextmanager
+    async def devices(count: int) -> AsyncIterator[Devices]:
+        """Have ``count`` device servers that compute nothing before their gates are set."""
+        replicas = [make(number) for number in range(count)]
 
-    ``asked`` is the row, or makes it of a scope of that engine.
-    """
-    first, second = make(0), make(1)
-    outcomes = []
+        async def live(replica: Replica, end: trio.Event, task_status: trio.TaskStatus[None]) -> None:
+            async with replica.listen(), replica.live():
+                task_status.started()
+                await end.wait()
 
-    async def ask(engine) -> None:
-        with engine.open_scope() as scope:
-            outcomes.append(await outcome_of(engine, asked(scope) if callable(asked) else asked))
+        async with trio.open_nursery() as nursery:
+            ends = [trio.Event() for _ in replicas]
+            for replica, end in zip(replicas, ends, strict=True):
+                replica.runner.gate.clear()
+                await nursery.start(live, replica, end)
+            async with asking(*replicas) as engine:
+                await until(lambda: len(engine._ready) == count)
+                yield Devices(replicas, engine, ends)
+            nursery.cancel_scope.cancel()
 
-    async with (
-        first.listen(),
-        second.listen(),
-        second.live(),
-        asking(first, second) as engine,
-        trio.open_nursery() as nursery,
-    ):
-        async with first.live():
-            await until(lambda: len(engine._routing.ready) == 2)
-            first.runner.gate.clear()
-            nursery.start_soon(ask, engine)
-            await until(lambda: first.engine.statistics().in_flight_batches)
-            await trio.sleep_until(until_s)
-        await until(lambda: outcomes)
-    return outcomes[0], second
+    return devices
 
 
-async def test_a_single_row_of_an_engine_that_is_lost_is_computed_elsewhere(make):
-    outcome, second = await lost_row(make, alone(5))
-    assert isinstance(outcome, PoolingOutput)
-    assert sum(second.runner.rows) == 1
+def submit(engine: RemoteEngine, *asked: PoolingRequest) -> list[QueueEntry]:
+    """Submit rows at once, so that they are of one batch."""
+    entries = [QueueEntry(each) for each in asked]
+    engine.submit_nowait(*entries)
+    return entries
 
 
-async def test_a_row_whose_deadline_has_passed_is_not_computed_elsewhere(make):
-    deadline = trio.current_time() + 0.5
-    outcome, second = await lost_row(make, replace(alone(5), deadline=deadline), until_s=deadline)
-    assert isinstance(outcome, EngineProcessDiedError)
-    assert sum(second.runner.rows) == 0
+async def settled(entries: Sequence[QueueEntry]) -> list[PoolingOutput | Exception | None]:
+    await until(lambda: all(entry.is_settled for entry in entries))
+    return [entry.output or entry.error for entry in entries]
 
 
-async def test_a_row_of_a_larger_request_is_not_computed_elsewhere(make):
-    """Though it is submitted by itself, as the last text of seventeen is: the others have failed."""
-    outcome, second = await lost_row(make, request(5))
-    assert isinstance(outcome, EngineProcessDiedError)
-    assert sum(second.runner.rows) == 0
+async def test_rows_of_a_lost_device_are_computed_by_another_each_alone(devices):
+    async with devices(2) as two:
+        two.let(0)
+        entries = submit(two.engine, *[request(index) for index in range(5)])
+        await until(lambda: two.replicas[0].runner.rows == [5])
+        two.let(0, 1)
+        await two.lose(0)
+        two.replicas[1].runner.gate.set()
+        assert [output.values[0][1] for output in await settled(entries)] == list(range(5))
+        assert two.replicas[1].runner.rows == [1] * 5
 
 
-async def test_a_row_is_sent_again_once(make):
+async def test_a_row_that_two_devices_were_lost_with_is_refused_and_so_are_equal_ones(devices):
     """A row that ends its engine must not end all of them."""
-    replicas = [make(number) for number in range(3)]
-    ends = [trio.Event() for _ in replicas]
-    outcomes = []
+    async with devices(3) as three:
+        engine = three.engine
+        entries = submit(engine, request(5))
+        await three.lose_holder()
+        await three.lose_holder()
+        (refused,) = await settled(entries)
+        assert isinstance(refused, EngineProcessDiedError)
+        assert str(refused) == REFUSAL
+        (left,) = engine._ready
+        assert not left.in_flight
+        three.replicas[engine.own_devices.index(left)].runner.gate.set()
+        refused, computed = await settled(submit(engine, request(5), request(6)))
+        assert str(refused) == REFUSAL
+        assert isinstance(computed, PoolingOutput)
 
-    async def live(replica: Replica, end: trio.Event) -> None:
-        async with replica.live():
-            await end.wait()
+
+async def test_the_neighbours_of_a_row_that_kills_are_computed(devices):
+    async with devices(3) as three:
+        three.let(0)
+        entries = submit(three.engine, *[request(index) for index in range(4)])
+        await until(lambda: three.replicas[0].runner.rows == [4])
+        three.let(1)
+        await three.lose(0)
+        await until(lambda: three.replicas[1].runner.rows == [1])
+        three.let(2)
+        await three.lose(1)
+        three.replicas[2].runner.gate.set()
+        refused, *computed = await settled(entries)
+        assert str(refused) == REFUSAL
+        assert [output.values[0][1] for output in computed] == [1, 2, 3]
+        assert three.replicas[2].runner.rows == [1] * 3
+
+
+async def test_rows_that_wait_to_be_computed_again_fail_when_the_last_device_is_lost(devices):
+    async with devices(2) as two:
+        two.let(0)
+        entries = submit(two.engine, *[request(index) for index in range(4)])
+        await until(lambda: two.replicas[0].runner.rows == [4])
+        two.let(0, 1)
+        await two.lose(0)
+        await until(lambda: two.replicas[1].runner.rows == [1])
+        await two.lose(1)
+        refused, *failed = await settled(entries)
+        assert str(refused) == REFUSAL
+        assert [type(error) for error in failed] == [EngineProcessDiedError] * 3
+
+
+async def test_without_another_device_that_is_ready_rows_fail_at_once(devices):
+    async with devices(1) as one:
+        entries = submit(one.engine, request(5), request(6))
+        await one.lose_holder()
+        assert [type(error) for error in await settled(entries)] == [EngineProcessDiedError] * 2
+
+
+async def test_rows_of_a_planned_batch_fail_at_once(devices):
+    """They are computed in exactly that batch, and those who ask try again."""
+    async with devices(2) as two, trio.open_nursery() as nursery:
+        found = []
+
+        async def ask() -> None:
+            found.extend(await compute_window(two.engine, [request(5), request(6)]))
+
+        nursery.start_soon(ask)
+        await two.lose_holder()
+        await until(lambda: found)
+        assert isinstance(found[0], EngineProcessDiedError)
+
+
+async def test_planned_batches_that_wait_fail_with_the_last_device_and_later_ones_are_computed(make):
+    replica = make()
+    found = []
 
     async def ask(engine) -> None:
-        outcomes.append(await outcome_of(engine, alone(5)))
+        found.extend(await compute_window(engine, *[[request(*range(1, 17))] for _ in range(4)]))
 
-    async with replicas[0].listen(), replicas[1].listen(), replicas[2].listen(), trio.open_nursery() as nursery:
-        for replica, end in zip(replicas, ends, strict=True):
+    async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
+        async with replica.live():
+            await engine.wait_ready()
             replica.runner.gate.clear()
-            nursery.start_soon(live, replica, end)
-        async with asking(*replicas) as engine:
-            await until(lambda: len(engine._routing.ready) == 3)
             nursery.start_soon(ask, engine)
-            for count in (2, 1):
-                await until(lambda: any(link.waiting_rows for link in engine._links))
-                (holder,) = [link for link in engine._links if link.waiting_rows]
-                ends[engine._links.index(holder)].set()
-                await until(lambda count=count: len(engine._routing.ready) == count)
-            await until(lambda: outcomes)
-            assert isinstance(outcomes[0], EngineProcessDiedError)
-            assert sum(link.waiting_rows for link in engine._links) == 0
-            assert sum(sum(replica.runner.rows) for replica in replicas) <= 2
-        for end in ends:
-            end.set()
+            await until(lambda: engine.scheduler.planned.rows == 3)
+            await until(lambda: replica.runner.batches)
+        await until(lambda: found)
+        assert [type(outcome) for outcome in found] == [EngineProcessDiedError] * 4
+        assert engine.scheduler.planned.rows == 0
+        async with replica.live():
+            await engine.wait_ready()
+            assert await compute_window(engine, [request(5)]) == [[1]]
 
 
-async def test_a_held_query_s_row_is_not_sent_elsewhere(make):
-    outcome, second = await lost_row(make, lambda scope: alone(5, params=(HoldQuery(HeldQuery(scope)),)))
-    assert isinstance(outcome, EngineProcessDiedError)
-    assert sum(second.runner.rows) == 0
+async def test_a_row_that_no_client_waits_for_is_not_computed_again(devices):
+    async with devices(2) as two:
+        two.let(0)
+        left, waiting = submit(two.engine, request(5), request(6))
+        await until(lambda: two.replicas[0].runner.rows)
+        two.engine.withdraw(left)
+        two.let(0, 1)
+        await two.lose(0)
+        two.replicas[1].runner.gate.set()
+        await settled([waiting])
+        assert two.replicas[1].runner.rows == [1]
+        assert not left.is_settled
+
+
+async def test_a_row_whose_deadline_has_passed_is_not_computed_again(devices):
+    deadline = trio.current_time() + 0.5
+    async with devices(2) as two:
+        entries = submit(two.engine, replace(request(5), deadline=deadline))
+        await until(lambda: any(replica.runner.batches for replica in two.replicas))
+        await trio.sleep_until(deadline)
+        await two.lose_holder()
+        assert isinstance((await settled(entries))[0], DeadlineExceededError)
+        assert sum(sum(replica.runner.rows) for replica in two.replicas) == 1

@@ -4,18 +4,20 @@ import contextlib
 import math
 
 import msgspec
-import numpy as np
 import pytest
 import trio
 from msgspec.structs import replace
 
 from tests.engine.remote.replicas import asking
-from tests.engine.remote.test_process_engine import frame_of, outcome_of, request, until
-from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES
-from trio_pool_serve.engine.remote.routing import rate_of
+from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from trio_pool_serve.engine.batching import TokenBudget
+from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
+from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import (
     Answers,
+    Done,
     Failure,
+    FromEngine,
     Hello,
     Leaving,
     Outputs,
@@ -23,8 +25,9 @@ from trio_pool_serve.engine.remote.wire import (
     Submit,
     ToEngine,
     Withdraw,
+    parts_of,
 )
-from trio_pool_serve.errors import UnsendableError
+from trio_pool_serve.errors import BatchFailedError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
@@ -33,33 +36,32 @@ HELLO = Hello(8, 0, 2048)
 
 async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_left(make):
     good, bad = make(0), make(1, timeout_s=1.0)
-    failed = []
+    computed = []
 
     async def ask(engine, asked: PoolingRequest) -> None:
-        outcome = await outcome_of(engine, asked)
-        if isinstance(outcome, Exception):
-            failed.append(outcome)
+        computed.append(await engine.submit(asked))
 
     async def never_read() -> None:
         async with await bad.accept() as stream:
-            await stream.send_all(frame_of(Hello(8, 0, 2048)))
+            await stream.send_all(frame_of(replace(HELLO, launches=8)))
             with contextlib.suppress(trio.BrokenResourceError):
                 while True:  # it says that it is there
-                    await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+                    await stream.send_all(frame_of(Answers([], [], 2048)))
                     await trio.sleep(0.1)
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(never_read)
-        await until(lambda: len(engine._routing.ready) == 2)
-        engine._links[0].is_draining = True
+        await until(lambda: len(engine._ready) == 2)
+        engine.own_devices[0].is_draining = True
         for _ in range(16):  # more than the buffers of both ends
             nursery.start_soon(ask, engine, request(*range(2**20)))
-        await until(lambda: engine._links[1].waiting_rows == 16)
-        engine._links[0].is_draining = False
-        engine._links[1].is_draining = True
+        await until(lambda: engine.own_devices[1].waiting_rows == 16)
+        engine.own_devices[0].is_draining = False
+        engine.own_devices[1].is_draining = True
         await engine.submit_all([request(5)] * 20)
-        await until(lambda: len(failed) == 16)
-        assert engine._links[1].losses == 1
+        assert not computed
+        await until(lambda: len(computed) == 16)
+        assert engine.own_devices[1].losses == 1
         nursery.cancel_scope.cancel()
 
 
@@ -70,20 +72,20 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
         async with await bad.accept() as stream:
             await stream.send_all(frame_of(HELLO))
             while await stream.receive_some():
-                await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+                await stream.send_all(frame_of(Answers([], [], 2048)))
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(hold)
-        await until(lambda: len(engine._routing.ready) == 2)
-        link = engine._links[1]
-        link.stall_timeout_s, link.max_queue_s = math.inf, 0.0
-        engine._links[0].is_draining = True
+        await until(lambda: len(engine._ready) == 2)
+        device = engine.own_devices[1]
+        device.stall_timeout_s = math.inf
+        engine.own_devices[0].is_draining = True
         nursery.start_soon(outcome_of, engine, request(5))
-        await until(lambda: link.waiting_rows)
-        engine._links[0].is_draining = False
-        assert link.stall_reason == ""
-        link.stall_timeout_s, link._last_heard = 0.1, math.inf
-        await until(lambda: "has answered none" in link.stall_reason)
+        await until(lambda: device.waiting_rows)
+        engine.own_devices[0].is_draining = False
+        assert device.stall_reason == ""
+        device.stall_timeout_s, device._last_heard = 0.1, math.inf
+        await until(lambda: "has answered none" in device.stall_reason)
         await engine.submit_all([request(5)] * 20)
         assert sum(good.runner.rows) == 20
         nursery.cancel_scope.cancel()
@@ -91,29 +93,39 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
 
 async def test_an_engine_that_leaves_twice_leaves_once(make):
     replica = make()
-    async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
+    async with (
+        replica.listen(),
+        asking(replica) as engine,
+        await replica.accept() as stream,
+        trio.open_nursery() as nursery,
+    ):
         await stream.send_all(frame_of(HELLO))
         await engine.wait_ready()
-        with engine.open_scope():  # for which it stays connected
-            tasks = trio.lowlevel.current_statistics().tasks_living
-            await stream.send_all(frame_of(Leaving()) * 1000 + frame_of(Answers([], 7, 0.0, UNKNOWN.tobytes())))
-            await until(lambda: engine._links[0].waiting_tokens == 7)
-            assert trio.lowlevel.current_statistics().tasks_living <= tasks + 1
+        (device,) = engine.own_devices
+        nursery.start_soon(outcome_of, engine, request(5))  # for which it stays connected
+        await until(lambda: device.waiting_rows)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        await stream.send_all(frame_of(Leaving()) * 1000 + frame_of(Answers([], [], 7)))
+        await until(lambda: device.told is not None and device.told.budget == 7)
+        assert trio.lowlevel.current_statistics().tasks_living <= tasks + 1
+        nursery.cancel_scope.cancel()
 
 
 EXCESSIVE = {
     "withdrawals": Withdraw([0] * 1025),
-    "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025),
-    "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))]),
+    "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025, 0, 1025),
+    "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))], 0, 1025),
+    "rows of a batch": Submit([Part([0, 1], 0, msgspec.Raw(b"\x90"))], 0, 1),
+    "rows": Submit([], 0, 2**21),
 }
 
 
 @pytest.mark.parametrize("message", EXCESSIVE.values(), ids=EXCESSIVE)
-async def test_an_api_process_that_sends_more_than_a_frame_may_have_is_left_alone(make, message):
+async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(make, message):
     replica = make()
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello, stream = engine._links[0].hello, await replica.connect()
+        hello, stream = engine.own_devices[0].hello, await replica.connect()
         await stream.receive()
         await stream.send(message)
         with trio.fail_after(10):
@@ -121,7 +133,7 @@ async def test_an_api_process_that_sends_more_than_a_frame_may_have_is_left_alon
                 """Until the engine ends the connection."""
         await stream.aclose()
         assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-        assert engine._links[0].hello is hello
+        assert engine.own_devices[0].hello is hello
 
 
 async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
@@ -130,7 +142,7 @@ async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unrea
         stream = await replica.connect()
         await stream.receive()
         content = msgspec.Raw(msgspec.msgpack.encode([[1], [["x" * 40_000, {}]]]))
-        await stream.send(Submit([Part([7], 0, content)]))
+        await stream.send(Submit([Part([7], 0, content)], 0, 1))
         while not (received := await stream.receive())[0].parts:
             """A heartbeat."""
         await stream.aclose()
@@ -144,12 +156,16 @@ async def test_many_rows_are_withdrawn_in_several_frames(make):
     replica = make()
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
+        replica.engine.worker.budget = TokenBudget(10_000)
+        await engine.submit(request(1))  # its answer tells the budget
         replica.runner.gate.clear()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit, request(1))
+            await until(lambda: replica.engine.worker.statistics().in_flight_batches)
             nursery.start_soon(engine.submit_all, [request(5)] * 3000)
-            await until(lambda: replica.engine.waiting_tokens == 3000)
+            await until(lambda: replica.engine.joiner.tokens == 3000)
             nursery.cancel_scope.cancel()
-        await until(lambda: replica.engine.statistics().queued_rows == 0)
+        await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
         replica.runner.gate.set()
 
 
@@ -158,8 +174,8 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
     async with replica.listen(), asking(replica) as engine:
         async with await replica.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2048)) * 2)
-            await until(lambda: "twice" in engine._links[0].failure)
-        assert engine._routing.ready == []
+            await until(lambda: "twice" in engine.own_devices[0].failure)
+        assert engine._ready == []
 
 
 NONSENSE = {
@@ -168,8 +184,11 @@ NONSENSE = {
     "agreement": replace(HELLO, cosine_with_float32=math.nan),
     "a probe": replace(HELLO, probe=([2**40], "trio_pool_serve.types:Embed")),
     "a zone": replace(HELLO, zone="z" * 10**6),
-    "waiting tokens": Answers([], 2**62, 0.0, UNKNOWN.tobytes()),
-    "a reason": Answers([], 0, 0.0, UNKNOWN.tobytes(), "r" * 10**6),
+    "a budget": Answers([], [], 2**40),
+    "waiting tokens": Answers([], [], 2048, 0, 2**62),
+    "computed tokens": Answers([], [], 2048, -1),
+    "seconds": Answers([], [Done(0, -1.0)], 2048),
+    "a reason": Answers([], [], 2048, stall_reason="r" * 10**6),
 }
 
 
@@ -183,11 +202,20 @@ async def test_an_engine_that_says_what_cannot_be_is_left(make, message, caplog)
             with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
                 while await stream.receive_some():
                     """Until the link is given up."""
-        assert engine._routing.ready == []
+        assert engine._ready == []
         assert "an invalid frame" in caplog.text
 
 
-async def test_an_engine_that_sends_another_number_of_outputs_fails_the_row_alone(make):
+WRONG_ANSWERS = {
+    "another number of outputs": ([msgspec.Raw(msgspec.msgpack.encode(Outputs(0.1, 0.1, 0.1, [])))], 0),
+    "none": ([], 0),
+    "nothing that can be read": ([msgspec.Raw(b"\x90")], 0),
+    "rows without the end of the batch": ([msgspec.Raw(b"\x90")], None),
+}
+
+
+@pytest.mark.parametrize(("contents", "done"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
+async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(make, contents, done):
     replica = make()
     outcomes = []
 
@@ -206,22 +234,96 @@ async def test_an_engine_that_sends_another_number_of_outputs_fails_the_row_alon
         framed = FramedStream(stream, ToEngine)
         message, _ = await framed.receive()
         (part,) = message.parts
-        nothing = msgspec.Raw(msgspec.msgpack.encode(Outputs([0.1], 0.1, 0.1, [])))
-        await framed.send(Answers([Part(part.ids, 0, nothing)], 0, 0.0, UNKNOWN.tobytes()))
+        ended = [] if done is None else [Done(message.batch + done, 0.1)]
+        await framed.send(Answers([Part(part.ids, 0, content) for content in contents], ended, 2048))
         await until(lambda: outcomes)
-        assert isinstance(outcomes[0], UnsendableError)
-        assert engine._links[0].waiting_rows == engine._links[0].losses == 0
+        assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
+        (device,) = engine.own_devices
+        assert device.waiting_rows == device.losses == 0
+        assert len(device.in_flight) == (done is None)
 
 
-async def test_an_engine_that_measures_nonsense_is_an_engine_without_a_rate(make):
+async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(make):
     replica = make()
     async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
-        for number, rate in enumerate((-1.0, 0.0, math.inf, math.nan), start=1):
-            rates = np.full(WORK_CLASSES, rate)
-            rates[1:] = 1e-3
-            hello = b"" if engine._links[0].hello else frame_of(Hello(8, 0, 2048))
-            await stream.send_all(hello + frame_of(Answers([], number, math.inf, rates.tobytes())))
-            await until(lambda number=number: engine._links[0].waiting_tokens == number)
-            assert engine._links[0].seconds_per_token is UNKNOWN
-            assert engine._links[0].tokens_per_s == 0
-            assert rate_of(engine._links[0], 3) is None
+        nothing = msgspec.Raw(msgspec.msgpack.encode(Outputs(0.1, 0.1, 0.1, [])))
+        for computed in (10**9, 0, 5):  # it may count as it likes
+            answers = Answers([Part([3, 3, 2**63], 0, nothing)], [Done(8, 0.0), Done(8, 1e9)], computed, computed)
+            hello = frame_of(HELLO) if engine.own_devices[0].hello is None else b""
+            await stream.send_all(hello + frame_of(answers))
+            await until(lambda computed=computed: (told := engine.own_devices[0].told) and told.budget == computed)
+        assert engine.own_devices[0].losses == 0
+        assert engine.own_devices[0].tokens_per_s == 0
+        assert engine.dispatcher.others_tokens == 5
+
+
+async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_connection_alone(make):
+    replica = make()
+    replica.runner.gate.clear()
+    async with replica.listen(), replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        greedy = await replica.connect()
+
+        async def send(batch: int) -> None:
+            (frame,) = row_frames([(batch, request(5))], pytest.fail)
+            await greedy.send(Submit(frame.parts, batch, 1), frame.buffers)
+
+        for batch in range(replica.engine.most_batches):
+            await send(batch)
+        await until(lambda: replica.engine.joiner.tokens == replica.engine.most_batches - 1)
+        nursery.start_soon(engine.submit, request(6))
+        await until(lambda: replica.engine.joiner.tokens == replica.engine.most_batches)
+        await send(99)
+        with trio.fail_after(10):
+            while await greedy.receive() is not None:
+                """Until the engine ends the connection."""
+        await greedy.aclose()
+        assert replica.engine.joiner.tokens == 1, "the row of the other one"
+        assert len(replica.engine.connections) == 1
+        replica.runner.gate.set()
+
+
+async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alone(make):
+    replica = make()
+    replica.runner.gate.clear()
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        stream = await replica.connect()
+        (frame,) = row_frames([(1, request(5))], pytest.fail)
+        for _ in range(2):
+            await stream.send(Submit(frame.parts, 4, 1), frame.buffers)
+        with trio.fail_after(10):
+            while await stream.receive() is not None:
+                """Until the engine ends the connection."""
+        await stream.aclose()
+        replica.runner.gate.set()
+        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+        assert replica.engine.joiner.tokens == 0
+
+
+async def answers_to(stream: FramedStream[FromEngine], batch: int) -> dict[int, type]:
+    """Return of which type the answers to a batch's rows are, by number."""
+    found: dict[int, type] = {}
+    with trio.fail_after(10):
+        while True:
+            message, frame_payload = await stream.receive()
+            if isinstance(message, Hello):
+                continue
+            for part, payload in parts_of(message.parts, frame_payload):
+                found.update(dict.fromkeys(part.ids, type(read_answers(part, payload))))
+            if batch in [done.batch for done in message.done]:
+                return found
+
+
+async def test_rows_without_tokens_fail_alone(make):
+    """An API process sends none: a pass over nothing would end the engine."""
+    replica = make()
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        stream = await replica.connect()
+        for batch, row in enumerate((request(), request(5))):
+            (frame,) = row_frames([(batch, row)], pytest.fail)
+            await stream.send(Submit(frame.parts, batch, 1), frame.buffers)
+        assert await answers_to(stream, 1) == {0: UnsendableError, 1: ReadOutputs}
+        await stream.aclose()
+        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)

@@ -1,4 +1,3 @@
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +11,10 @@ from hypothesis.extra import numpy as hnp
 from msgspec.structs import replace
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.remote.answers import answer_frames, read_answers
 from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.failures import FAILURES
 from trio_pool_serve.engine.remote.rows import read_rows, row_frames
-from trio_pool_serve.engine.remote.scopes import RemoteScope, Scopes
 from trio_pool_serve.engine.remote.wire import (
     MAX_PART_BYTES,
     Answers,
@@ -31,20 +28,19 @@ from trio_pool_serve.engine.remote.wire import (
 )
 from trio_pool_serve.errors import (
     BatchFailedError,
+    EngineDeadError,
     MethodNotAllowedError,
     OverloadedError,
     PoolServeError,
-    QueryGoneError,
     UnsendableError,
 )
 from trio_pool_serve.types import (
     Classify,
     Embed,
     EmbedChunks,
-    HeldQuery,
-    HoldQuery,
     ImageFeatures,
     MaxSim,
+    PlannedBatch,
     PooledValue,
     PoolingOutput,
     PoolingParams,
@@ -60,34 +56,26 @@ from trio_pool_serve.types import (
 pytestmark = pytest.mark.unit
 
 
-class Scope:
-    closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 def sent(frame: Frame, kind: type) -> list[tuple[Part, Payload]]:
     """Send a frame's parts through the wire's bytes."""
-    message = Submit(frame.parts) if kind is Submit else Answers(frame.parts, 0, 0.0, UNKNOWN.tobytes())
+    message = Submit(frame.parts, 1, 1) if kind is Submit else Answers(frame.parts, [], 2048)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
     return list(parts_of(decoded.parts, memoryview(bytearray(b"".join(frame.buffers)))))
 
 
-def read(frame: Frame, scopes: Scopes | None = None) -> dict[int, PoolingRequest]:
+def read(frame: Frame) -> dict[int, PoolingRequest]:
     """Return a frame's rows, as they arrive, by number."""
-    scopes = scopes or Scopes(Scope)
     found: dict[int, PoolingRequest] = {}
     for part, payload in sent(frame, Submit):
-        found.update(zip(part.ids, read_rows(part, payload, scopes), strict=True))
+        found.update(zip(part.ids, read_rows(part, payload), strict=True))
     return found
 
 
-def through(requests: list[PoolingRequest], scopes: Scopes | None = None) -> list[PoolingRequest]:
+def through(requests: list[PoolingRequest]) -> list[PoolingRequest]:
     """Send rows through the wire's bytes."""
     arrived: dict[int, PoolingRequest] = {}
     for frame in row_frames(enumerate(requests, start=7), pytest.fail):
-        arrived.update(read(frame, scopes))
+        arrived.update(read(frame))
     assert list(arrived) == list(range(7, 7 + len(requests)))
     return list(arrived.values())
 
@@ -104,8 +92,11 @@ def answers_of(frame: Frame) -> dict[int, PoolingOutput | PoolServeError]:
     found: dict[int, PoolingOutput | PoolServeError] = {}
     for part, payload in sent(frame, Answers):
         answers = read_answers(part, payload)
-        outcomes = [answers] * len(part.ids) if isinstance(answers, PoolServeError) else answers
-        found.update(zip(part.ids, outcomes, strict=True))
+        if isinstance(answers, PoolServeError):
+            found.update(dict.fromkeys(part.ids, answers))
+            continue
+        times = answers.queue_s, answers.forward_s, answers.copy_s
+        found.update(zip(part.ids, [PoolingOutput(row, *times) for row in answers.rows], strict=True))
     return found
 
 
@@ -123,8 +114,7 @@ def output(*values: PooledValue) -> PoolingOutput:
 
 
 def assert_same(ours: PoolingRequest, theirs: PoolingRequest) -> None:
-    for name in ("params", "priority", "group", "client", "rank"):
-        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.params == theirs.params
     for name in ("instruction_tokens", "attended"):
         assert getattr(ours.prompt, name) == getattr(theirs.prompt, name)
     for name in ("token_ids", "type_ids", "kept", "embeds", "chunks"):
@@ -177,7 +167,7 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
         chunks=draw(st.none() | st.just(np.array([[0, len(ids)], [len(ids) - 1, len(ids)]], dtype=np.int32))),
     )
     params = tuple(draw(st.lists(PARAMS, min_size=1, max_size=3)))
-    return PoolingRequest(prompt, params, draw(st.integers(-5, 5)), draw(st.integers(0, 2**62)))
+    return PoolingRequest(prompt, params)
 
 
 @st.composite
@@ -196,7 +186,7 @@ def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
                 kept=None if like.prompt.kept is None else ids % 2 == 0,
                 chunks=None if like.prompt.chunks is None else np.array([[0, len(ids)]], dtype=np.int32),
             )
-            found.append(replace(like, prompt=prompt, group=draw(st.integers(0, 2))))
+            found.append(replace(like, prompt=prompt))
     return found
 
 
@@ -231,7 +221,7 @@ def test_a_row_of_which_more_is_said_than_it_has_is_refused(said):
     (frame,) = row_frames([(0, PoolingRequest(prompt))], pytest.fail)
     ((part, payload),) = sent(frame, Submit)
     with pytest.raises(UnsendableError, match="cannot read an input"):
-        read_rows(part, payload, Scopes(Scope))
+        read_rows(part, payload)
 
 
 def test_arrays_that_do_not_lie_together_arrive_as_they_are():
@@ -243,30 +233,17 @@ def test_arrays_that_do_not_lie_together_arrive_as_they_are():
     np.testing.assert_array_equal(arrived.prompt.embeds, embeds)
 
 
-def test_queries_are_the_same_ones_at_the_other_end():
-    opened: list[Scope] = []
-
-    def open_scope() -> Scope:
-        opened.append(Scope())
-        return opened[-1]
-
-    scopes = Scopes(open_scope)
-    closed = []
-    ours, others = RemoteScope(1, closed.append), RemoteScope(2, closed.append)
-    first, second, third = HeldQuery(ours), HeldQuery(ours), HeldQuery(others)
-    prompt = RenderedPrompt(np.ones(1, dtype=np.int32))
-    params = [(HoldQuery(first),), (HoldQuery(second),), (HoldQuery(third),), (MaxSim(second), Embed())]
-    arrived = [request.params for request in through([PoolingRequest(prompt, each) for each in params], scopes)]
-    held = [each[0].query for each in arrived]
-    assert held[3] is held[1]
-    assert len({*held}) == 3
-    assert [query.scope for query in held[:3]] == [opened[0], opened[0], opened[1]]
-    scopes.close(1)
-    assert [scope.closed for scope in opened] == [1, 0]
-    scopes.close_all()
-    assert [scope.closed for scope in opened] == [1, 1]
-    ours.close()
-    assert closed == [ours]
+def test_queries_of_any_length_arrive_with_the_rows_that_are_scored_against_them():
+    queries = [np.random.default_rng(0).random((tokens, 128), np.float32) for tokens in (32, 8192, 0)]
+    assert queries[1].nbytes > MAX_PART_BYTES
+    first, long, empty = [(MaxSim(query),) for query in queries]
+    equal = (MaxSim(queries[0].copy()),)
+    rows = [PoolingRequest(ROW, params) for params in (first, first, equal, long, empty, (Embed(), *first), first)]
+    frames = list(row_frames(enumerate(rows), pytest.fail))
+    assert [part.ids for frame in frames for part in frame.parts] == [[0, 1, 2], [3], [4], [5], [6]]
+    for ours, theirs in zip(rows, through(rows), strict=True):
+        assert_same(ours, theirs)
+        assert_same_array(ours.params[-1].query, theirs.params[-1].query)
 
 
 @pytest.mark.parametrize("shape", [(0,), (4,), (3, 2), (0, 5)])
@@ -302,11 +279,11 @@ def test_every_error_that_is_made_of_a_message_arrives_as_what_it_was():
 
 
 def test_other_errors_arrive_as_the_nearest_that_is_known_or_as_a_failed_batch():
-    class QueryLostError(QueryGoneError):
+    class EngineLostError(EngineDeadError):
         pass
 
-    found = back(QueryLostError("gone"), ZeroDivisionError("oops"))
-    assert [type(error) for error in found] == [QueryGoneError, BatchFailedError]
+    found = back(EngineLostError("gone"), ZeroDivisionError("oops"))
+    assert [type(error) for error in found] == [EngineDeadError, BatchFailedError]
 
 
 def test_what_an_error_says_is_bounded_and_can_be_encoded():
@@ -348,10 +325,8 @@ def test_params_that_are_defined_elsewhere_arrive_as_they_were_sent():
 UNSENDABLE = {
     "an integer of 65 bits": Embed(dimensions=2**64),
     "a lone surrogate": Anything("\ud800"),
-    "an object": Anything(Scope()),
-    "an array": Anything(np.ones(2)),
+    "an object": Anything(object()),
     "a set in itself": Anything({1: {2: object}}),
-    "a query of another engine": HoldQuery(HeldQuery(Scope())),
     "too long": Anything("a" * MAX_PART_BYTES),
     "no params at all": "embed",
 }
@@ -404,13 +379,9 @@ def test_ids_of_another_integer_type_arrive_as_int32():
         assert_same_array(np.array([1, 2], dtype=np.int32), arrived.prompt.token_ids)
 
 
-def test_a_number_that_cannot_be_sent_is_refused():
-    assert list(refused(PoolingRequest(ROW, priority=2**64))[1]) == [0]
-
-
 def test_what_rows_have_in_common_is_sent_once():
     params = (Spans(Threshold(0.5), ("a" * 1000,)),)
-    rows = [PoolingRequest(ROW, params, group=1) for _ in range(100)]
+    rows = [PoolingRequest(ROW, params) for _ in range(100)]
     (frame,) = row_frames(enumerate(rows), pytest.fail)
     (part,) = frame.parts
     assert part.ids == list(range(100))
@@ -418,23 +389,23 @@ def test_what_rows_have_in_common_is_sent_once():
     assert len(part.content) < 2 * 1000
 
 
-async def test_rows_of_different_requests_are_one_part_if_their_params_are_equal():
+def test_rows_of_different_requests_are_one_part_and_their_place_in_the_queue_stays_behind():
     rows = [
-        PoolingRequest(ROW, (Embed(dimensions=8),), index % 2, index, 5, 6 - index, deadline)
-        for index, deadline in enumerate([math.inf, 1e9, math.inf])
+        PoolingRequest(ROW, (Embed(dimensions=8),), index % 2, index, 5, 6 - index, 1e9, PlannedBatch(index, 3))
+        for index in range(3)
     ]
     (frame,) = row_frames(enumerate(rows), pytest.fail)
     assert len(frame.parts) == 1
     for ours, theirs in zip(rows, read(frame).values(), strict=True):
         assert_same(ours, theirs)
-        assert math.isinf(ours.deadline) == math.isinf(theirs.deadline)
+        assert (theirs.priority, theirs.group, theirs.client, theirs.rank, theirs.planned) == (0, 0, 0, 0, None)
 
 
 def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-COLUMNS: list[list[Any]] = [[0], [0], [0], [0], [None], [0], [None]]
+COLUMNS: list[list[Any]] = [[0], [None]]
 """What rows have besides their lengths and params: the same for all."""
 
 UNREADABLE = {
@@ -444,18 +415,19 @@ UNREADABLE = {
     "a field of another type": Rows([2], [(Embed.wire_name, {"dimensions": "many"})], *COLUMNS),
     "no fields": Rows([2], [(Spans.wire_name, {})], *COLUMNS),
     "no map": Rows([2], [(Embed.wire_name, 5)], *COLUMNS),
-    "a query of no numbers": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})], *COLUMNS),
-    "a query of one number": Rows([2], [(MaxSim.wire_name, {"query": [1]})], *COLUMNS),
+    "a query of no array": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})], *COLUMNS),
+    "a query of half an array": Rows([2], [(MaxSim.wire_name, {"query": ["<f4"]})], *COLUMNS),
+    "a query of more bytes": Rows([2], [(MaxSim.wire_name, {"query": ["<f4", [8192, 128]]})], *COLUMNS),
     "more tokens than bytes": Rows([3], [], *COLUMNS),
     "fewer than no tokens": Rows([-1], [], *COLUMNS),
+    "no tokens": Rows([0], [], *COLUMNS),
     "very many tokens": Rows([2**62], [], *COLUMNS),
     "more rows than numbers": Rows([1, 1], [], *COLUMNS),
     "fewer rows than numbers": Rows([], [], *COLUMNS),
     "more type ids than bytes": Rows([2], [], *COLUMNS, token_arrays=("type_ids",)),
     "an unknown array": Rows([2], [], *COLUMNS, token_arrays=("token_ids",)),
-    "two groups of one row": Rows([2], [], *COLUMNS[:1], [1, 2], *COLUMNS[2:]),
-    "no client": Rows([2], [], *COLUMNS[:2], [], *COLUMNS[3:]),
-    "no instruction": Rows([2], [], *COLUMNS[:5], [], *COLUMNS[6:]),
+    "two instructions of one row": Rows([2], [], [0, 0], [None]),
+    "no instruction": Rows([2], [], [], [None]),
     "no row": [5],
     "not even an array": {"a": 1},
 }
@@ -471,9 +443,9 @@ def test_a_row_that_cannot_be_read_fails_alone(wrong):
     frame.buffers += last.buffers
     first, second, third = sent(frame, Submit)
     with pytest.raises(UnsendableError, match="cannot read"):
-        read_rows(*second, Scopes(Scope))
+        read_rows(*second)
     for part in (first, third):
-        assert_same(good, *read_rows(*part, Scopes(Scope)))
+        assert_same(good, *read_rows(*part))
 
 
 def test_arrays_of_one_row_do_not_come_with_several():
@@ -538,12 +510,11 @@ def test_outputs_of_any_kinds_in_any_order_arrive_as_they_were_sent(outputs):
 
 def test_vectors_of_one_batch_arrive_as_rows_of_one_matrix():
     matrix = np.random.default_rng(0).random((50, 8), dtype=np.float32)
-    outputs = [PoolingOutput((row[:5],), float(index), 0.2, 0.3) for index, row in enumerate(matrix)]
+    outputs = [output(row[:5]) for row in matrix]
     (frame,) = answer_frames([[*enumerate(outputs)]])
     assert len(frame.parts) == len(frame.buffers) == 1
     arrived = answers_of(frame)
     np.testing.assert_array_equal(np.stack([arrived[index].values[0] for index in range(50)]), matrix[:, :5])
-    assert [arrived[index].queue_s for index in range(50)] == list(range(50))
 
 
 WRONG_VALUES = {
@@ -563,12 +534,12 @@ WRONG_VALUES = {
 def test_an_answer_of_a_shape_that_is_not_there_is_an_error(wrong):
     (frame,) = answer_frames([[(1, output(np.ones(3, dtype=np.float32)))]])
     ((part, payload),) = sent(frame, Answers)
-    content = msgspec.msgpack.encode(["Outputs", [0.0], 0.0, 0.0, [wrong]])
+    content = msgspec.msgpack.encode(["Outputs", 0.0, 0.0, 0.0, [wrong]])
     assert type(read_answers(Part([1], part.nbytes, content), payload)) is UnsendableError
 
 
 def test_outputs_with_a_missing_time_are_an_error():
-    content = msgspec.msgpack.encode(["Outputs", [0.0], 0.0, 0.0, []])
+    content = msgspec.msgpack.encode(["Outputs", 0.0, 0.0, [[]]])
     assert type(read_answers(Part([1, 2], 0, content), Payload(memoryview(b"")))) is UnsendableError
 
 

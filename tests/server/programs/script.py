@@ -5,6 +5,7 @@ Waiting goes through named pipes, so that a test knows what a process is doing w
 
 import gc
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -63,7 +64,7 @@ def visible_devices() -> str | None:
 def load_scripted(folder, config: ModelConfig, *__) -> ScriptedRunner:
     """Load a runner, unless the file named by ``SCRIPT_BROKEN`` has this process's device in it.
 
-    As the device is followed there, the process fails to load (``raises``) or ends (``exits``). With
+    As the device is followed there, the process fails to load (``raises``) or ends (``exits``, ``is-killed``). With
     ``SCRIPT_LOADING``, a named pipe, it says that it loads, and never ends; so it does without, for a folder called
     ``endless``.
     """
@@ -82,4 +83,6 @@ def load_scripted(folder, config: ModelConfig, *__) -> ScriptedRunner:
                 raise ModelLoadError(f"CUDA error: {visible_devices()} is broken")
             case "exits":
                 os._exit(5)
+            case "is-killed":
+                os.kill(os.getpid(), signal.SIGKILL)
     return PlacedRunner(config.device)

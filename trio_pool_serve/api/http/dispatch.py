@@ -2,7 +2,7 @@
 
 import codecs
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -117,13 +117,19 @@ class TaskHandler:
     def __attrs_post_init__(self) -> None:
         self._errors_agree = _errors_agree(self.candidates)
 
-    def refuse_undecoded(self, request: HttpRequest) -> None:
-        """Raise ``OverloadedError`` for a request all of whose body is there, if no model could take it.
+    def likeness_of(self, request: HttpRequest) -> Hashable:
+        """Return what, besides the client, decides whether a request is refused undecoded; ``None`` if it is not.
 
-        Such a refusal takes half as long as one of a request whose body has been decoded.
+        It is not before all of a body is there, nor if that is large or has a priority, nor where dialects write errors
+        differently.
         """
-        if self._errors_agree and request.body.is_searchable:
-            request.body.inspect(partial(_refuse, self.service, request))
+        if not (self._errors_agree and request.body.is_searchable):
+            return None
+        return request.body.inspect(partial(_likeness, self.service))
+
+    def refuse_undecoded(self, request: HttpRequest) -> None:
+        """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names."""
+        request.body.inspect(partial(_refuse, self.service, request))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once, but for what threads have begun."""
@@ -134,7 +140,6 @@ class TaskHandler:
         limit_s = math.inf if is_background else limits.request_timeout_s
         timeout_s = min(_client_timeout_s(request), limit_s)
         request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
-        self.refuse_undecoded(request)
         service.running_tasks += not is_background
         reservation = request.reservation = Reservation(service.memory, request.client)
         is_answered = False
@@ -200,6 +205,13 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
     bodies = [candidate.dialect.error_body(sample)[1] for candidate in candidates]
     merged = {name: value for body in bodies for name, value in body.items()}
     return all(merged[name] == value for body in bodies for name, value in body.items())
+
+
+def _likeness(service: Service, body: Buffer) -> Hashable:
+    if body.find(PRIORITY) >= 0:
+        return None
+    model = model_named_in(body) if len(service.served) > 1 else None
+    return model, body.find(IMAGE_URL) >= 0, len(body).bit_length()
 
 
 def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:

@@ -1,9 +1,9 @@
 """What every request passes on its way to a handler and back, whatever its route."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.access.key_file import ApiKey
@@ -34,6 +34,22 @@ EXPOSED_HEADERS = (
 """Response headers that scripts in web pages of allowed origins may read."""
 
 
+KEPT_S = 0.1
+"""For how long a refusal is given to the requests that are like the one that was refused."""
+
+MAX_KNOWN = 1024
+
+
+@frozen(eq=False)
+class KnownRefusal:
+    """A refusal that was made just now, of a request that had waited for ``waited_s``."""
+
+    until: float
+    waited_s: float
+    error: OverloadedError
+    response: HttpResponse
+
+
 @define(eq=False)
 class Middleware:
     """API-key authentication, error responses, request ids, timing headers and counters.
@@ -51,6 +67,7 @@ class Middleware:
     _for_admins: Collection[str | tuple[str, str]] = field(kw_only=True)
     _labels: ClientLabels = field(init=False)
     _origins: frozenset[str] = field(init=False)
+    _refusals: dict[Hashable, KnownRefusal] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         network = self._service.config.network
@@ -100,16 +117,40 @@ class Middleware:
         """
         try:
             key = self._identify(request)
-            if key is not None:
-                request.identify(key)
-            handler.refuse_undecoded(request)
-        except OverloadedError as error:
-            request.is_task = True
-            begin_trace(request, self._service)
-            return self._finished(request, self.error_response(request, error))
         except PoolServeError:
             return None  # it is answered when the request is handled
-        return None
+        if key is not None:
+            request.identify(key)
+        likeness = handler.likeness_of(request)
+        if likeness is None:
+            return None
+        same = handler, request.client.number, request.models, likeness
+        known = self._refusals.get(same)
+        now, waited_s = trio.current_time(), request.timings.waited_s
+        if known is not None and now < known.until and known.waited_s <= waited_s:
+            request.error, response = known.error, known.response
+            self._service.metrics.count_failure(known.error)
+        else:
+            try:
+                handler.refuse_undecoded(request)
+            except OverloadedError as error:
+                response = self.error_response(request, error)
+                self._remember(same, KnownRefusal(now + KEPT_S, waited_s, error, response), request)
+            except PoolServeError:
+                return None
+            else:
+                return None
+        request.is_task = True
+        begin_trace(request, self._service)
+        return self._finished(request, response)
+
+    def _remember(self, same: Hashable, refusal: KnownRefusal, request: HttpRequest) -> None:
+        assert isinstance(refusal.response.body, bytes)  # noqa: S101  (errors are)
+        if request.request_id.encode() in refusal.response.body:
+            return  # it is for this request only
+        if len(self._refusals) >= MAX_KNOWN:
+            self._refusals.clear()
+        self._refusals[same] = refusal
 
     def _identify(self, request: HttpRequest) -> ApiKey | None:
         """Note the label of the client, and return the key of its request if one is needed there.

@@ -5,7 +5,7 @@ import msgspec
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
-from trio_pool_serve.engine.remote.engine_hosts import EngineHosts
+from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.errors import InvalidRequestError, PermissionDeniedError
 from trio_pool_serve.service import Service
 
@@ -22,7 +22,7 @@ class HostRequest(msgspec.Struct, frozen=True):
     host: str
 
 
-def host_routes(service: Service, hosts: EngineHosts) -> Routes:
+def host_routes(service: Service, hosts: HostPlaces) -> Routes:
     """Return the routes over the hosts of a service; those that change something need an API key in any case."""
 
     async def host_of(request: HttpRequest) -> str:

@@ -1,1 +1,1 @@
-"""Engine processes: their client, their server, the messages between them, and what keeps them alive."""
+"""Devices of other processes: the API process's side, the device server, and the messages between them."""

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from attrs import frozen
 
 from trio_pool_serve.engine.remote.arrays import (
     FLOAT32,
@@ -87,18 +88,18 @@ def _kind_of(outcome: NumberedOutcome) -> Any:
         shapes = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
     except Exception:
         return number
-    return output.forward_s, output.copy_s, *shapes
+    return output.queue_s, output.forward_s, output.copy_s, *shapes
 
 
 def _encode(outputs: Sequence[PoolingOutput]) -> tuple[Outputs, list[Buffer]]:
     """Return outputs of one batch as they are sent. Raises anything if there are no such, or if they are too many."""
-    ((forward_s, copy_s),) = {(output.forward_s, output.copy_s) for output in outputs}
+    ((queue_s, forward_s, copy_s),) = {(output.queue_s, output.forward_s, output.copy_s) for output in outputs}
     columns = [*zip(*[output.values for output in outputs], strict=True)]
     values = [_values_of(column) for column in columns]
     if not fits_in_part(len(outputs), sum([_nbytes_of(each) for each in values])):
         raise ValueError("too many outputs for one part")
     buffers = [buffer for column, each in zip(columns, values, strict=True) for buffer in _buffers_of(column, each)]
-    return Outputs([output.queue_s for output in outputs], forward_s, copy_s, values), buffers
+    return Outputs(queue_s, forward_s, copy_s, values), buffers
 
 
 def _nbytes_of(values: Values) -> int:
@@ -121,7 +122,17 @@ def _buffers_of(column: Sequence[Any], values: Values) -> list[Buffer]:
     return [buffer_of(concatenated(column, FLOAT32))]
 
 
-def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServeError:
+@frozen(eq=False)
+class ReadOutputs:
+    """The values of a part's rows, and the times (seconds) of their batch."""
+
+    rows: Sequence[tuple[PooledValue, ...]]
+    queue_s: float
+    forward_s: float
+    copy_s: float
+
+
+def read_answers(part: Part, payload: Payload) -> ReadOutputs | PoolServeError:
     """Decode the outcomes of a part's rows: one error for all if it is a failure, or cannot be decoded.
 
     Arrays share the payload's memory.
@@ -132,11 +143,10 @@ def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServ
         if isinstance(answer, Failure):
             return error_of(answer)
         columns = [_read_values(values, payload) for values in answer.values]
-        rows = zip(*columns, strict=True) if columns else [()] * len(part.ids)
-        return [
-            PoolingOutput(values, queue_s, answer.forward_s, answer.copy_s)
-            for _, queue_s, values in zip(part.ids, answer.queue_s, rows, strict=True)
-        ]
+        rows = [*zip(*columns, strict=True)] if columns else [()] * len(part.ids)
+        if len(rows) != len(part.ids):
+            raise ValueError(f"{len(rows)} outputs with {len(part.ids)} numbers")  # noqa: TRY301
+        return ReadOutputs(rows, answer.queue_s, answer.forward_s, answer.copy_s)
     except Exception as error:
         return UnsendableError(f"The engine process's output cannot be read: {reason_of(error)}")
 

@@ -3,7 +3,8 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from ipaddress import IPv6Address
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import trio
@@ -13,6 +14,7 @@ from trio_pool_serve.engine.remote.greeting import greet
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.wire import FromEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.socket_folder import is_private
 
 CONNECT_TIMEOUT_S = 2.0
 """For the connection itself: a machine that is gone does not refuse it."""
@@ -21,7 +23,7 @@ LINK_TIMEOUT_S = 1.5
 """Both ends send three heartbeats in this time: a lost machine is noticed soon, and one late heartbeat ends no link."""
 
 ADDRESS_CHECK_S = 0.1
-"""How often a file is looked for that has the address of an engine process."""
+"""How often it is looked for the socket of an engine process, or the file with its address."""
 
 MAX_NAME = 253
 """Characters of a host's name (RFC 1035)."""
@@ -53,6 +55,13 @@ class HostAddress:
             except ValueError as error:
                 raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT: {error}") from error
         return cls(found["ipv6"] or found["host"], int(found["port"]))
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the host is an IP address, which need not be resolved."""
+        with suppress(ValueError):
+            return ":" in self.host or bool(IPv4Address(self.host))
+        return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -87,7 +96,7 @@ class Connector(ABC):
 
 @define(eq=False)
 class UnixConnector(Connector):
-    """Connects to an engine process of this machine; its socket outlives it."""
+    """Connects to an engine process of this machine. While there is none, it waits for one."""
 
     path: Path
     timeout_s = float("inf")
@@ -98,11 +107,11 @@ class UnixConnector(Connector):
         return self.path.name
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
-        try:
-            return FramedStream(await trio.open_unix_socket(self.path), FromEngine)
-        except (ConnectionRefusedError, FileNotFoundError):
-            # The process that restarts engine processes is ending, and will end this one.
-            await trio.sleep_forever()
+        while True:
+            if is_private(self.path.parent):
+                with suppress(ConnectionRefusedError, FileNotFoundError):
+                    return FramedStream(await trio.open_unix_socket(self.path), FromEngine)
+            await trio.sleep(ADDRESS_CHECK_S)
 
 
 @define(eq=False)

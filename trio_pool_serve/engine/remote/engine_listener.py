@@ -8,8 +8,8 @@ from collections.abc import Callable
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.remote.engine_connection import EngineConnection
+from trio_pool_serve.engine.remote.api_connection import ApiConnection
+from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.greeting import answer_greeting
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.wire import Hello, ToEngine
@@ -28,14 +28,14 @@ LOG_INTERVAL_S = 1.0
 class EngineListener:
     """The connections of an engine; one that is refused, silent or broken ends alone."""
 
-    engine: LocalEngine
+    server: DeviceServer
     keys: LinkKeys
     hello: Callable[[], Hello]
     refused: int = field(default=0, init=False)
     """Connections that were refused."""
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
     """Addresses, in order of arrival."""
-    _connections: set[EngineConnection] = field(init=False, factory=set)
+    _connections: set[ApiConnection] = field(init=False, factory=set)
     _is_leaving: bool = field(default=False, init=False)
     _disconnected: trio.Event = field(init=False, factory=trio.Event)
     """Set when a connection or a greeting has ended."""
@@ -59,7 +59,7 @@ class EngineListener:
                 return  # a probe of the port
             if greeted is None:
                 return
-            connection = EngineConnection(self.engine, greeted[0], self.hello, greeted[1])
+            connection = ApiConnection(self.server, greeted[0], self.hello, greeted[1])
             self._connections.add(connection)
             peer = _peer_of(stream)
             logger.info("an API process at %s is connected", peer)

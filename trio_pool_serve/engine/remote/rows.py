@@ -1,18 +1,18 @@
 """Rows on their way to an engine process: ``PoolingRequest``s to parts of frames, and back."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-import trio
+import numpy as np
 
 from trio_pool_serve.engine.remote.arrays import (
     BOOL,
     INT32,
     Array,
+    ArrayHeader,
     Payload,
     buffer_of,
     buffer_of_rows,
@@ -20,11 +20,10 @@ from trio_pool_serve.engine.remote.arrays import (
     pieces,
 )
 from trio_pool_serve.engine.remote.failures import reason_of
-from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
 from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Frame, OptionalArrays, Part, Rows, fits_in_part
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer
-from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingParams, PoolingRequest, RenderedPrompt
 
 T = TypeVar("T")
 
@@ -72,10 +71,23 @@ def _has_optional_arrays(prompt: RenderedPrompt) -> bool:
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
+    buffers: list[Buffer] = []
     try:
-        return msgspec.msgpack.encode([(param.wire_name, param) for param in params], enc_hook=numbers_of)
+        return b"".join([*(_encoded_param(param, buffers) for param in params), *buffers])
     except Exception:  # the row will fail for it
         return None
+
+
+def _encoded_param(param: PoolingParams, buffers: list[Buffer]) -> msgspec.Raw:
+    """Encode params as in ``Rows``, and add their arrays to ``buffers``. Raises what msgspec raises."""
+
+    def header(value: object) -> ArrayHeader:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"a {type(value).__name__} has no form in msgpack")
+        buffers.append(buffer_of(value))
+        return header_of(value)
+
+    return msgspec.Raw(msgspec.msgpack.encode((param.wire_name, param), enc_hook=header))
 
 
 def _add(
@@ -105,28 +117,17 @@ def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
     buffers += [
         buffer_of_rows([getattr(prompt, name) for prompt in prompts], TOKEN_ARRAYS[name], lengths) for name in names
     ]
+    optional_arrays = _optional_arrays(prompt, buffers)
+    params: list[Any] = [_encoded_param(param, buffers) for param in request.params]
     rows = Rows(
         lengths,
-        [(param.wire_name, param) for param in request.params],
-        _column([request.priority for request in requests]),
-        _column([request.group for request in requests]),
-        _column([request.client for request in requests]),
-        _column([request.rank for request in requests]),
-        _column(_timeouts([request.deadline for request in requests])),
+        params,
         _column([prompt.instruction_tokens for prompt in prompts]),
         _column([prompt.attended for prompt in prompts]),
         names,
-        _optional_arrays(prompt, buffers),
-        _column([request.planned for request in requests]),
+        optional_arrays,
     )
     return rows, buffers
-
-
-def _timeouts(deadlines: list[float]) -> list[float | None]:
-    if min(deadlines) == math.inf:
-        return [None]
-    now = trio.current_time()
-    return [None if deadline == math.inf else deadline - now for deadline in deadlines]
 
 
 def _column(values: list[T]) -> list[T]:
@@ -150,36 +151,21 @@ def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalA
     return optional_arrays
 
 
-def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
-    """Decode the rows of a part; their arrays share the payload's memory. Raises ``UnsendableError``."""
+def read_rows(part: Part, payload: Payload, planned: PlannedBatch | None = None) -> list[PoolingRequest]:
+    """Decode the rows of a part, maybe of a planned batch; their arrays share the payload's memory.
+
+    Raises ``UnsendableError``.
+    """
     try:
         part.require_usual_size()
         rows = _decoder.decode(part.content)
         if len(rows.lengths) != len(part.ids):
             raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
-        return _requests(rows, payload, scopes)
+        prompts = _prompts(rows, payload)
+        params = tuple([_param(name, fields, payload) for name, fields in rows.params])
+        return [PoolingRequest(prompt, params, planned=planned) for prompt in prompts]
     except Exception as error:  # constructors of params may raise anything
         raise UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
-
-
-def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
-    count = len(rows.lengths)
-    params = tuple([_param(name, fields, scopes) for name, fields in rows.params])
-    now = 0.0 if rows.timeout_s == [None] else trio.current_time()
-    deadlines = [math.inf if timeout_s is None else now + timeout_s for timeout_s in rows.timeout_s]
-    return [
-        PoolingRequest(prompt, params, priority, group, client, rank, deadline, planned)
-        for prompt, priority, group, client, rank, deadline, planned in zip(
-            _prompts(rows, payload),
-            _of_each(rows.priority, count),
-            _of_each(rows.group, count),
-            _of_each(rows.client, count),
-            _of_each(rows.rank, count),
-            _of_each(deadlines, count),
-            _of_each(rows.planned, count),
-            strict=True,
-        )
-    ]
 
 
 def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
@@ -249,7 +235,11 @@ def _require_chunks(chunks: Array, tokens: int) -> None:
         raise ValueError("a row has fewer tokens than its chunks")
 
 
-def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:
+def _param(name: str, fields: Any, payload: Payload) -> PoolingParams:
     if name not in PoolingParams.by_name:
         raise LookupError(f"no module that is imported here defines the params {name}")
-    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.query)
+
+    def array(_: object, header: Any) -> Array:
+        return payload.take(msgspec.convert(header, ArrayHeader))
+
+    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=array)

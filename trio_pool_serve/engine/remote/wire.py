@@ -12,11 +12,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from attrs import define, field
 
-from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
-from trio_pool_serve.engine.remote.scopes import numbers_of
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Buffer
-from trio_pool_serve.types import PlannedBatch
 
 FULL_FRAME_ROWS = 1024
 FULL_FRAME_BYTES = 2**20
@@ -33,6 +30,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 MAX_WAITING_TOKENS = 2**40
 
+MAX_BATCH_ROWS = 2**20
+
 MAX_PROBE_TOKENS = 4096
 
 MAX_MODEL_BYTES = 2**50
@@ -41,6 +40,9 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MODEL_BYTES)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+WaitingTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
+Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Launches: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
 RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
@@ -59,26 +61,19 @@ class Rows(msgspec.Struct, array_like=True):
     """``PoolingRequest``s with equal params and the same kinds of arrays.
 
     The payload has the token ids of all (int32), then the arrays that are named in ``token_arrays``, with as many
-    elements. A row that has ``optional_arrays`` is alone. Lists that are not of ``lengths`` have one item for each row,
-    or one that is the same for all.
+    elements, the ``optional_arrays`` of a row, which is alone then, and the arrays of ``params``. Lists that are not of
+    ``lengths`` have one item for each row, or one that is the same for all.
     """
 
-    lengths: list[Count]
+    lengths: list[Annotated[int, msgspec.Meta(ge=1)]]
     """Tokens of each row."""
     params: list[tuple[str, Any]]
-    """The ``wire_name`` and fields of each."""
-    priority: list[int]
-    group: list[int]
-    client: list[int]
-    rank: list[int]
-    timeout_s: list[float | None]
-    """Until the deadline: clocks of processes differ."""
+    """The ``wire_name`` and fields of each; a field that is an array is its header."""
     instruction_tokens: list[int]
     attended: list[int | None]
     token_arrays: tuple[str, ...] = ()
     """Of ``type_ids`` (int32) and ``kept`` (bool)."""
     optional_arrays: OptionalArrays | None = None
-    planned: list[PlannedBatch | None] = msgspec.field(default_factory=lambda: [None])
 
 
 class Part(msgspec.Struct, array_like=True):
@@ -102,25 +97,45 @@ Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
-    """Compute these rows."""
+    """Compute these rows: some or all of those of one batch, which its API process has taken from its queue.
+
+    Each frame of a batch says the same about it.
+    """
 
     parts: Parts
+    batch: Count
+    """Its number, unique for one connection."""
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH_ROWS)]
+    """Of the whole batch: once they are there, it can be computed."""
+    key: Name = ""
+    """Rows of other batches are computed beside these only if it is the same."""
+    rank: Rank = 0
+    clients: Count = 1
+    """Clients that have rows waiting in the API process, these included."""
+    waiting_tokens: WaitingTokens = 0
+    """Those that are left in the queue of the API process."""
+    small_requests: Count = 0
+    """Those of which these are the last rows."""
+    is_planned: bool = False
+    """It is background work, computed when nothing else waits, in exactly this batch."""
+    is_suspect: bool = False
+    """It is computed alone: another device was lost with it."""
 
 
 class Withdraw(msgspec.Struct, tag=True, array_like=True):
-    """Take these rows out of the queue."""
+    """No client waits for these rows any more: those that are not launched are not computed."""
 
     ids: RowNumbers
 
 
-class CloseScope(msgspec.Struct, tag=True, array_like=True):
-    """Free the queries of one scope: its request has ended."""
-
-    scope: int
-
-
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
     """The API process is there, but has nothing to send."""
+
+
+CREDITS = 2
+"""Batches that an API process may have at a device server for each that is computed there at a time: one is ready when
+another is done, also if other processes have none. With one, a process whose neighbours idled had 29 % fewer rows/s
+(simulated, passes of 13 ms). A credit comes back with the answers to a batch."""
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
@@ -146,6 +161,12 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     resident_bytes: Bytes = 0
     device_bytes: Bytes = 0
     """What the model takes there: see ``ModelMemory``."""
+    launches: Launches = 1
+    """Batches that it computes at a time."""
+    pads: bool = True
+    """Whether padding is computed."""
+    planned_launches: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    """Planned batches that it computes beside others, at idle priority; 0 if only while there are no others."""
 
 
 class Values(msgspec.Struct, array_like=True):
@@ -163,7 +184,8 @@ class Values(msgspec.Struct, array_like=True):
 class Outputs(msgspec.Struct, tag=True, array_like=True):
     """``PoolingOutput``s of one batch whose values are of the same kinds; ``values`` has one item for each param."""
 
-    queue_s: list[Seconds]
+    queue_s: Seconds
+    """From the arrival of the rows to the launch."""
     forward_s: Seconds
     copy_s: Seconds
     values: list[Values]
@@ -176,17 +198,32 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
     message: Name
 
 
-class Answers(msgspec.Struct, tag=True, array_like=True):
-    """Finished and failed rows, and the engine's load: queued tokens of all connections, and the measured rates.
+class Done(msgspec.Struct, array_like=True):
+    """A batch all rows of which are answered: its credit returns.
 
-    Without rows it is a heartbeat. ``seconds_per_token`` are float64, as in ``SecondsPerToken``; ``stall_reason`` is
-    the engine's.
+    ``device_s`` are the seconds for which it occupied the device, 0 if that says nothing.
+    """
+
+    batch: Count
+    device_s: Seconds
+
+
+class Answers(msgspec.Struct, tag=True, array_like=True):
+    """Finished and failed rows, and how the device is.
+
+    Without rows it is a heartbeat. ``stall_reason`` is empty if batches come back.
     """
 
     parts: Parts
-    waiting_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
-    tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
-    seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
+    done: Annotated[list[Done], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
+    budget: Size
+    """The token budget of a batch now."""
+    computed_tokens: Count = 0
+    """Of all batches so far, those of all API processes."""
+    others_waiting_tokens: WaitingTokens = 0
+    """Those that would be computed before all that waits in this API process: others have turns."""
+    others_small_requests: Count = 0
+    """Small requests of other API processes, so far."""
     stall_reason: Name = ""
 
 
@@ -194,7 +231,7 @@ class Leaving(msgspec.Struct, tag=True, array_like=True):
     """The engine is shutting down: it computes what it has, and is to get no more rows."""
 
 
-ToEngine: TypeAlias = Submit | Withdraw | CloseScope | Heartbeat
+ToEngine: TypeAlias = Submit | Withdraw | Heartbeat
 FromEngine: TypeAlias = Hello | Answers | Leaving
 
 
@@ -209,7 +246,7 @@ class Frame:
 
     def add(self, ids: list[int], content: Rows | Outputs | Failure, buffers: Sequence[Buffer] = ()) -> None:
         """Add rows or their outcome. Raises what msgspec raises, and ``ValueError`` for a part that is too large."""
-        encoded = msgspec.msgpack.encode(content, enc_hook=numbers_of)
+        encoded = msgspec.msgpack.encode(content)
         nbytes = sum(map(len, buffers))
         if len(encoded) > _most_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
             raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")

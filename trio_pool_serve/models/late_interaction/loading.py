@@ -13,9 +13,9 @@ from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.maxsim import HoldQueryHead, MaxSimHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.types import HoldQuery, MaxSim, TokenEmbed
+from trio_pool_serve.types import MaxSim, TokenEmbed
 
 PROJECTION = "linear.weight"
 """The original ColBERT's name of the projection, among the transformer's weights."""
@@ -33,11 +33,7 @@ def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingP
     tokens = TokenEmbeddingHead(project, normalizes=normalizes)
     return LoadedModel(
         backbone=backbone,
-        heads={
-            TokenEmbed: tokens,
-            HoldQuery: HoldQueryHead(tokens),
-            MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores),
-        },
+        heads={TokenEmbed: tokens, MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores)},
         description="late interaction",
     )
 

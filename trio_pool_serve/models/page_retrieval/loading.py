@@ -12,11 +12,11 @@ from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.maxsim import HoldQueryHead, MaxSimHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.image_arrays import image_inputs, images_of, require_placeholders
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.transformer_masks import masks_of
-from trio_pool_serve.types import HoldQuery, ImageFeatures, MaxSim, TokenEmbed
+from trio_pool_serve.types import ImageFeatures, MaxSim, TokenEmbed
 
 
 def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParams) -> LoadedModel:
@@ -29,11 +29,7 @@ def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParam
         backbone=PageRetriever(
             model, needs_token_type_ids=spec.needs_token_type_ids, is_qwen=spec.class_name == "ColQwen2ForRetrieval"
         ),
-        heads={
-            TokenEmbed: tokens,
-            HoldQuery: HoldQueryHead(tokens),
-            MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores),
-        },
+        heads={TokenEmbed: tokens, MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores)},
         description="late interaction with pages",
     )
 

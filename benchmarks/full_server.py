@@ -1,0 +1,57 @@
+"""``trio-pool-serve serve`` over a runner that is slow and computes nothing: ``full_server.py [-POINT] MODEL [flags]``.
+
+``POINT`` is switched off: one of those at which requests are refused before they reach the queue, or reading the first
+request of a connection before it is refused.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.engine_rows import InstantRunner
+from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.server import early_refusals
+from trio_pool_serve.types import Batch, CopiedBatch
+
+BATCH_S = 3.0
+
+
+class SlowRunner(InstantRunner):
+    """Takes seconds for each batch, and next to no CPU time."""
+
+    def launch(self, batch: Batch) -> CopiedBatch:
+        """Return a vector for each row, later."""
+        time.sleep(BATCH_S)
+        return super().launch(batch)
+
+    def prepare(self, wanted: int | None) -> int:
+        """Return a budget that many batches are made by."""
+        return wanted or 4096
+
+
+def load_slow(*_: Any) -> SlowRunner:
+    """Return the runner; engine processes import this by its name."""
+    return SlowRunner(384)
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
+    return lambda: setattr(owner, name, replacement)
+
+
+refuse = dispatch._refuse  # noqa: SLF001
+
+POINTS: Mapping[str, Callable[[], None]] = {
+    "on acceptance": _replace(early_refusals.EarlyRefusals, "answer", lambda *_: b""),
+    "on connections": _replace(early_refusals.EarlyRefusals, "may_refuse", lambda *_: False),
+    "reading": _replace(early_refusals, "MAX_LAG_S", -1.0),
+    "by length": _replace(dispatch, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
+    "before thread": _replace(dispatch, "_refuse_before_hop", lambda *_: None),
+}
+
+if __name__ == "__main__":  # worker processes import what started the server
+    arguments = sys.argv[1:]
+    if arguments[0].startswith("-"):
+        POINTS[arguments.pop(0)[1:]]()
+    sys.exit(run(read_config(arguments), load_runner=load_slow))

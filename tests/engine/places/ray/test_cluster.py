@@ -1,0 +1,31 @@
+"""Calls of Ray's API in threads, without a cluster."""
+
+import threading
+
+import trio
+
+from trio_pool_serve.engine.places.ray import cluster as module
+from trio_pool_serve.engine.places.ray.cluster import CONTROL_CALLS, PlacedActor, RayCluster
+
+
+async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ray.kill", lambda _: answers.wait())
+    cluster = RayCluster()
+    try:
+        for _ in range(2 * CONTROL_CALLS):
+            await cluster.kill(PlacedActor(None))
+        with trio.fail_after(60):
+            assert await cluster.in_thread(lambda: "called") == "called"
+    finally:
+        answers.set()
+
+
+async def test_an_end_that_fails_is_logged_and_raises_nothing(monkeypatch, caplog):
+    def fail(_: object) -> None:
+        raise ValueError("no such actor")
+
+    monkeypatch.setattr("ray.kill", fail)
+    await RayCluster().kill(PlacedActor(None))
+    assert "no such actor" in caplog.text

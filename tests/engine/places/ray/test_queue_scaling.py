@@ -1,0 +1,287 @@
+"""How many replicas a queue needs: a pure function of times and seconds."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from trio_pool_serve.engine.places.place import Place, PlaceNumbers
+from trio_pool_serve.engine.places.ray.queue_scaling import (
+    FRESH_S,
+    UP_AFTER_S,
+    WINDOW_S,
+    BusyShare,
+    QueueScaling,
+    QueueSeconds,
+    busy_seconds,
+    choose_wanted,
+)
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
+
+pytestmark = pytest.mark.unit
+
+MAX_QUEUE_S, UP_S, DOWN_AFTER_S = 5.0, 1.0, 60.0
+
+
+def scaling(wanted: int = 1) -> QueueScaling:
+    made = QueueScaling(1, 8, MAX_QUEUE_S)
+    made.wanted = wanted
+    return made
+
+
+def run(
+    made: QueueScaling, waiting_s: float, *, seconds: float, begin: float = 0.0, busy: float = 0.0, **states: int
+) -> int:
+    """Let a queue be so long for some seconds; all replicas are ready unless it is said how many."""
+    for step in range(int(2 * seconds) + 1):
+        of_state = {"ready": made.wanted, "loading": 0, **states}
+        made.update(begin + step / 2, waiting_s, busy, **of_state)
+    return made.wanted
+
+
+def test_a_queue_that_is_long_for_a_moment_changes_nothing():
+    made = scaling()
+    assert run(made, 9.0, seconds=UP_AFTER_S - 0.5) == 1
+    assert run(made, 0.5, seconds=0, begin=10) == 1
+    assert run(made, 9.0, seconds=UP_AFTER_S - 0.5, begin=20) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "waiting_s", "then"), [(1, 1.5, 2), (1, 9.0, 2), (4, 1.5, 6), (4, 9.0, 8), (6, 9.0, 8)]
+)
+def test_replicas_are_added_until_the_queue_is_short_at_most_doubled(wanted, waiting_s, then):
+    assert run(scaling(wanted), waiting_s, seconds=UP_AFTER_S) == then
+
+
+def test_none_is_added_while_others_are_being_started():
+    assert run(scaling(2), 9.0, seconds=600, ready=1, loading=1) == 2
+
+
+@pytest.mark.parametrize(("ready", "then"), [(1, 4), (2, 5)])
+def test_those_that_have_failed_are_no_reason_to_add_none_and_are_replaced(ready, then):
+    """Of three: one that is ready needs another, two that are ready need two."""
+    assert run(scaling(3), 2.0, seconds=UP_AFTER_S, ready=ready) == then
+
+
+def test_one_is_taken_away_at_a_time_and_never_the_last():
+    made = scaling(3)
+    assert run(made, 0.0, seconds=DOWN_AFTER_S - 0.5) == 3
+    assert run(made, 0.0, seconds=0, begin=DOWN_AFTER_S) == 2
+    assert run(made, 0.0, seconds=DOWN_AFTER_S - 0.5, begin=DOWN_AFTER_S + 0.5) == 2
+    assert run(made, 0.0, seconds=600, begin=2 * DOWN_AFTER_S + 1) == 1
+
+
+def test_between_a_short_and_a_long_queue_nothing_changes():
+    assert run(scaling(4), UP_S / 2, seconds=6000) == 4
+
+
+def test_a_queue_in_between_begins_the_wait_anew():
+    made = scaling(2)
+    run(made, 0.0, seconds=DOWN_AFTER_S - 1)
+    run(made, UP_S / 2, seconds=0, begin=DOWN_AFTER_S - 0.5)
+    assert run(made, 0.0, seconds=DOWN_AFTER_S - 1, begin=DOWN_AFTER_S) == 2
+
+
+def test_a_replica_that_would_leave_a_queue_stays():
+    """Two replicas with 0.08 s each: one alone would have 0.16 s, more than a tenth of ``up_queue_s``."""
+    assert run(scaling(2), 0.08, seconds=600) == 2
+    assert run(scaling(2), 0.04, seconds=600) == 1
+
+
+def test_a_replica_whose_work_would_keep_the_others_too_busy_stays():
+    """Three replicas that compute for half of the time: two would for three quarters."""
+    assert run(scaling(3), 0.0, seconds=600, busy=1.5) == 3
+    assert run(scaling(3), 0.0, seconds=600, busy=1.4) == 2
+
+
+def test_while_none_is_ready_none_is_taken_away():
+    assert run(scaling(2), 0.0, seconds=600, ready=0) == 2
+    assert run(scaling(2), 0.0, seconds=600, ready=0, loading=2) == 2
+
+
+def test_the_work_of_those_that_are_ready_decides_whether_others_are_taken_away():
+    """One of two computes: alone it would be as it is."""
+    assert run(scaling(2), 0.0, seconds=600, ready=1, busy=0.8) == 2
+    assert run(scaling(2), 0.0, seconds=600, ready=1, busy=0.6) == 1
+
+
+def replicas_of(*states: str, wanted: int) -> list[Place]:
+    """Return replicas, of which the first ones are wanted."""
+    made = [Place("m", Path(), PlaceNumbers(n, len(states), n, len(states)), None, "cpu") for n in range(len(states))]
+    for number, (replica, state) in enumerate(zip(made, states, strict=True)):
+        replica.state, replica.is_wanted = state, number < wanted
+    return made
+
+
+@pytest.mark.parametrize(
+    ("states", "kept"),
+    [
+        (("failed", "ready", "ready"), [1, 2]),
+        (("starting", "ready", "ready"), [1, 2]),
+        (("ready", "failed", "lost"), [0, 2]),
+        (("ready", "ready", "ready"), [0, 1]),
+    ],
+)
+def test_those_that_failed_are_taken_away_first_then_those_that_load_then_the_last(states, kept):
+    replicas = replicas_of(*states, wanted=3)
+    choose_wanted(replicas, 2)
+    assert [replica.numbers.replica for replica in replicas if replica.is_wanted] == kept
+
+
+def test_those_that_are_added_are_the_first_of_the_others_and_those_that_are_wanted_stay():
+    replicas = replicas_of("failed", "ready", "ready", "starting", "draining", wanted=3)
+    choose_wanted(replicas, 2)
+    replicas[3].state = "failed"
+    choose_wanted(replicas, 3)
+    assert [replica.numbers.replica for replica in replicas if replica.is_wanted] == [1, 2, 4]
+    choose_wanted(replicas, 4)
+    assert [replica.numbers.replica for replica in replicas if replica.is_wanted] == [0, 1, 2, 4]
+
+
+def test_the_longest_estimate_of_all_processes_counts(tmp_path):
+    first, second = (QueueSeconds.open(tmp_path, 0, 2) for _ in range(2))
+    first.write(0, 0.5)
+    second.write(1, 2.5)
+    assert first.longest == second.longest == 2.5
+
+
+def test_an_estimate_that_is_not_repeated_is_forgotten_before_it_could_add_replicas(tmp_path):
+    queue = QueueSeconds.open(tmp_path, 0, 2)
+    assert queue.longest == 0.0
+    queue.write(0, 2.5)
+    queue.write(1, 0.5)
+    queue.estimates[0, 1] = time.monotonic() - FRESH_S
+    assert queue.longest == 0.5
+    assert FRESH_S < UP_AFTER_S
+
+
+MARGIN = 1.25
+"""The estimate of the queue in seconds is as much too long."""
+
+SERVICE_S, STEP_S, COUNTED_S = 0.015, 0.5, 2.0
+
+
+@define(eq=False)
+class PoissonQueue:
+    """Requests that arrive at random, of ``load(time)`` times what one replica can compute; ``start_s`` to load one.
+
+    All that are ready share the work, so that each is as busy as all are.
+    """
+
+    load: Callable[[float], float]
+    start_s: float
+    scaling: QueueScaling = field(factory=scaling)
+    now: float = 0.0
+    ready: int = 1
+    changes: list[tuple[float, int]] = field(factory=list)
+    """When there were to be how many."""
+    _random: random.Random = field(factory=lambda: random.Random(0))
+    _work_s: float = 0.0
+    _busy_s: float = 0.0
+    _busy: BusyShare = field(factory=BusyShare)
+    _loaded_at: deque[float] = field(factory=deque)
+
+    def run(self, seconds: float) -> float:
+        """Let time pass; return the share of the requests that were refused."""
+        arrived = refused = 0
+        until = self.now + seconds
+        while self.now < until:
+            of_step = self._random_arrivals()
+            arrived += len(of_step)
+            for pause_s in of_step:
+                self._compute(pause_s)
+                if MARGIN * self._work_s / self.ready > MAX_QUEUE_S:
+                    refused += 1
+                else:
+                    self._work_s += SERVICE_S
+            self._compute(STEP_S - sum(of_step))
+            self.now += STEP_S
+            self._scale()
+        return refused / arrived
+
+    def _random_arrivals(self) -> list[float]:
+        """Return the pauses before each of the requests of the next step. Poisson: beginning anew changes nothing."""
+        rate, arrivals, at = self.load(self.now) / SERVICE_S, list[float](), 0.0
+        while (pause_s := self._random.expovariate(rate)) + at < STEP_S:
+            arrivals.append(pause_s)
+            at += pause_s
+        return arrivals
+
+    def _compute(self, seconds: float) -> None:
+        busy_s = min(seconds, self._work_s / self.ready)
+        self._busy_s += busy_s
+        self._work_s -= busy_s * self.ready
+
+    def _scale(self) -> None:
+        if self.now % COUNTED_S == 0:
+            self._busy.observe(self.now, self._busy_s)
+        loaded = [*takewhile(lambda at: at <= self.now, self._loaded_at)]
+        for _ in loaded:
+            self._loaded_at.popleft()
+            self.ready += 1
+        before, busy = self.scaling.wanted, self._busy.share * self.ready
+        waiting_s = MARGIN * self._work_s / self.ready
+        wanted = self.scaling.update(self.now, waiting_s, busy, ready=self.ready, loading=len(self._loaded_at))
+        if wanted == before:
+            return
+        self.changes.append((self.now, wanted))
+        if wanted > before:
+            self._loaded_at.extend([self.now + self.start_s] * (wanted - before))
+        elif self._loaded_at:
+            self._loaded_at.pop()
+        else:
+            self.ready -= 1
+
+
+@pytest.mark.parametrize("start_s", [5.0, 60.0])
+@pytest.mark.parametrize(("load", "settled"), [(1.2, {2}), (1.5, {2, 3}), (1.9, {3}), (2.5, {4})])
+def test_at_a_steady_load_the_number_settles_and_nothing_is_refused(load, settled, start_s):
+    queue = PoissonQueue(lambda _: load, start_s)
+    queue.run(600)
+    assert queue.ready == queue.scaling.wanted
+    assert queue.ready in settled
+    queue.changes.clear()
+    assert queue.run(3600) < 1e-4
+    assert queue.changes == []
+
+
+def test_a_load_that_falls_gives_replicas_back_down_to_the_least_and_one_that_rises_again_gets_them():
+    queue = PoissonQueue(lambda now: 0.3 if 1200 <= now < 2400 else 2.5, 60.0)
+    queue.run(1200)
+    assert queue.ready == 4
+    queue.run(1200)
+    assert queue.ready == 1
+    down = [wanted for at, wanted in queue.changes if 1200 <= at < 2400]
+    assert down == [3, 2, 1]
+    queue.run(600)
+    assert queue.ready == 4
+
+
+def test_how_busy_an_engine_is_is_unknown_at_first_and_then_follows_the_last_seconds():
+    busy = BusyShare()
+    assert busy.share == 1.0
+    for second in range(int(WINDOW_S)):
+        busy.observe(second, 0.25 * second)
+        assert busy.share == 1.0
+    busy.observe(WINDOW_S, 0.25 * WINDOW_S)
+    assert busy.share == pytest.approx(0.25)
+    busy.observe(2 * WINDOW_S, 0.25 * WINDOW_S)
+    assert busy.share == 0.0
+    busy.observe(3 * WINDOW_S, 3 * WINDOW_S)  # a batch that took longer counts when it is done
+    assert busy.share == 1.0
+    busy.observe(3 * WINDOW_S, 99 * WINDOW_S)
+    busy.observe(4 * WINDOW_S, 3.5 * WINDOW_S)
+    assert busy.share == pytest.approx(0.5)
+
+
+def test_the_seconds_are_those_of_the_engine_s_counter():
+    metrics = Metrics()
+    metrics.of_engine("m").busy.inc(2.5)
+    assert busy_seconds(Snapshot(families_of(metrics.registry), {})) == 2.5
+    assert busy_seconds(Snapshot([], {})) == 0.0

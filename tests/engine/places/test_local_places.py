@@ -1,0 +1,320 @@
+"""Real engine processes over scripted runners, on GPUs of which they see nothing but the environment."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import psutil
+import pytest
+import trio
+from attrs import define
+
+from tests.lanes import sampled
+from tests.simulated_gpus import EIGHT, LABELS, UUIDS
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.engine.gpus import Gpu, parse_listing
+from trio_pool_serve.engine.placement import with_replicas
+from trio_pool_serve.engine.places import supervisor
+from trio_pool_serve.engine.places.local_places import LocalPlaces
+from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.remote.connectors import UnixConnector
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.snapshots import exposition_of
+from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
+
+GPUS = parse_listing(EIGHT)
+
+LOADER = "tests.server.programs.script:load_scripted"
+
+
+@define(eq=False)
+class Machine:
+    """What the engine processes of one test share."""
+
+    folder: Path
+    sockets: Path
+    broken: Path
+
+    def make(
+        self, *models: str, gpus: list[Gpu] = GPUS, device: str = "cuda", retry_failed_s: float = 3600, **settings
+    ):
+        sources = tuple(f"{model}={self.folder}" for model in models or ("m",))
+        config = Config(
+            models=sources, loading=ModelConfig(device=device), processes=ProcessesConfig(engine="process", **settings)
+        )
+        config = with_replicas(config, len(gpus))
+        return LocalPlaces(config, LOADER, self.sockets, gpus, retry_failed_s=retry_failed_s)
+
+    def breaks(self, **how: str) -> None:
+        """Say how the process of a GPU, ``gpu2`` for example, fails to load: ``raises``, ``exits`` or ``is-killed``."""
+        lines = [f"{UUIDS[int(gpu.removeprefix('gpu'))]} {end}\n" for gpu, end in how.items()]
+        written = self.broken.with_suffix(".new")
+        written.write_text("".join(lines))
+        written.rename(self.broken)
+
+
+@pytest.fixture
+def machine(scripted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setenv("SCRIPT_BROKEN", str(tmp_path / "broken"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with TemporaryDirectory() as sockets:
+        machine = Machine(scripted_folder, Path(sockets), tmp_path / "broken")
+        machine.breaks()
+        yield machine
+
+
+@asynccontextmanager
+async def running(engines: LocalPlaces) -> AsyncIterator[None]:
+    with trio.fail_after(300), unwrap_exception_groups(ModelLoadError, EngineDeadError):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engines.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def asking(engines: LocalPlaces) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine([UnixConnector(replica.path) for replica in engines.places], Metrics().of_engine("m"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(120):
+        while not condition():  # noqa: ASYNC110  (other processes)
+            await trio.sleep(0.01)
+
+
+def states(engines: LocalPlaces) -> list[str]:
+    return [replica.state for replica in engines.places]
+
+
+def kill(engines: LocalPlaces, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Kill the process of a place: the last that was logged as ready."""
+    (*_, pid) = re.findall(rf"engine process (\d+) is ready: {re.escape(str(place))}:", caplog.text)
+    psutil.Process(int(pid)).kill()
+
+
+REQUEST = PoolingRequest(RenderedPrompt(np.array([5], np.int32)), (Embed(),))
+
+
+# -- placement ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "gpus", "expected"),
+    [
+        ("m", {"replicas": 1}, range(8), [0]),
+        ("m", {}, range(8), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("m", {"replicas": "2/gpu"}, range(8), [*range(8), *range(8)]),
+        ("m", {"replicas": 16}, range(8), [*range(8), *range(8)]),
+        ("m", {"replicas": 10}, range(8), [*range(8), 0, 1]),
+        ("ab", {}, range(8), [*range(8), *range(8)]),
+        ("ab", {"replicas": 3}, range(8), [0, 1, 2, 3, 4, 5]),
+        ("abc", {"replicas": 3}, range(8), [0, 1, 2, 3, 4, 5, 6, 7, 0]),
+        ("ab", {"replicas": 3}, [3], [3, 3, 3, 3, 3, 3]),
+        ("ab", {"replicas": "2/gpu"}, [5, 2], [5, 2, 5, 2, 5, 2, 5, 2]),
+    ],
+    ids=str,
+)
+def test_replicas_take_turns_on_the_gpus(machine, models, settings, gpus, expected):
+    replicas = machine.make(*models, gpus=[GPUS[number] for number in gpus], **settings).places
+    assert [replica.gpu.number for replica in replicas] == expected
+    assert [replica.device for replica in replicas] == [LABELS[number] for number in expected]
+    assert len({replica.path for replica in replicas}) == len(replicas)
+
+
+def test_without_known_gpus_the_device_is_that_of_the_settings(machine):
+    assert [replica.device for replica in machine.make(gpus=[], device="cuda:1").places] == ["cuda:1"]
+    assert [replica.device for replica in machine.make(gpus=[], device="cpu", replicas=2).places] == ["cpu"] * 2
+
+
+@pytest.mark.slow
+async def test_each_process_sees_its_own_gpu_only(machine, caplog):
+    caplog.set_level(logging.INFO)
+    engines = machine.make(replicas="1/gpu")
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready"] * 8)
+    for number, (uuid, label) in enumerate(zip(UUIDS, LABELS, strict=True)):
+        assert f"m, replica {number} on {label}: cuda:0 of CUDA_VISIBLE_DEVICES={uuid}" in caplog.text
+
+
+async def test_processes_on_cpu_and_on_unknown_gpus_have_this_processs_environment(machine, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    for device in ("cpu", "cuda:1"):
+        engines = machine.make(gpus=[], device=device, replicas=1)
+        async with running(engines):
+            await until(lambda engines=engines: states(engines) == ["ready"])
+        assert f"m: {device} of CUDA_VISIBLE_DEVICES=5" in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_single_gpu_is_left_for_the_cpu_only_by_auto(machine, caplog):
+    caplog.set_level(logging.INFO)
+    for device, gpus, seen in (("auto", GPUS[:1], "auto"), ("cuda", GPUS[:1], "cuda:0"), ("auto", GPUS[:2], "cuda:0")):
+        caplog.clear()
+        engines = machine.make(gpus=gpus, device=device, replicas=1)
+        async with running(engines):
+            await until(lambda engines=engines: states(engines) == ["ready"])
+        assert f"{seen} of CUDA_VISIBLE_DEVICES={UUIDS[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+async def test_replicas_that_share_a_gpu_are_said_to_take_turns_or_not(machine, caplog, monkeypatch, daemon):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(machine.sockets))
+    if daemon:
+        os.mkfifo(machine.sockets / "control")
+    machine.make()._log_placement()
+    assert "on each GPU" not in caplog.text
+    machine.make(replicas=9)._log_placement()
+    assert ("concurrently" in caplog.text) == daemon
+    assert ("take turns" in caplog.text) != daemon
+    assert f"{LABELS[0]} (GPU 0, NVIDIA H100 80GB HBM3): m, replica 0; m, replica 8" in caplog.text
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+
+@sampled("how", ["raises", "exits"], keep=["exits"])
+async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again(machine, caplog, how):
+    machine.breaks(gpu1=how)
+    engines = machine.make(gpus=GPUS[:3], retry_failed_s=0.2)
+    async with running(engines), asking(engines) as engine:
+        failed = engines.places[1]
+        await until(lambda: failed.restarts >= 2)
+        await until(lambda: [engines.places[0].state, engines.places[2].state] == ["ready"] * 2)
+        assert f"m, replica 1 on {LABELS[1]} has failed, 2 of 3 replicas are left" in caplog.text
+        assert ("CUDA error" if how == "raises" else "left with status 5") in caplog.text
+        await engine.wait_ready()
+        await engine.submit_all([REQUEST] * 50)
+        machine.breaks()
+        await until(lambda: states(engines) == ["ready"] * 3)
+        await until(lambda: len(engine._ready) == 3)
+        await engine.submit_all([REQUEST] * 50)
+
+
+async def test_a_process_that_a_signal_ends_while_it_loads_for_the_first_time_is_replaced(machine, caplog):
+    """The system may have had no memory left: that says nothing of the model."""
+    machine.breaks(gpu0="is-killed")
+    engines = machine.make(gpus=GPUS[:1])
+    async with running(engines):
+        await until(lambda: engines.places[0].restarts == 1)
+        machine.breaks()
+        await until(lambda: states(engines) == ["ready"])
+    assert "ended by signal 9; the next one starts in 0 s" in caplog.text
+    assert "has failed" not in caplog.text
+
+
+@pytest.mark.slow
+async def test_the_model_cannot_be_loaded_if_it_fails_on_every_gpu(machine):
+    machine.breaks(gpu0="raises", gpu1="raises")
+    with pytest.raises(ModelLoadError, match=r"^m cannot be loaded: CUDA error: GPU-000000a[01]-.* is broken$"):
+        async with running(machine.make(gpus=GPUS[:2])):
+            await trio.sleep_forever()
+
+
+@pytest.mark.slow
+async def test_one_model_without_replicas_ends_the_server_though_another_has_some(machine):
+    machine.breaks(gpu2="raises", gpu3="exits")
+    engines = machine.make("a", "b", gpus=GPUS[:4], replicas=2)
+    with pytest.raises(ModelLoadError):
+        async with running(engines):
+            await trio.sleep_forever()
+    assert states(engines)[2:] == ["failed", "failed"]
+
+
+async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_server(machine, caplog, monkeypatch):
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    caplog.set_level(logging.INFO)
+    engines = machine.make(gpus=GPUS[:2])
+    first, second = engines.places
+    with pytest.raises(EngineDeadError, match=r"replica 0 on .* restarted 1 times in a row: giving up"):
+        async with running(engines), asking(engines) as engine:
+            await until(lambda: len(engine._ready) == 2)
+            for death in range(2):
+                kill(engines, second, caplog)
+                if death == 0:
+                    await until(lambda: second.restarts == 1 and second.state == "ready")
+            await until(lambda: second.state == "failed" and len(engine._ready) == 1)
+            assert engine.state == "ready"
+            await engine.submit_all([REQUEST] * 50)
+            for death in range(2):
+                kill(engines, first, caplog)
+                if death == 0:
+                    await until(lambda: first.restarts == 1 and first.state == "ready")
+            await trio.sleep_forever()
+
+
+@pytest.mark.slow
+async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, caplog, monkeypatch):
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    caplog.set_level(logging.INFO)
+    engines = machine.make(gpus=GPUS[:2], retry_failed_s=0.01)
+    second = engines.places[1]
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready"] * 2)
+        for failures in (0, 1, 2):
+            # Two deaths make it fail at first, then one each time.
+            kill(engines, second, caplog)
+            await until(lambda restarts=failures + 1: second.restarts == restarts and second.state == "ready")
+            assert caplog.text.count("has failed") == failures
+        assert engines.places[0].restarts == 0
+
+
+@pytest.mark.slow
+async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_the_others(machine, caplog):
+    caplog.set_level(logging.INFO)
+    engines = machine.make(gpus=[], device="cpu", replicas=2)
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready"] * 2)
+        computed_at = np.memmap(machine.sockets / "cores", np.float64)
+        computed_at[1] = np.inf  # as while it computes
+        kill(engines, engines.places[1], caplog)
+        await until(lambda: engines.places[1].restarts == 1)
+        assert computed_at[1] == -np.inf
+        assert computed_at[0] > 0
+
+
+# -- what is told ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_states_are_told_by_replica(machine):
+    machine.breaks(gpu1="raises")
+    engines = machine.make(gpus=GPUS[:2])
+    load = engines.snapshot().load
+    assert load == {
+        "models": {
+            "m": {
+                "replicas": {
+                    "0": {"device": LABELS[0], "state": "loading", "restarts": 0},
+                    "1": {"device": LABELS[1], "state": "loading", "restarts": 0},
+                }
+            }
+        },
+        "processes": {
+            "engine m 0": {"state": "loading", "restarts": 0},
+            "engine m 1": {"state": "loading", "restarts": 0},
+        },
+    }
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready", "failed"])
+        snapshot = engines.snapshot()
+    assert [each["state"] for each in snapshot.load["models"]["m"]["replicas"].values()] == ["ready", "failed"]
+    assert json.loads(json.dumps(snapshot.load)) == snapshot.load
+    lines = exposition_of([snapshot]).decode().splitlines()
+    of_second = f'trio_pool_serve_replica{{device="{LABELS[1]}",model="m",of="%s",replica="1"}} %s'
+    assert of_second % ("failed", "1.0") in lines
+    assert of_second % ("restarts", "0.0") in lines

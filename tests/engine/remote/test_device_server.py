@@ -1,0 +1,226 @@
+"""A device server and the API processes that share it: credits, joined batches, and what is told of the others."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+from attrs import define, field
+
+from tests.engine.remote.replicas import Replica, asking
+from tests.engine.remote.test_remote_engine import request, until
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.engine.batching import TokenBudget
+from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.wire import CREDITS, Answers, FromEngine, Hello, Submit, parts_of
+from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.errors import BatchFailedError
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.types import PoolingRequest
+
+POISON = 666
+
+
+@define(eq=False)
+class ApiProcess:
+    """An API process that sends what a test wants it to."""
+
+    stream: FramedStream[FromEngine]
+    told: Answers | None = field(init=False, default=None)
+    """What it was told last."""
+    answers: dict[int, type] = field(init=False, factory=dict)
+    """Of which type the answer to each row is."""
+    done: list[int] = field(init=False, factory=list)
+    """Batches all rows of which were answered."""
+    _numbers: itertools.count = field(init=False, factory=itertools.count)
+
+    async def send(self, *rows: PoolingRequest, **about) -> list[int]:
+        """Send a batch; return the numbers of its rows, the first of which is the batch's as well."""
+        numbered = [(next(self._numbers), row) for row in rows]
+        for frame in row_frames(numbered, pytest.fail):
+            await self.stream.send(Submit(frame.parts, numbered[0][0], len(rows), **about), frame.buffers)
+        return [number for number, _ in numbered]
+
+    async def receive(self) -> None:
+        while (received := await self.stream.receive()) is not None:
+            message, frame_payload = received
+            if isinstance(message, Hello):
+                continue
+            for part, payload in parts_of(message.parts, frame_payload):
+                self.answers.update(dict.fromkeys(part.ids, type(read_answers(part, payload))))
+            self.done += [done.batch for done in message.done]
+            self.told = message
+
+
+@asynccontextmanager
+async def processes(replica: Replica, count: int) -> AsyncIterator[list[ApiProcess]]:
+    """Connect API processes; wait until all know that the others are there."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            stream = await replica.connect()
+            stack.push_async_callback(stream.aclose)
+            found.append(ApiProcess(stream))
+        async with trio.open_nursery() as nursery:
+            for process in found:
+                nursery.start_soon(process.receive)
+            await until(lambda: all(process.told is not None for process in found))
+            yield found
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def replica(make) -> AsyncIterator[Replica]:
+    replica = make()
+    async with replica.listen(), replica.live():
+        replica.engine.worker.budget = TokenBudget(10_000)
+        yield replica
+
+
+async def occupy(replica: Replica, process: ApiProcess) -> list[int]:
+    """Have a batch computed until the gate is opened."""
+    replica.runner.gate.clear()
+    before = len(replica.runner.batches)
+    numbers = await process.send(request(1))
+    await until(lambda: len(replica.runner.batches) > before)
+    return numbers
+
+
+# -- credits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+async def test_there_are_no_more_batches_of_an_api_process_than_it_has_credits(make, launches):
+    replica = make(runner=ScriptedRunner(concurrent_launches=launches))
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        replica.engine.worker.budget = TokenBudget(16)
+        await until(lambda: len(replica.engine.connections) == 1)
+        (connection,) = replica.engine.connections
+        at_a_time = set()
+        async with processes(replica, 1):
+            replica.runner.on_launch = lambda _: at_a_time.add(len(connection._batches))
+            await engine.submit_all([request(5)] * 500)
+        assert max(at_a_time) == CREDITS * launches
+
+
+async def test_a_connection_that_is_cut_leaves_no_row_and_no_credit_behind(replica):
+    async with asking(replica) as engine:
+        async with processes(replica, 1) as (cut,):
+            await engine.submit(request(5))
+            (answered,) = await cut.send(request(5))
+            await until(lambda: cut.done == [answered])
+            await occupy(replica, cut)
+            await cut.send(request(5), request(6, 6))
+            await until(lambda: replica.engine.joiner.tokens == 3)
+        await until(lambda: len(replica.engine.connections) == 1)
+        assert (replica.engine.joiner.tokens, len(replica.engine.joiner)) == (0, 0)
+        replica.runner.gate.set()
+        before = len(replica.runner.batches)
+        await engine.submit(request(7))
+        assert engine.own_devices[0].room == CREDITS
+        assert len(replica.runner.batches) == before + 1
+        assert not len(replica.engine.worker.dispatcher.in_flight)
+
+
+# -- joined batches --------------------------------------------------------------------------------------
+
+
+async def test_one_row_beside_another_process_s_thousands_is_in_the_next_pass(replica):
+    async with processes(replica, 2) as (many, one):
+        await occupy(replica, many)
+        await many.send(*[request(*[5] * 8) for _ in range(4000)])
+        (number,) = await one.send(request(*[6] * 8))
+        await until(lambda: len(replica.engine.joiner) == 4001)
+        replica.runner.gate.set()
+        await until(lambda: number in one.answers)
+        assert [row.prompt.token_ids[0] for row in replica.runner.batches[1].requests].count(6) == 1
+        assert len(replica.runner.batches[1].requests) == 10_000 // 8
+        await until(lambda: len(many.answers) == 4001)
+        assert one.done == [number]
+        assert len(many.done) == 2
+
+
+async def test_a_row_that_fails_in_a_joined_batch_fails_alone_and_costs_the_other_process_one_pass(replica):
+    def fail(batch) -> None:
+        if any(POISON in row.prompt.token_ids for row in batch.requests):
+            raise ValueError("poison")
+
+    replica.runner.on_launch = fail
+    async with processes(replica, 2) as (guilty, other):
+        await occupy(replica, guilty)
+        poisoned = await guilty.send(*[request(POISON if index == 3 else 5) for index in range(8)])
+        await other.send(*[request(7)] * 8)
+        await until(lambda: len(replica.engine.joiner) == 16)
+        replica.runner.gate.set()
+        await until(lambda: len(guilty.answers) == 9 and len(other.answers) == 8)
+        failed = [number for number, kind in guilty.answers.items() if kind is BatchFailedError]
+        assert failed == [poisoned[3]]
+        assert {*other.answers.values()} == {ReadOutputs}
+        with_other = [batch for batch in replica.runner.batches if batch.requests[-1].prompt.token_ids[0] == 7]
+        assert [len(batch.requests) for batch in with_other] == [16, 8]
+
+
+async def test_batches_with_different_keys_are_not_joined(replica):
+    async with processes(replica, 3) as (first, second, third):
+        await occupy(replica, first)
+        await first.send(request(5), request(5))
+        await second.send(request(6), key="images")
+        await third.send(request(7))
+        await until(lambda: len(replica.engine.joiner) == 4)
+        replica.runner.gate.set()
+        await until(lambda: second.answers and third.answers)
+        passes = [{row.prompt.token_ids[0] for row in batch.requests} for batch in replica.runner.batches[1:]]
+        assert passes == [{5, 7}, {6}]
+
+
+async def test_planned_batches_are_computed_when_nothing_else_waits(replica):
+    async with processes(replica, 2) as (first, second):
+        await occupy(replica, first)
+        await first.send(request(5), request(5), is_planned=True)
+        await second.send(request(6))
+        await until(lambda: len(replica.engine.joiner) == 1 and replica.engine.joiner._planned)
+        replica.runner.gate.set()
+        await until(lambda: len(first.answers) == 3)
+        assert [batch.is_planned for batch in replica.runner.batches] == [False, False, True]
+        assert replica.runner.rows == [1, 1, 2]
+
+
+async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
+    replica = make(runner=ScriptedRunner(concurrent_launches=2))
+    replica.runner.gate.clear()
+    async with replica.listen(), replica.live(), processes(replica, 1) as (process,):
+        for _ in range(2):
+            await process.send(request(*[5] * (BULK_TOKENS + 1)))
+        await until(lambda: len(replica.runner.batches) == 2)
+        replica.runner.gate.set()
+
+
+# -- what is told of the others --------------------------------------------------------------------------
+
+
+async def test_each_is_told_how_much_others_have_waiting_that_is_computed_before_all_of_its_own(replica):
+    async with processes(replica, 3) as (much, little, none):
+        replica.runner.gate.clear()
+        await much.send(request(5), waiting_tokens=300)
+        await little.send(request(5), waiting_tokens=100)
+        await until(lambda: sum(each.waiting_tokens for each in replica.engine.connections) == 400)
+        replica.runner.gate.set()
+        for process in (much, little, none):
+            await process.send(request(5), waiting_tokens={much: 300, little: 100, none: 0}[process])
+        await until(lambda: len(much.done) == len(little.done) == 2 and len(none.done) == 1)
+        assert [each.told.others_waiting_tokens for each in (much, little, none)] == [100, 100, 0]
+
+
+async def test_each_is_told_what_is_computed_for_others(replica):
+    async with processes(replica, 2) as (first, second):
+        await first.send(request(5, 5), small_requests=1)
+        await until(lambda: first.done)
+        await second.send(request(5, 5, 5), small_requests=2)
+        await until(lambda: second.done)
+        await first.send(request(5))
+        await until(lambda: len(first.done) == 2)
+        assert (first.told.computed_tokens, second.told.computed_tokens) == (6, 5)
+        assert (first.told.others_small_requests, second.told.others_small_requests) == (2, 1)

@@ -1,0 +1,591 @@
+"""A ``RemoteEngine`` over real sockets; the engines at their other ends run in this process."""
+
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+from attrs import field, frozen
+from trio.testing import wait_all_tasks_blocked
+
+from tests.engine.remote.replicas import Replica, asking, two_alive
+from tests.engine.remote.test_wire import COLUMNS
+from tests.scripted_runner import scripted_vector
+from trio_pool_serve.config import computing_config
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.batching import TokenBudget
+from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.wire import Answers, Hello, Rows, Submit, parts_of
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    EngineDeadError,
+    EngineLoadingError,
+    OverloadedError,
+    PoolServeError,
+    UnsendableError,
+)
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.types import (
+    CopiedBatch,
+    Embed,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, one_in_flight: None) -> Callable[..., Replica]:
+    """Make replicas behind sockets of one kind: what is true for one is for the other."""
+
+    def make(number: int = 0, **options) -> Replica:
+        return Replica(tmp_path / f"{number}.engine", by_tcp=request.param == "tcp", **options)
+
+    return make
+
+
+@pytest.fixture
+async def replica(make: Callable[..., Replica]) -> AsyncIterator[Replica]:
+    replica = make()
+    async with replica.listen():
+        yield replica
+
+
+EMBED = (Embed(),)
+
+
+def request(*ids: int, params=EMBED) -> PoolingRequest:
+    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), params)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
+            await trio.sleep(0.001)
+
+
+async def test_rows_are_computed_at_the_other_end(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        assert (engine.dimensions, engine.embeds_width) == (8, 0)
+        outputs = await engine.submit_all([request(5, index, params=(Embed(), SparseEmbed())) for index in range(40)])
+        for index, output in enumerate(outputs):
+            vector, sparse = output.values
+            np.testing.assert_array_equal(vector, scripted_vector(np.array([5, index]), 8))
+            assert sparse.indices.tolist() == sorted({5, index})
+            assert min(output.queue_s, output.forward_s) > 0
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        assert replica.engine.worker.statistics().tokens_per_s > 0
+
+
+async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit, request(1))
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(engine.submit, request(2, 2))
+                await until(lambda: replica.engine.worker.statistics().queued_rows == 1)
+                leaving.cancel_scope.cancel()
+            await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
+            replica.runner.gate.set()
+        assert len(replica.runner.batches) == 1
+
+
+async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_at_the_other_end(replica):
+    begun, leave = threading.Event(), threading.Event()
+    passes: list[int] = []
+
+    def fail_first(batch) -> None:
+        passes.append(len(batch.requests))
+        if len(passes) == 2:
+            begun.set()
+            assert leave.wait(60)
+            raise ValueError("first")
+
+    replica.runner.on_launch = fail_first
+    async with replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        nursery.start_soon(engine.submit, request(1))
+        await trio.to_thread.run_sync(replica.runner.launching.wait)
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(engine.submit_all, [request(2)] * 6)
+            nursery.start_soon(engine.submit_all, [request(3)] * 2)
+            await until(lambda: replica.engine.worker.statistics().queued_rows == 8)
+            replica.runner.gate.set()
+            await trio.to_thread.run_sync(begun.wait)
+            entries = [entry for batch in replica.engine.worker.dispatcher.in_flight for entry in batch.entries]
+            leaving.cancel_scope.cancel()
+        await until(lambda: sum(entry.is_abandoned for entry in entries) == 6)
+        leave.set()
+        await until(lambda: not len(engine.dispatcher.in_flight))
+        assert passes[:2] == [1, 8]
+        assert sum(passes[2:]) == 2
+
+
+async def test_a_probe_row_comes_with_the_sizes(replica):
+    replica.runner.probe_request = PoolingRequest(RenderedPrompt(np.array([5, 6], np.int32)), (SparseEmbed(),))
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        begun = len(replica.runner.batches)
+        assert begun == 1, "the probe at the start"
+        row = engine.probe_request
+        assert row.params == (SparseEmbed(),)
+        assert row.prompt.token_ids.tolist() == [5, 6]
+        assert (await engine.submit(row)).values
+
+
+async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-3)  # it stalls, and does not end
+    stalling = make(0, stall_timeout_s=0.05)
+    healthy = make(1)
+    async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready) == 2)
+        stalling.runner.gate.clear()
+        healthy.runner.gate.clear()
+        for batches in (1, 2):  # each device gets one
+            nursery.start_soon(engine.submit, request(1))
+            await until(lambda number=batches: len(engine.dispatcher.in_flight) == number)
+        healthy.runner.gate.set()
+        await until(lambda: engine.own_devices[0].stall_reason)
+        assert engine.statistics().state == "ready"
+        assert engine.stall_reason == ""
+        before = sum(stalling.runner.rows)
+        await engine.submit_all([request(2)] * 40)
+        assert sum(stalling.runner.rows) == before
+        stalling.runner.gate.set()
+        await until(lambda: not engine.own_devices[0].stall_reason and engine.own_devices[0].room > 0)
+
+
+async def test_an_engine_process_that_says_nothing_is_stalled(replica):
+    async with asking(replica, stall_timeout_s=0.05) as engine, await replica.accept() as stream:
+        await stream.send_all(frame_of(Hello(8, 0, 2048)))
+        await engine.wait_ready()
+        await until(lambda: engine.statistics().state == "stalled")
+        assert "silent" in engine.stall_reason
+        await stream.send_all(frame_of(Answers([], [], 2048)))
+        await until(lambda: engine.statistics().state == "ready")
+        await stream.send_all(frame_of(Answers([], [], 2048, stall_reason="a batch has been in flight")))
+        await until(lambda: engine.stall_reason == "a batch has been in flight")
+
+
+async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
+    async with asking(replica) as engine:
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        failed = []
+
+        async def ask() -> None:
+            try:
+                await engine.submit_all([request(1), request(2)])
+            except EngineDeadError as error:
+                failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            async with replica.live():
+                await engine.wait_ready()
+                replica.runner.gate.clear()
+                nursery.start_soon(ask)
+                nursery.start_soon(ask)
+                await trio.to_thread.run_sync(replica.runner.launching.wait)
+            await until(lambda: len(failed) == 2)
+        assert engine.statistics().state == "loading"
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+async def test_while_one_replica_is_alive_the_engine_is_ready(make):
+    first, second = (make(index) for index in range(2))
+    async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
+        async with second.live():
+            await until(lambda: len(engine._ready) == 2)
+        await until(lambda: len(engine._ready) == 1)
+        assert engine.statistics().state == "ready"
+        await engine.submit_all([request(1)] * 10)
+        assert sum(first.runner.rows) == 10
+
+
+async def test_a_failed_batch_is_told_as_itself(replica):
+    def fail(_):
+        raise ValueError("boom")
+
+    replica.runner.on_launch = fail
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        with pytest.raises(BatchFailedError, match="forward pass failed"):
+            await engine.submit(request(1))
+
+
+async def test_an_asking_process_that_leaves_takes_its_rows_along(replica):
+    async with replica.live():
+        async with asking(replica) as engine, trio.open_nursery() as nursery:
+            await engine.wait_ready()
+            replica.runner.gate.clear()
+            nursery.start_soon(engine.submit, request(1))
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            nursery.start_soon(engine.submit, request(2))
+            await until(lambda: replica.engine.worker.statistics().queued_rows == 1)
+            nursery.cancel_scope.cancel()
+        await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
+        await until(lambda: not replica.engine.connections)
+
+
+async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        with engine.admit(EstimatedWork(tokens=10**9)):
+            engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
+            await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
+            assert not np.isnan(engine.seconds_per_token).any()
+            with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
+                pytest.fail("admitted")
+        assert engine.statistics().admitted_tokens == 0
+
+
+async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
+    async with replica.live():
+        engine = RemoteEngine([replica.connector], Metrics().of_engine("m"))
+        async with trio.open_nursery() as nursery:
+            running = await nursery.start(scoped, engine)
+            await engine.wait_ready()
+            replica.runner.gate.clear()
+
+            async def ask() -> None:
+                with pytest.raises(EngineDeadError):
+                    await engine.submit(request(1))
+
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            running.cancel()
+        assert engine.statistics().state == "dead"
+        with pytest.raises(EngineDeadError):
+            await engine.submit(request(1))
+
+
+async def test_ending_the_engine_between_two_slices_of_a_delivery_delivers_the_rest(replica):
+    answered: list[QueueEntry] = []
+
+    def entry(token: int) -> QueueEntry:
+        return QueueEntry(request(token), lambda entries: answered.extend(entries))  # of a client of its own
+
+    async with replica.live(), trio.open_nursery() as nursery:
+        engine = RemoteEngine([replica.connector], Metrics().of_engine("m"))
+        running = await nursery.start(scoped, engine)
+        await engine.wait_ready()
+        replica.engine.worker.budget = TokenBudget(10_000)
+        await engine.submit(request(1))  # its answer tells the budget
+        replica.runner.launching.clear()
+        replica.runner.gate.clear()
+        engine.submit_nowait(entry(0))
+        await trio.to_thread.run_sync(replica.runner.launching.wait)
+        engine.submit_nowait(*[entry(token) for token in range(1, 500)])
+        await until(lambda: replica.engine.worker.statistics().queued_rows == 499)
+        replica.runner.gate.set()
+        while len(answered) < 5:
+            await trio.lowlevel.checkpoint()
+        running.cancel()
+    assert sorted(entry.output.values[0][1] for entry in answered) == list(range(500))
+
+
+async def scoped(engine: RemoteEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await engine.run()
+
+
+async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        for step in range(40):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
+                    for _ in range(step):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+            assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        await until(lambda: not replica.engine.worker.statistics().queued_rows)
+        await wait_all_tasks_blocked(0.01)
+        assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+async def test_a_request_that_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
+    async with asking(replica) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.wait_ready)
+        await (await replica.accept()).aclose()
+        await wait_all_tasks_blocked()
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+# -- what cannot be sent or understood fails alone -------------------------------------------------------
+
+
+@frozen
+class Unsendable(PoolingParams):
+    """Params whose field has no form in msgpack."""
+
+    value: object = field(factory=object)
+
+
+async def outcome_of(engine: RemoteEngine, asked: PoolingRequest) -> PoolingOutput | Exception:
+    try:
+        return await engine.submit(asked)
+    except PoolServeError as error:
+        return error
+
+
+async def outcomes(engine: RemoteEngine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
+    """Have rows of as many requests computed at the same time; they go in one frame."""
+    found: dict[int, PoolingOutput | Exception] = {}
+
+    async def one(index: int) -> None:
+        found[index] = await outcome_of(engine, asked[index])
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(asked)):
+            nursery.start_soon(one, index)
+    return [found[index] for index in range(len(asked))]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), (Unsendable(),)),
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), ("embed",)),
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), (Embed(dimensions="many"),)),
+    ],
+    ids=["an object", "no params", "a field of another type"],
+)
+async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        hello = engine.own_devices[0].hello
+        first, failed, last = await outcomes(engine, request(5), wrong, request(6))
+        assert isinstance(failed, UnsendableError)
+        assert [first.values[0][1], last.values[0][1]] == [5, 6]
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        assert engine.own_devices[0].hello is hello, "it is the same connection"
+
+
+async def test_a_value_that_cannot_be_sent_fails_its_row_alone(replica):
+    def values(batch):
+        return CopiedBatch([({"no": "array"} if row.tokens == 2 else np.ones(1),) for row in batch.requests])
+
+    replica.runner.on_launch = values
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        first, failed, last = await outcomes(engine, request(5), request(6, 6), request(7))
+        assert isinstance(failed, UnsendableError)
+        assert first.values[0].tolist() == last.values[0].tolist() == [1]
+
+
+async def test_a_batch_with_too_few_answers_fails_alone(replica):
+    replica.runner.on_launch = lambda batch: CopiedBatch([]) if batch.requests[0].tokens == 2 else None
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
+        assert (await engine.submit(request(5))).values[0][1] == 5
+
+
+def frame_of(message: object, payload: bytes = b"") -> bytes:
+    header = msgspec.msgpack.encode(message)
+    return struct.pack("<IQ", len(header), len(payload)) + header + payload
+
+
+GARBAGE = {
+    "noise": b"\xc1" * 100,
+    "a header that is too long": struct.pack("<IQ", 2**32 - 1, 0) + b"x",
+    "a payload that is too long": struct.pack("<IQ", 1, 2**64 - 1) + b"x",
+    "a large payload that never comes": struct.pack("<IQ", 1, 4 * 2**30) + b"x",
+    "no message": frame_of({"a": 1}),
+    "an unknown message": frame_of(["Explode", 5]),
+    "a message of other fields": frame_of(["Submit", "rows"]),
+    "very deep": struct.pack("<IQ", 50_000, 0) + b"\x91" * 50_000,
+    "a part with fewer than no bytes": frame_of(["Submit", [[[1], -5, []]], 0, 1]),
+    "a part without numbers": frame_of(["Submit", [[1, 0, []]], 0, 1]),
+    "a batch of no rows": frame_of(["Submit", [], 0, 0]),
+    "a number of 64 bits": frame_of(["Withdraw", [2**64 - 1]]),
+    "half a frame": frame_of(["Withdraw", [1]])[:-1],
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        hello = engine.own_devices[0].hello
+        async with (await replica.connect()).stream as stream:
+            await stream.send_all(garbage)
+            await stream.send_eof()
+            with trio.fail_after(10):
+                while await stream.receive_some():
+                    """The greeting, and the end."""
+        assert (await engine.submit(request(5))).values[0][1] == 5
+        assert engine.own_devices[0].hello is hello
+
+
+async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
+    async with replica.live():
+        stream = await replica.connect()
+        assert isinstance((await stream.receive())[0], Hello)
+        (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
+        frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
+        frame.add([5], Rows([1], [("nowhere:Nothing", {})], *COLUMNS))
+        await stream.send(Submit(frame.parts, 0, 6), frame.buffers)
+        found: dict[int, type] = {}
+        while len(found) < 5:
+            message, behind = await stream.receive()
+            for part, payload in parts_of(message.parts, behind):
+                answers = read_answers(part, payload)
+                found.update(dict.fromkeys(part.ids, type(answers)))
+        assert {number for number, kind in found.items() if kind is UnsendableError} == {2, 4, 5}
+        assert {number for number, kind in found.items() if kind is ReadOutputs} == {1, 3}
+        await stream.aclose()
+        await until(lambda: not replica.engine.worker.statistics().queued_rows)
+        async with asking(replica) as engine:
+            await engine.wait_ready()
+            assert (await engine.submit(request(5))).values[0][1] == 5, "a number that is used twice ends nothing"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make, garbage):
+    good, bad = make(0), make(1)
+    connections = 0
+
+    async def break_connections() -> None:
+        nonlocal connections
+        while True:
+            stream = await bad.accept()
+            connections += 1
+            async with stream:
+                await stream.send_all(frame_of(Hello(8, 0, 2048)) + garbage)
+
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(break_connections)
+        await until(lambda: connections >= 2)
+        await until(lambda: engine.own_devices[0].hello is not None)
+        for _ in range(5):
+            found = await outcomes(engine, request(5), request(5), request(5))
+            for outcome in found:
+                assert isinstance(outcome, EngineDeadError) or outcome.values[0][1] == 5
+        await until(lambda: engine.own_devices[1].hello is None)
+        assert (await engine.submit(request(5))).values[0][1] == 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_ROWS", 7)
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        outputs = await engine.submit_all([request(index) for index in range(50)])
+        assert [output.values[0][1] for output in outputs] == list(range(50))
+
+
+async def compute_window(engine: RemoteEngine, *of_members: list[PoolingRequest]) -> list[list[object] | Exception]:
+    """Return the lengths that each member of a window is given for its rows, or its error."""
+    window = PlannedWindow(len(of_members))
+    results: list[list[object] | Exception] = [[] for _ in of_members]
+
+    async def submit(index: int) -> None:
+        try:
+            with window.members[index] as member:
+                outputs = await member.submit_all(engine, of_members[index])
+        except PoolServeError as error:
+            results[index] = error
+        else:
+            results[index] = [output.values[0][0] for output in outputs]
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(of_members)):
+            nursery.start_soon(submit, index)
+    return results
+
+
+async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
+    replicas = [make(number) for number in range(2)]
+    rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
+    async with two_alive(*replicas), asking(*replicas) as engine:
+        await until(lambda: len(engine._ready) == 2)
+        results = await compute_window(engine, *rows)
+    assert results == [[each.tokens for each in of_member] for of_member in rows]
+    assert all(replica.runner.batches for replica in replicas)
+    for batch in [batch for replica in replicas for batch in replica.runner.batches]:
+        (planned,) = {each.planned for each in batch.requests}
+        assert planned is not None
+        assert planned.rows == len(batch.requests)
+
+
+async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_beside_other_rows(make):
+    replicas = [make(number) for number in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready) == 2)
+        for replica in replicas:
+            replica.runner.gate.clear()
+        nursery.start_soon(compute_window, engine, [request(*range(1, 17)) for _ in range(1000)])
+        await until(lambda: [len(device.in_flight) for device in engine.own_devices] == [1, 1])
+        await until(lambda: all(replica.runner.batches for replica in replicas))
+        assert engine.scheduler.planned.rows == 998
+        assert engine.statistics().queued_rows == 0
+        nursery.start_soon(engine.submit_all, [request(7)] * 16)
+        await until(lambda: sum(replica.engine.worker.statistics().queued_rows for replica in replicas) == 16)
+        for replica in replicas:
+            replica.runner.gate.set()
+        await until(lambda: all(len(replica.runner.batches) > 1 for replica in replicas))
+        kinds = [[batch.is_planned for batch in replica.runner.batches[:2]] for replica in replicas]
+        assert sorted(kinds) == [[True, False], [True, True]]
+        nursery.cancel_scope.cancel()
+    assert engine.scheduler.planned.rows == 0
+
+
+async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica):
+    """The engine process would wait for its last row for ever."""
+    unsendable = PoolingRequest(RenderedPrompt(np.ones(4, dtype=np.int32)), (Unsendable(),))
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        results = await compute_window(engine, [unsendable], [request(1, 2, 3, 4)], [request(1)])
+        assert isinstance(results[0], UnsendableError)
+        assert isinstance(results[1], BatchFailedError) or results[1] == [4]
+        assert await compute_window(engine, [request(1, 2)]) == [[2]]
+        assert [link.waiting_rows for link in engine.own_devices] == [0]
+
+
+async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica):
+    window = PlannedWindow(2)
+    scope = trio.CancelScope()
+    computed: list[int] = []
+
+    async def submit(index: int) -> None:
+        with window.members[index] as member:
+            outputs = await member.submit_all(engine, [request(1, 2, 3)])
+            computed.append(outputs[0].values[0][0])
+
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        async with trio.open_nursery() as nursery:
+            with scope, window.members[1] as member:
+                nursery.start_soon(submit, 0)
+                await wait_all_tasks_blocked()
+                # Planned in this step, and cancelled before the link's task runs.
+                scope.cancel()
+                await member.submit_all(engine, [request(7, 8, 9)])
+    assert computed == [3]
+    assert [len(batch.requests) for batch in replica.runner.batches] == [2]

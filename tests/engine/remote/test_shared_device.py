@@ -1,0 +1,208 @@
+"""Several API processes at one device, and one at several, in virtual time."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation, patch_time, row, simulated
+from trio_pool_serve.engine.batching import BatchBudget
+from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError
+from trio_pool_serve.types import ImageFeatures, PoolingRequest
+
+pytestmark = pytest.mark.unit
+
+BATCH_TOKENS = 2048
+
+ROW_TOKENS = 256
+"""Eight are a batch."""
+
+blocks_or_not = pytest.mark.parametrize("launches_block", [True, False], ids=["CPU", "GPU"])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """Return the clock that the test runs by."""
+    patch_time(monkeypatch)
+    return MockClock(autojump_threshold=0)
+
+
+async def rows_per_s(*clients: int, launches_block: bool, stopped_s: float = 0.0) -> float:
+    """Return the rows/s of API processes with so many closed-loop clients; ``stopped_s`` is the first one's."""
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner(), launches_block=launches_block)
+        for index, number in enumerate(clients):
+            engine = await simulation.add_process(LateLoop(index, stopped_s=0.0 if index else stopped_s))
+            for _ in range(number):
+                simulation.nursery.start_soon(simulation.ask_again, engine, ROW_TOKENS)
+        await trio.sleep(0.3)
+        before = simulation.answered
+        await trio.sleep(1.5)
+        return (simulation.answered - before) / 1.5
+
+
+@blocks_or_not
+@pytest.mark.parametrize(
+    ("clients", "stopped_s"), [((16,) * 4, 0.02), ((64, 0, 0, 0), 0.0)], ids=["one is stopped", "three are idle"]
+)
+async def test_several_api_processes_keep_a_device_as_busy_as_one(clock, clients, stopped_s, launches_block):
+    alone = await rows_per_s(sum(clients), launches_block=launches_block)
+    assert await rows_per_s(*clients, launches_block=launches_block, stopped_s=stopped_s) >= 0.97 * alone
+
+
+async def test_a_lone_request_crosses_twice(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner())
+        engine, _ = [await simulation.add_process() for _ in range(2)]
+        await engine.submit(row(5))
+        stream = engine.own_devices[0].connector.stream
+        assert [type(message) for message in stream.sent] == [Submit]
+        assert sum(isinstance(message, Answers) and bool(message.parts or message.done) for message in stream.got) == 1
+
+
+@blocks_or_not
+async def test_a_row_beside_thousands_of_another_process_is_in_the_first_pass_after_it_came(clock, launches_block):
+    async with simulated() as simulation:
+        await simulation.add_device(runner := SimulatedRunner(), launches_block=launches_block)
+        flood, other = [await simulation.add_process() for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood.submit_all, [row(16) for _ in range(4000)])
+            for token in range(2, 12):
+                await trio.sleep(0.0171)
+                launched = len(runner.batches)
+                await other.submit(row(16, token))
+                assert token in runner.passes[launched]
+        assert sum(runner.rows) == 4010
+
+
+async def send_together(simulation: Simulation, *requests: list[PoolingRequest]) -> list[list[object]]:
+    """Send the rows of an API process each, all while the device computes another row; return outputs and errors."""
+    engines = [await simulation.add_process() for _ in requests]
+    outcomes: list[list[object]] = [[] for _ in requests]
+
+    async def ask(engine: RemoteEngine, request: PoolingRequest, found: list[object]) -> None:
+        try:
+            found.append(await engine.submit(request))
+        except (BatchFailedError, EngineDeadError) as error:
+            found.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engines[0].submit, row(1))
+        await trio.sleep(0.001)
+        for engine, own, found in zip(engines, requests, outcomes, strict=True):
+            for request in own:
+                nursery.start_soon(ask, engine, request, found)
+    return outcomes
+
+
+async def test_rows_of_several_processes_are_joined_only_if_they_fit_together(clock):
+    image = ImageFeatures({"pixel_values": np.ones((1, 4, 4), np.float32)}, (4,))
+    async with simulated() as simulation:
+        await simulation.add_device(runner := SimulatedRunner(embeds_width=2), launches_block=True)
+        await send_together(
+            simulation,
+            [row(32, 2)] * 20,
+            [row(512, 3)] * 2,
+            [row(30, 4)] * 10,
+            [row(32, 0, images=image)] * 2,
+            [row(32, 0, embeds=np.ones((32, 2), np.float32))] * 2,
+        )
+        assert sum(runner.rows) == 1 + 20 + 2 + 10 + 2 + 2
+        assert any({2, 4} <= {*tokens} for tokens in runner.passes), "about equally long"
+        for batch in runner.batches:
+            prompts = [request.prompt for request in batch.requests]
+            assert len({(prompt.images is None, prompt.embeds is None) for prompt in prompts}) == 1
+            budget = BatchBudget(BATCH_TOKENS, BATCH_TOKENS // 64)
+            assert all(budget.try_add(request.tokens) for request in batch.requests)
+
+
+async def test_a_poisoned_row_in_a_joined_batch_fails_alone(clock):
+    def fail(batch) -> None:
+        if any(request.prompt.token_ids[-1] == 666 for request in batch.requests):
+            raise ValueError("poisoned")
+
+    async with simulated() as simulation:
+        await simulation.add_device(runner := SimulatedRunner(on_launch=fail), launches_block=True)
+        outcomes = await send_together(
+            simulation, [row(32, 2)] * 10, [*[row(32, 3)] * 9, row(32, 666)], [row(32, 4)] * 10
+        )
+        assert {2, 3, 4, 666} <= {*runner.passes[1]}
+        failed = [[isinstance(each, Exception) for each in found] for found in outcomes]
+        assert [Counter(each)[True] for each in failed] == [0, 1, 0]
+        assert [len(each) for each in failed] == [10] * 3
+
+
+@blocks_or_not
+@pytest.mark.parametrize("state", ["waiting", "computing", "answered"])
+async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock, state, launches_block):
+    async with simulated() as simulation:
+        server = await simulation.add_device(runner := SimulatedRunner(), launches_block=launches_block)
+        other = await simulation.add_process()
+        dying = await simulation.add_process()
+        failed: list[Exception] = []
+
+        async def ask(tokens: int) -> None:
+            with pytest.raises(EngineDeadError) as raised:
+                await dying.submit_all([row(tokens, 2)] * 8)
+            failed.append(raised.value)
+
+        async with trio.open_nursery() as nursery:
+            if state == "waiting":
+                for _ in range(2):  # as many as are launched at a time
+                    nursery.start_soon(other.submit_all, [row(ROW_TOKENS)] * 8)
+                    await trio.sleep(0.001)
+            nursery.start_soon(ask, ROW_TOKENS)
+            await trio.sleep(0.001)
+            nursery.start_soon(other.submit_all, [row(ROW_TOKENS)] * 8)
+            if state == "answered":
+                dying.own_devices[0].connector.loop.stopped_s = 0.1
+                await trio.sleep(0.02)  # a pass takes 13 ms
+            waiting = server.joiner._batches
+            connection = [*server.connections][1]
+            where = {
+                "waiting": any(2 in [entry.request.prompt.token_ids[-1] for entry in batch.rows] for batch in waiting),
+                "computing": bool(connection._waiting) and 2 in runner.passes[0],
+                "answered": not connection._waiting and bool(dying.own_devices[0]._waiting),
+            }
+            assert where[state]
+            simulation.kill(dying)
+        assert len(failed) == 1
+        assert state != "waiting" or not any(2 in tokens for tokens in runner.passes)
+        await trio.sleep(0.1)
+        assert len(server.connections) == 1
+        assert len(server.joiner) == server.joiner.tokens == len(server.worker.dispatcher.in_flight) == 0
+        again = await simulation.add_process()
+        assert again.own_devices[0].room == other.own_devices[0].room == CREDITS
+        assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+async def test_devices_get_rows_by_their_speeds_and_a_lone_row_goes_to_the_fast_one(clock, processes):
+    async with simulated() as simulation:
+        fast, slow = SimulatedRunner(), SimulatedRunner(constant_s=0.012, token_s=2e-5)
+        for runner in (fast, slow):
+            await simulation.add_device(runner)
+        engines = [await simulation.add_process() for _ in range(processes)]
+        async with trio.open_nursery() as nursery:
+            for index in range(160):
+                nursery.start_soon(simulation.ask_again, engines[index % processes], ROW_TOKENS)
+            await trio.sleep(0.5)
+            fast.batches.clear()
+            slow.batches.clear()
+            await trio.sleep(2)
+            nursery.cancel_scope.cancel()
+        of_fast, of_slow = sum(fast.rows), sum(slow.rows)
+        assert of_slow / (of_fast + of_slow) == pytest.approx(0.2, rel=0.1)
+        await trio.sleep(1)
+        slow.batches.clear()
+        for index in range(200):
+            await engines[index % processes].submit(row(ROW_TOKENS))
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):  # the last one waits for the fast device
+                nursery.start_soon(engines[0].submit, row(ROW_TOKENS))
+                await trio.sleep(0.001)
+        assert not slow.batches

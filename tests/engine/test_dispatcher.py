@@ -1,0 +1,484 @@
+"""Which device gets what, and when: devices whose passes take set times, in a clock that the test moves."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+from msgspec.structs import replace
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_pool_serve.engine import dispatcher as dispatcher_module
+from trio_pool_serve.engine import in_flight, scheduler
+from trio_pool_serve.engine.batching import BatchLimits
+from trio_pool_serve.engine.device import Device
+from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, REFUSAL, REFUSED_S, Dispatcher
+from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingRequest, RenderedPrompt
+
+MAX_TOKENS = 1024
+
+groups = iter(range(1, 2**62))
+
+
+@define(eq=False)
+class ScriptedDevice(Device):
+    """Computes one batch after the other, in ``overhead_s`` and ``token_s`` for each token."""
+
+    token_s: float = 1e-4
+    overhead_s: float = 1e-3
+    credits: int = 2
+    planned_launches: int = 0
+    where: str = ""
+    is_available: bool = True
+    batches: list[InFlightBatch] = field(init=False, factory=list)
+    """All that were launched, in order."""
+    done_at: dict[InFlightBatch, float] = field(init=False, factory=dict)
+    """Of those in flight."""
+
+    @property
+    def room(self) -> int:
+        return self.credits - sum(not batch.is_planned for batch in self.in_flight)
+
+    def planned_room(self, *, others_wait: bool) -> int:
+        most = self.planned_launches or (0 if others_wait else 1)
+        return most - sum(batch.is_planned for batch in self.in_flight)
+
+    def limits(self, *, leaves_long: bool) -> BatchLimits:
+        return BatchLimits(MAX_TOKENS, leaves_long=leaves_long)
+
+    @property
+    def zone(self) -> str:
+        return self.where
+
+    def seconds(self, batch: InFlightBatch) -> float:
+        return self.overhead_s + self.token_s * batch.batch.tokens
+
+    async def launch(self, batch: InFlightBatch) -> bool:
+        begins = max([trio.current_time(), *self.done_at.values()])
+        self.done_at[batch] = begins + self.seconds(batch)
+        self.batches.append(batch)
+        await trio.lowlevel.checkpoint()
+        return False
+
+    @property
+    def rows(self) -> list[int]:
+        return [len(batch.entries) for batch in self.batches]
+
+
+@define(eq=False)
+class Floor:
+    """A dispatcher at work on devices; nothing happens but what a test lets happen."""
+
+    clock: MockClock
+    nursery: trio.Nursery
+    dispatcher: Dispatcher = field(init=False)
+    queue: Scheduler = field(init=False, factory=Scheduler)
+    devices: list[ScriptedDevice] = field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        metrics = Metrics().of_engine("m")
+        self.dispatcher = Dispatcher(self.queue, metrics.busy, metrics.queue)
+
+    def use(self, *devices: ScriptedDevice) -> Sequence[ScriptedDevice]:
+        """Begin to work with these devices."""
+        self.devices = [*devices]
+        self.dispatcher.devices = self.devices
+        self.nursery.start_soon(self.dispatcher.pull, self.devices, self.nursery)
+        return devices
+
+    def put(self, *lengths: int) -> list[QueueEntry]:
+        """Have one request's rows wait."""
+        group = next(groups)
+        prompts = [RenderedPrompt(np.full(each, group, np.int32)) for each in lengths]
+        return self.submit(*[PoolingRequest(prompt, group=group) for prompt in prompts])
+
+    def put_planned(self, count: int) -> list[QueueEntry]:
+        """Have planned batches of one row each wait."""
+        row = PoolingRequest(RenderedPrompt(np.ones(16, np.int32)))
+        return self.submit(*[replace(row, planned=PlannedBatch(next(groups), 1)) for _ in range(count)])
+
+    def submit(self, *rows: PoolingRequest) -> list[QueueEntry]:
+        entries = [QueueEntry(row, queued_at=trio.current_time()) for row in rows]
+        self.queue.put_nowait(*self.dispatcher.refuse_known(entries))
+        return entries
+
+    async def settle(self) -> None:
+        """Let the dispatcher do all that it can do now."""
+        await wait_all_tasks_blocked()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let so much time pass, and finish the batches that are done in it when they are."""
+        until = trio.current_time() + seconds
+        await self.settle()
+        while (now := trio.current_time()) < until - 1e-9:
+            soonest = min((each for each in self.devices if each.done_at), key=done_at, default=None)
+            done = math.inf if soonest is None else done_at(soonest)
+            self.clock.jump(max(0.0, min(until, done, now + self.dispatcher._look_again_s) - now))
+            await self.settle()
+            if soonest is not None and trio.current_time() > done - 1e-9:
+                self.finish(soonest)
+                await self.settle()
+
+    def finish(self, device: ScriptedDevice) -> None:
+        """Finish the batch of a device that is done first."""
+        batch = min(device.done_at, key=device.done_at.get)
+        del device.done_at[batch]
+        batch.device_s = 0.0 if batch.is_planned else device.seconds(batch)
+        self.dispatcher.free(device, batch)
+        for entry in batch.entries:
+            if not entry.is_settled:
+                entry.finish(SimpleNamespace(device=device))
+        self.dispatcher.forget(batch)
+
+    def lose(self, device: ScriptedDevice) -> None:
+        """Lose a device, as a ``RemoteDevice`` does."""
+        self.devices.remove(device)
+        lost = [*device.in_flight]
+        device.in_flight.clear()
+        device.done_at.clear()
+        for batch in lost:
+            self.dispatcher.lose(batch, EngineProcessDiedError("It has died."))
+
+
+def done_at(device: ScriptedDevice) -> float:
+    return min(device.done_at.values())
+
+
+def device_of(entry: QueueEntry) -> ScriptedDevice:
+    return entry.output.device
+
+
+@pytest.fixture(autouse=True)
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is measured by the clock that the test moves."""
+    clock = SimpleNamespace(perf_counter=trio.current_time)
+    for module in (dispatcher_module, in_flight, scheduler):
+        monkeypatch.setattr(module, "time", clock)
+
+    def launched_now(*args, **fields) -> InFlightBatch:
+        return InFlightBatch(*args, **fields, launched=trio.current_time())
+
+    monkeypatch.setattr(dispatcher_module, "InFlightBatch", launched_now)
+
+
+async def warm_up(floor: Floor) -> None:
+    """Have each device compute a batch of each of several sizes, so that its speed is known."""
+    for tokens in (16, 64, 256, MAX_TOKENS):
+        for device in floor.devices:
+            others = [other for other in floor.devices if other is not device]
+            for other in others:
+                other.is_available = False
+            floor.put(tokens)
+            await floor.pass_time(10.0)
+            for other in others:
+                other.is_available = True
+    for device in floor.devices:
+        assert len(device.batches) == 4
+        device.batches.clear()
+
+
+# -- which device ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_under_saturation_each_device_computes_as_it_is_fast(mock_clock, nursery, depth):
+    floor = Floor(mock_clock, nursery)
+    devices = floor.use(*[ScriptedDevice(speed * 1e-4, credits=depth) for speed in (1, 2, 4)])
+    await warm_up(floor)
+    floor.put(*[256] * 1000)
+    await floor.pass_time(10.0)
+    assert len(floor.queue) > 0
+    busy_s = [sum(map(device.seconds, device.batches)) for device in devices]
+    assert busy_s == pytest.approx([10.0] * 3, rel=0.1)
+
+
+async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
+    await warm_up(floor)
+    shuffled = random.Random(0)
+    for _ in range(200):
+        (entry,) = floor.put(64)
+        await floor.pass_time(shuffled.uniform(0.0, 0.02))  # often before the row before is done
+    await floor.pass_time(1.0)
+    assert device_of(entry) is fast
+    assert slow.rows == []
+
+
+@pytest.mark.parametrize(
+    ("ahead", "elapsed_s", "slow_s", "waits"),
+    [
+        (1, 0.02, 0.13, True),
+        (1, 0.02, 0.03, False),
+        (2, 0.02, 0.13, False),
+        (2, 0.09, 0.06, False),
+        (2, 0.09, 0.2, True),
+    ],
+)
+async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(
+    mock_clock, nursery, ahead, elapsed_s, slow_s, waits
+):
+    """Each batch that is ahead takes the fast one 0.1 s, and the row takes the slow one ``slow_s``."""
+    floor = Floor(mock_clock, nursery)
+    fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(slow_s / 64))
+    await warm_up(floor)
+    slow.is_available = False
+    floor.put(*[MAX_TOKENS] * ahead)
+    await floor.settle()
+    slow.is_available = True
+    await floor.pass_time(elapsed_s)
+    (entry,) = floor.put(64)
+    await floor.pass_time(0.001)
+    assert len(slow.batches) == (not waits)
+    await floor.pass_time(1.0)
+    assert device_of(entry) is (fast if waits else slow)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for(mock_clock, nursery, ahead):
+    floor = Floor(mock_clock, nursery)
+    fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
+    await warm_up(floor)
+    floor.put(*[64] * ahead)
+    await floor.settle()
+    fast.is_available = False
+    rows = floor.put(64, 64)
+    planned = floor.put_planned(1)
+    await floor.pass_time(10.0)
+    assert {device_of(entry) for entry in rows + planned} == {slow}
+    assert fast.rows == [1] * ahead
+
+
+async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    here, there = floor.use(ScriptedDevice(where="here"), ScriptedDevice(1e-5, where="there"))
+    floor.dispatcher.zone = "here"
+    await warm_up(floor)
+    (first,) = floor.put(64)
+    await floor.pass_time(1.0)
+    assert device_of(first) is here, "though the other one is faster"
+    here.overhead_s = 1.0
+    floor.put(64, 512)
+    await floor.settle()
+    (waiting,) = floor.put(64)
+    await floor.pass_time(OTHER_ZONE_S / 2)
+    assert there.rows == []
+    await floor.pass_time(2 * OTHER_ZONE_S)
+    assert device_of(waiting) is there
+
+
+@pytest.mark.parametrize("own", [[], [False]])
+async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, nursery, own):
+    floor = Floor(mock_clock, nursery)
+    floor.use(*[ScriptedDevice(where="here", is_available=each) for each in own], ScriptedDevice(where="there"))
+    floor.dispatcher.zone = "here"
+    floor.put(64)
+    await floor.settle()
+    assert floor.devices[-1].rows == [1]
+
+
+# -- long rows, and background work ----------------------------------------------------------------------
+
+
+async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    devices = floor.use(*[ScriptedDevice() for _ in range(3)])
+    await warm_up(floor)
+    most = Counter()
+    for _ in range(300):
+        floor.put(16)
+        if len(floor.queue) < 4:
+            floor.put(600)
+        await floor.pass_time(0.005)
+        most[sum(any(batch.is_long for batch in device.in_flight) for device in devices)] += 1
+    assert max(most) == 2
+    assert most[2] > 200, "the others compute them all the time"
+
+
+async def test_without_short_rows_all_devices_compute_long_ones(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    devices = floor.use(*[ScriptedDevice() for _ in range(3)])
+    floor.put(*[600] * 10)
+    await floor.settle()
+    assert [len(device.in_flight) for device in devices] == [2, 2, 2]
+
+
+async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_left_free(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    first, second = floor.use(ScriptedDevice(), ScriptedDevice())
+    await warm_up(floor)
+    floor.put(*[16] * 10)
+    await floor.pass_time(1.0)
+    floor.put(BULK_TOKENS + 1)
+    await floor.settle()
+    (computing,) = [device for device in (first, second) if device.in_flight]
+    floor.put(BULK_TOKENS + 1)
+    await floor.settle()
+    assert len(computing.in_flight) == 2
+
+
+async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
+    await warm_up(floor)
+    second.is_available = third.is_available = False
+    floor.put(600, 600)
+    await floor.settle()
+    assert first.rows == [1, 1]
+    second.is_available = third.is_available = True
+    floor.put(*[16] * 10)
+    floor.put(600)
+    await floor.settle()
+    assert any(batch.is_long for device in (second, third) for batch in device.in_flight)
+
+
+async def test_planned_batches_are_launched_when_nothing_else_waits(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    (device,) = floor.use(ScriptedDevice())
+    floor.put(*[MAX_TOKENS] * 4)
+    await floor.settle()
+    planned = floor.put_planned(2)
+    await floor.pass_time(10.0)
+    assert [batch.is_planned for batch in device.batches] == [False] * 4 + [True] * 2
+    assert all(entry.is_settled for entry in planned)
+
+
+async def test_a_device_with_threads_for_planned_batches_computes_them_beside_others(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    (device,) = floor.use(ScriptedDevice(planned_launches=1))
+    floor.put(*[MAX_TOKENS] * 4)
+    floor.put_planned(2)
+    await floor.settle()
+    assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
+
+
+# -- rows of lost devices --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, 200])
+async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(mock_clock, nursery, others):
+    floor = Floor(mock_clock, nursery)
+    lost, *left = floor.use(*[ScriptedDevice(planned_launches=1) for _ in range(3)])
+    for device in left:
+        device.is_available = False
+    suspects = floor.put(*[16] * 5)
+    await floor.settle()
+    assert lost.rows == [5]
+    for device in left:
+        device.is_available = True
+    rows, planned = floor.put(*[64] * others), floor.put_planned(200)
+    await floor.settle()
+    floor.lose(lost)
+    seen = []
+    while not all(entry.is_settled for entry in suspects):
+        await floor.pass_time(1e-4)
+        with_suspect = [device for device in left if any(batch.is_suspect for batch in device.in_flight)]
+        assert len(with_suspect) <= 1
+        for device in with_suspect:
+            assert [len(batch.entries) for batch in device.in_flight] == [1]
+        seen += with_suspect
+    assert seen
+    assert not all(entry.is_settled for entry in planned)
+    await floor.pass_time(10.0)
+    assert all(entry.output is not None for entry in rows + suspects)
+    assert [entry.error is None for entry in planned] == [False] + [True] * 199, "one was lost"
+
+
+async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    lost, leaving, left = floor.use(*[ScriptedDevice() for _ in range(3)])
+    leaving.is_available = left.is_available = False
+    (entry,) = floor.put(16)
+    await floor.settle()
+    left.is_available = True
+    floor.lose(lost)
+    await floor.pass_time(1.0)
+    assert (leaving.rows, left.rows, entry.losses) == ([], [1], 1)
+
+
+async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
+    second.is_available = third.is_available = False
+    (row,) = floor.put(16)
+    await floor.settle()
+    second.is_available = True
+    floor.lose(first)
+    await floor.settle()
+    third.is_available = True
+    floor.lose(second)
+    assert str(row.error) == REFUSAL
+    (again,) = floor.submit(row.request)
+    assert str(again.error) == REFUSAL
+    prompt = RenderedPrompt(row.request.prompt.token_ids, images=ImageFeatures({"pixels": np.ones(3)}, (16,)))
+    (other,) = floor.submit(replace(row.request, prompt=prompt))
+    assert not other.is_settled, "it has an image besides"
+    await floor.pass_time(REFUSED_S)
+    (later,) = floor.submit(row.request)
+    await floor.pass_time(1.0)
+    assert later.output is not None
+
+
+async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
+    left.is_available = False
+    in_time, late, abandoned = floor.put(16, 16, 16)
+    late.request = replace(late.request, deadline=trio.current_time() + 1)
+    (planned,) = floor.put_planned(1)
+    await floor.settle()
+    assert [len(batch.entries) for batch in lost.in_flight] == [3, 1]
+    floor.clock.jump(2)
+    left.is_available = True
+    abandoned.is_abandoned = True
+    floor.lose(lost)
+    assert isinstance(planned.error, EngineProcessDiedError)
+    await floor.pass_time(1.0)
+    assert isinstance(late.error, DeadlineExceededError)
+    assert in_time.output is not None
+    assert not abandoned.is_settled
+    assert left.rows == [1]
+
+
+async def test_without_another_device_rows_of_a_lost_one_fail_at_once(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    (lost,) = floor.use(ScriptedDevice())
+    rows = floor.put(16, 16)
+    await floor.settle()
+    floor.lose(lost)
+    assert [type(row.error) for row in rows] == [EngineProcessDiedError] * 2
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+async def test_all_rows_are_failed_wherever_they_are(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
+    left.is_available = False
+    suspects = floor.put(16, 16)
+    await floor.settle()
+    left.is_available = True
+    launched = floor.put(*[MAX_TOKENS] * 2)
+    await floor.settle()
+    floor.lose(lost)
+    waiting = floor.put(*[MAX_TOKENS] * 9)
+    planned = floor.put_planned(1)
+    incomplete = floor.submit(replace(waiting[0].request, planned=PlannedBatch(0, 2)))
+    await floor.settle()
+    assert left.in_flight
+    floor.dispatcher.fail_all(EngineDeadError("It has stopped."))
+    rows = suspects + launched + waiting + planned + incomplete
+    assert {type(row.error) for row in rows} == {EngineDeadError}
+    assert (len(floor.queue), len(floor.dispatcher.in_flight), floor.queue.planned.rows) == (0, 0, 0)

@@ -1,0 +1,121 @@
+"""The interface of devices: what computes batches, in this process or behind a connection."""
+
+from abc import ABC, abstractmethod
+
+from attrs import define, field, frozen
+
+from trio_pool_serve.engine.batching import BatchLimits, BulkBudget
+from trio_pool_serve.engine.in_flight import InFlightBatch, RowValues
+from trio_pool_serve.types import PoolingRequest
+
+
+@frozen
+class DeviceFacts:
+    """What is known of a device once its model is loaded."""
+
+    dimensions: int
+    """Length of the vectors before truncation; 0 if the model has none."""
+    embeds_width: int
+    """Width of token embeddings accepted in place of ids; 0 if none are."""
+    max_batch_tokens: int
+    cosine_with_float32: float | None
+    """Agreement of a quantised model with float32, else ``None``."""
+    probe_request: PoolingRequest | None
+    """A row of a few tokens that the model can compute; ``None`` if none is known."""
+
+
+PASS_WEIGHT = 0.2
+"""Weight of the newest batch in moving averages."""
+
+
+@define(eq=False)
+class Device(ABC):
+    """Computes batches. The dispatcher gives it one whenever it has room.
+
+    A device server is one device, and so is each thread of this process that launches.
+    """
+
+    in_flight: list[InFlightBatch] = field(init=False, factory=list)
+    """Launched and not back, in the order of their launches."""
+    bulk: BulkBudget = field(init=False, factory=BulkBudget)
+    freed_at: float = field(default=0.0, init=False)
+    """When its latest batch came back."""
+    tokens_per_s: float = field(default=0.0, init=False)
+    """Tokens of a batch computed per second, as a moving average; 0 before the first batch."""
+    _pass_s: dict[int, float] = field(init=False, factory=dict)
+    """Seconds that a batch took lately, by the octave of its tokens."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """How many more batches may be launched now, if it is available."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it gets batches when it has room: it neither leaves nor stalls."""
+        return True
+
+    @abstractmethod
+    def planned_room(self, *, others_wait: bool) -> int:
+        """Return how many more planned batches may be launched now, if it is available; others may wait or not."""
+
+    @abstractmethod
+    def limits(self, *, leaves_long: bool) -> BatchLimits:
+        """Return what its next batch may have."""
+
+    @property
+    def launches(self) -> int:
+        """How many batches it computes at a time; 0 if it takes planned ones only."""
+        return 1
+
+    @property
+    def long_batches(self) -> int:
+        """How many of its batches have long rows."""
+        return sum([batch.is_long for batch in self.in_flight])
+
+    @property
+    def zone(self) -> str:
+        """Where it is."""
+        return ""
+
+    @abstractmethod
+    async def launch(self, batch: InFlightBatch) -> bool:
+        """Launch a batch; return when another one may be launched, if there is room.
+
+        Returns whether ``collect`` is to be called. If not, the device tells the dispatcher when the room of the batch
+        is free, and delivers its rows itself. Cancellation: at once; a launch that has begun is left to its thread.
+        """
+
+    async def collect(self, batch: InFlightBatch) -> RowValues | None:
+        """Wait for a launched batch, and return its outputs; ``None`` if its rows are settled.
+
+        Raises ``RunnerDeadError`` if no later batch can succeed. Cancellation: at once; the device goes on.
+        """
+        raise NotImplementedError
+
+    def observe(self, batch: InFlightBatch) -> None:
+        """Record how long a batch took here."""
+        tokens = batch.batch.tokens
+        rate, octave = tokens / batch.device_s, tokens.bit_length()
+        self.tokens_per_s += (rate - self.tokens_per_s) * (PASS_WEIGHT if self.tokens_per_s else 1.0)
+        before = self._pass_s.get(octave, batch.device_s)
+        self._pass_s[octave] = before + (batch.device_s - before) * PASS_WEIGHT
+        self.bulk.observe(tokens, batch.device_s)
+
+    def pass_s(self, tokens: int) -> float:
+        """Return how long a batch of so many tokens will take (seconds); 0 if nothing has been measured."""
+        if not self._pass_s:
+            return 0.0
+        octave = tokens.bit_length()
+        nearest = min(self._pass_s, key=lambda known: abs(known - octave))
+        return self._pass_s[nearest] * 2.0 ** max(0, octave - nearest)
+
+    def free_in_s(self, now: float) -> float:
+        """Return in how many seconds it has computed what it has; if it is late, as late once more."""
+        if len(self.in_flight) < self.launches:
+            return 0.0
+        seconds = sum([self.pass_s(each.batch.tokens) for each in self.in_flight]) / max(1, self.launches)
+        return abs(max(self.in_flight[0].launched, self.freed_at) + seconds - now)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self.in_flight)} batches in flight, room for {self.room}>"

@@ -1,0 +1,124 @@
+"""Batches that are launched and not settled, and the delivery of their outputs."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import trio
+from attrs import define, field
+from prometheus_client import Counter
+
+from trio_pool_serve.engine.compute_rates import work_class
+from trio_pool_serve.engine.queue_entry import (
+    SUBMITTERS_BETWEEN_CHECKPOINTS,
+    Outcome,
+    QueueEntry,
+    by_submitter,
+    finish_together,
+)
+from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
+
+RowValues: TypeAlias = list[tuple[PooledValue, ...]]
+
+
+@define(eq=False)
+class InFlightBatch:
+    """A batch that is launched and not settled, with the times of its last pass."""
+
+    entries: Sequence[QueueEntry]
+    is_planned: bool = False
+    """Whether it is background work, which may not come back for as long as others keep the cores busy."""
+    is_suspect: bool = False
+    """Whether its only row was lost with another device, and may be why."""
+    launched: float = field(factory=time.perf_counter)
+    forward_s: float = field(default=0.0, init=False)
+    """Seconds that the launch took."""
+    copy_s: float = field(default=0.0, init=False)
+    """Seconds between the launch and the outputs."""
+    device_s: float = field(default=0.0, init=False)
+    """Seconds for which it occupied the device; 0 if that says nothing, as when rows were computed again."""
+    handle: PooledBatch | None = field(default=None, init=False)
+    """In this process; ``None`` if no client waits for any of its rows any more."""
+    batch: Batch = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.batch = Batch(tuple([entry.request for entry in self.entries]))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its rows take so long that short ones should not wait behind it."""
+        return not self.is_planned and self.batch.longest > BULK_TOKENS
+
+    @property
+    def work_class(self) -> int:
+        """The class of its rows, by their mean length."""
+        images = self.batch.requests[0].prompt.images
+        return work_class(self.batch.tokens // len(self.entries), has_images=images is not None)
+
+    async def deliver(self, rows: RowValues) -> None:
+        """Finish the entries with their outputs, those of one submitter together.
+
+        Cancellation: between two slices; the entries that are left are not settled.
+        """
+        launched, forward_s, copy_s = self.launched, self.forward_s, self.copy_s
+        outcomes = [
+            (entry, PoolingOutput(values, launched - entry.queued_at, forward_s, copy_s))
+            for entry, values in zip(self.entries, rows, strict=True)
+        ]
+        await deliver(outcomes, slowly=self.is_planned)
+
+
+async def deliver(outcomes: Sequence[Outcome], *, slowly: bool = False) -> None:
+    """Finish entries with their outputs, those of one submitter together.
+
+    Cancellation: between two slices; the entries that are left are not settled.
+    """
+    for index, together in enumerate(by_submitter(outcomes), start=1):
+        finish_together(together)
+        if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
+            await trio.lowlevel.checkpoint()
+
+
+@define(eq=False)
+class InFlightBatches:
+    """The batches of one engine that are in flight; ``busy`` counts the seconds in which there were any."""
+
+    busy: Counter
+    _batches: dict[InFlightBatch, None] = field(init=False, factory=dict)
+    """In the order of their launches."""
+    _counted_until: float = field(default=0.0, init=False)
+
+    def add(self, in_flight: InFlightBatch) -> None:
+        """Add a batch that is launched."""
+        if not self._batches:
+            self._counted_until = in_flight.launched
+        self._batches[in_flight] = None
+
+    def discard(self, in_flight: InFlightBatch) -> None:
+        """Remove a batch that is settled. The time in which others were in flight too counts once."""
+        now = time.perf_counter()
+        self.busy.inc(now - self._counted_until)
+        self._counted_until = now
+        self._batches.pop(in_flight, None)
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        self._batches.clear()
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the launch of the oldest batch that is not planned; 0 without one."""
+        now = time.perf_counter()
+        return max((now - batch.launched for batch in self._batches if not batch.is_planned), default=0.0)
+
+    def stall_reason(self, timeout_s: float) -> str:
+        """Return why the device counts as stalled: a batch takes longer than ``timeout_s``; empty if none does."""
+        oldest_s = self.oldest_s
+        return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > timeout_s else ""
+
+    def __iter__(self) -> Iterator[InFlightBatch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)

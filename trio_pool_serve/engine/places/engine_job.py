@@ -1,0 +1,52 @@
+"""What an engine process and the process that starts it say to each other."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from trio_pool_serve.engine.places.place import PlaceNumbers
+from trio_pool_serve.telemetry.snapshots import Snapshot
+
+MODULE = "trio_pool_serve.server.engine_process"
+
+
+class EngineJob(msgspec.Struct, tag=True, array_like=True):
+    """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
+
+    That is the path of a Unix socket; with a ``key`` it is a host, on which the process listens at a free TCP port. All
+    engine processes share the machine's cores through the file ``cores``. ``socket_folder`` has the sockets of the
+    server's processes; without one, the snapshots are sent to who has started the process. What is empty does not
+    exist. ``device`` is the label of the device in logs and metrics.
+    """
+
+    config: bytes
+    model: str
+    loader: str
+    socket_folder: str
+    address: str
+    numbers: PlaceNumbers
+    device: str
+    cores: str
+    key: str = ""
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True):
+    """Message to an engine process that Ray has placed: have no more rows sent, compute those there are, and exit."""
+
+
+class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """The model is loaded: ``Runner.describe()``, and the TCP port, if it listens on one."""
+
+    description: str
+    port: int = 0
+
+
+class LoadFailed(msgspec.Struct, tag=True, array_like=True):
+    """The model cannot be loaded: the message for the user."""
+
+    message: str
+
+
+ToEngineProcess: TypeAlias = EngineJob | Leave
+
+EngineStatus: TypeAlias = Loaded | LoadFailed | Snapshot

@@ -1,0 +1,172 @@
+"""Which hosts a server has, and which addresses they stand for."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+
+logger = logging.getLogger(__name__)
+
+CHANGES_S = 0.5
+"""How often a process looks whether another process of the server has drained or added a host."""
+
+RESOLVE_S = 5.0
+"""How often names are resolved again."""
+
+RESOLVING_AT_ONCE = 16
+"""Names that are resolved at a time, each in a thread that cannot be interrupted."""
+
+MAX_HOSTS = 10_000
+"""Addresses in all: a link is a few tasks."""
+
+
+def read_hosts(setting: str) -> list[HostAddress]:
+    """Return the addresses of ``--engine-hosts``, or of the file that it names. Blocks.
+
+    They are in lines or between commas, and ``#`` begins a comment. Raises ``ValueError`` or ``OSError``.
+    """
+    path = Path(setting)
+    text = path.read_text() if "," not in setting and path.is_file() else setting
+    lines = (line.partition("#")[0] for line in text.splitlines())
+    hosts = [HostAddress.parse(each) for line in lines for each in line.split(",") if each.strip()]
+    if len(hosts) > MAX_HOSTS:
+        raise ValueError(f"--engine-hosts: {len(hosts)} hosts are more than {MAX_HOSTS}.")
+    return hosts
+
+
+@define(eq=False)
+class HostList:
+    """The hosts of the settings, and what was added and drained since the start.
+
+    The changes are lines of the file at ``path``, to which all API processes of the server append.
+    """
+
+    setting: str
+    path: Path
+    drained: set[str] = field(init=False, factory=set)
+    """By the names that were given."""
+    _configured: list[HostAddress] = field(init=False, factory=list)
+    _added: list[HostAddress] = field(init=False, factory=list)
+    _read_bytes: int = field(default=0, init=False)
+    """Of the file of changes."""
+    _changed: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and replaced, when the hosts or their addresses have changed."""
+    _resolve_now: trio.Event = field(init=False, factory=trio.Event)
+    _resolved: dict[HostAddress, list[HostAddress]] = field(init=False, factory=dict)
+    """The addresses of each name that is resolved now and then; empty before the first time."""
+    _resolving: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(RESOLVING_AT_ONCE))
+
+    @property
+    def all(self) -> list[HostAddress]:
+        """All hosts, in order and each once."""
+        return list(dict.fromkeys([*self._configured, *self._added]))
+
+    def read(self) -> None:
+        """Read the hosts of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
+        self._configured = read_hosts(self.setting)
+
+    def look_again(self) -> None:
+        """Use what was read anew; resolve all names now."""
+        self._note_changed()
+        self._resolve_now.set()
+        self._resolve_now = trio.Event()
+
+    def _note_changed(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def addresses(self, nursery: trio.Nursery) -> dict[HostAddress, list[HostAddress]]:
+        """Return the addresses that are known now, and the hosts that each is of; ``nursery`` resolves new names."""
+        self._read_changes()
+        found: dict[HostAddress, list[HostAddress]] = {}
+        for host in self.all:
+            if not host.is_numeric and host not in self._resolved:
+                self._resolved[host] = []
+                nursery.start_soon(self._keep_resolving, host)
+            for address in self._resolved.get(host, [host]):
+                found.setdefault(address, []).append(host)
+        return dict(islice(found.items(), MAX_HOSTS))
+
+    async def wait_changed(self) -> None:
+        """Wait until the hosts or addresses may have changed, at most ``RESOLVE_S``. Cancellation: at once."""
+        changed = self._changed
+        with trio.move_on_after(RESOLVE_S):
+            while not changed.is_set() and not self._read_changes():
+                with trio.move_on_after(CHANGES_S):
+                    await changed.wait()
+
+    async def _keep_resolving(self, host: HostAddress) -> None:
+        """Resolve a name now and then while it is one of the hosts; it keeps its addresses when that fails."""
+        failure = ""
+        while host in self.all:
+            resolve_now = self._resolve_now
+            try:
+                async with self._resolving:
+                    results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
+            # UnicodeError: the name cannot be encoded for the DNS. RuntimeError: no thread can be started.
+            except (OSError, UnicodeError, RuntimeError) as error:
+                if str(error) != failure:  # not at each attempt
+                    failure = str(error)
+                    logger.warning("the host %s cannot be resolved: %s", host, failure)
+            else:
+                failure = ""
+                addresses = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
+                if {*addresses} != {*self._resolved[host]}:
+                    self._resolved[host] = addresses
+                    self._note_changed()
+            with trio.move_on_after(RESOLVE_S):
+                await resolve_now.wait()
+        del self._resolved[host]
+
+    def add(self, name: str, known: Sequence[set[str]]) -> None:
+        """Have all processes of the server use a host: one more, or one that was drained by any of its names.
+
+        ``known`` are the names of each engine. Raises ``InvalidRequestError``.
+        """
+        try:
+            host = HostAddress.parse(name)
+        except ValueError as error:
+            raise InvalidRequestError(f"The host {error}.", param="host") from error
+        if len(self.all) >= MAX_HOSTS:
+            raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
+        same = [names for names in known if str(host) in names]
+        is_new = host not in self.all and not same
+        self._change(*[f"use {each}" for each in {str(host)}.union(*same)], *[f"add {host}"] * is_new)
+
+    def drain(self, name: str, known: Sequence[set[str]]) -> None:
+        """Have all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
+        with suppress(ValueError):
+            name = str(HostAddress.parse(name))  # as ``add`` has written it
+        if name not in {str(host) for host in self.all}.union(*known):
+            raise NotFoundError(f"The host {name[:200]} is none of this server's.")
+        self._change(f"drain {name}")
+
+    def _change(self, *lines: str) -> None:
+        """Change what all processes of the server know. Blocks, but for moments."""
+        with self.path.open("a") as changes:
+            changes.write("".join(f"{line}\n" for line in lines))
+        self._read_changes()
+        self._note_changed()
+
+    def _read_changes(self) -> bool:
+        """Read what was added to the file of changes; return whether there was anything."""
+        new = b""
+        with suppress(FileNotFoundError), self.path.open("rb") as changes:
+            # A file that is shorter than before is a new one.
+            changes.seek(self._read_bytes if self._read_bytes <= self.path.stat().st_size else 0)
+            new = changes.read()
+            self._read_bytes = changes.tell()
+        for line in new.decode().splitlines():
+            verb, _, name = line.partition(" ")
+            if verb == "add":
+                self._added.append(HostAddress.parse(name))
+            else:
+                (self.drained.add if verb == "drain" else self.drained.discard)(name)
+        return bool(new)

@@ -1,0 +1,210 @@
+"""The places on other machines: the links to their engines, each of which joins the model that it computes."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.places.host_list import HostList
+from trio_pool_serve.engine.places.place import PlaceState
+from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
+from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
+from trio_pool_serve.engine.remote.remote_device import RemoteDevice
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.processes.child_process import restart_backoff
+from trio_pool_serve.telemetry.gauges import GAUGES
+from trio_pool_serve.telemetry.metrics import PREFIX
+from trio_pool_serve.telemetry.snapshots import Family
+from trio_pool_serve.types import ModelDigest
+
+logger = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class Served:
+    """A model of this server, and the digest of its files here."""
+
+    name: str
+    engine: RemoteEngine
+    files: ModelDigest
+    """Of the files here; without weights if they are not here."""
+    digest: ModelDigest
+    """With the weights of the engines that compute it."""
+
+
+@define(eq=False)
+class HostPlace:
+    """The place of one engine, for as long as its address is one of the hosts'."""
+
+    hosts: list[HostAddress]
+    """What it is the address of, as that was given; a name may stand for several."""
+    address: HostAddress
+    link: RemoteDevice = field(init=False)
+    is_wanted: bool = field(default=True, init=False)
+    """Whether its address is still one of the hosts'."""
+    served: Served | None = field(default=None, init=False)
+    """The model that it computes, while it is ready."""
+    scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
+
+    @property
+    def state(self) -> PlaceState:
+        """As the link knows it. A host never fails: nothing is known of what restarts it."""
+        if self.link.hello is None:
+            return "lost" if self.link.losses else "starting"
+        return "ready" if self.link.takes_rows else "draining"
+
+    @property
+    def names(self) -> set[str]:
+        """What it may be called by those who operate the server."""
+        return {str(self.address), *map(str, self.hosts)}
+
+    def described(self) -> dict[str, Any]:
+        """Return its part of ``/engine_hosts``."""
+        link, state = self.link, self.state
+        told = "connecting" if link.hello is None else "stalled" if state == "ready" and link.stall_reason else state
+        return {
+            "address": str(self.address),
+            "state": told,
+            "reason": link.failure or link.stall_reason,
+            "model": None if self.served is None else self.served.name,
+            "zone": None if link.hello is None else link.zone,
+            "waiting_rows": link.waiting_rows,
+            "waiting_tokens": link.waiting_tokens,
+            "tokens_per_s": round(link.tokens_per_s, 1),
+            "losses": link.losses,
+        }
+
+
+@define(eq=False)
+class HostPlaces:
+    """Keeps a link to each engine of the hosts, and gives it to the model whose files the engine has."""
+
+    listed: HostList
+    keys: LinkKeys
+    scheduling: SchedulingConfig
+    engines: dict[str, RemoteEngine] = field(init=False, factory=dict)
+    """Of the models of this server, by name."""
+    places: dict[HostAddress, HostPlace] = field(init=False, factory=dict)
+    """By resolved address, in order of arrival."""
+    _served: list[Served] = field(init=False, factory=list)
+    _knows_models: trio.Event = field(init=False, factory=trio.Event)
+    """Set once all models are in ``_served``."""
+
+    def read(self) -> None:
+        """Read the files of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
+        self.keys.read()
+        self.listed.read()
+
+    def serve(self, name: str, digest: ModelDigest) -> None:
+        """Have engines with the same files compute for the model of that name. No link is made before all are named."""
+        self._served.append(Served(name, self.engines[name], digest, digest))
+        if len(self._served) == len(self.engines):
+            self._knows_models.set()
+
+    async def run(self) -> None:
+        """Connect to the hosts, also to those that join later, forever. Cancellation: at once, as that of the links."""
+        await self._knows_models.wait()
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._update(nursery)
+                await self.listed.wait_changed()
+
+    def _update(self, nursery: trio.Nursery) -> None:
+        """Have a link to each address of the hosts, and to no other."""
+        wanted = self.listed.addresses(nursery)
+        for address, place in list(self.places.items()):
+            place.is_wanted = address in wanted
+            place.hosts = wanted.get(address, place.hosts)
+            if not place.is_wanted and not place.link.waiting_rows:
+                place.link.is_draining = True  # it is there until it is scheduled to end
+                place.scope.cancel(reason="its address is none of the hosts' any more")
+                del self.places[address]
+        for address, hosts in wanted.items():
+            if address not in self.places:
+                nursery.start_soon(self._keep, self._add(address, hosts))
+        self._drain()
+
+    def _drain(self) -> None:
+        """Have each link get rows or not, as is wanted by now."""
+        for place in self.places.values():
+            place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
+
+    def _add(self, address: HostAddress, hosts: list[HostAddress]) -> HostPlace:
+        place = self.places[address] = HostPlace(hosts, address)
+        connector = HostConnector(address, self.keys)
+        use, lose = partial(self._use, place), partial(self._lose, place)
+        place.link = RemoteDevice(connector, use, lose, self.scheduling.stall_timeout_s)
+        return place
+
+    async def _keep(self, place: HostPlace) -> None:
+        backoff = restart_backoff()
+        with place.scope:
+            while True:
+                began = trio.current_time()
+                try:
+                    await place.link.run()
+                except Exception:  # what one engine causes must not end the links to the others
+                    logger.exception("the link to the engine at %s has failed", place.address)
+                await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
+
+    def _use(self, place: HostPlace, link: RemoteDevice) -> None:
+        """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
+        hello = link.hello
+        assert hello is not None  # noqa: S101  (it is ready)
+        for other in self.places.values():
+            known = other.link.hello
+            if hello.identity and other is not place and known is not None and known.identity == hello.identity:
+                raise LinkRefusedError(f"it is the engine at {other.address}")
+        theirs = ModelDigest(hello.files, hello.weights)
+        for served in self._served:
+            if theirs.agrees_with(served.digest):
+                served.digest = served.digest.completed_by(theirs)
+                place.served = served
+                served.engine.add_ready(link)
+                logger.info("the engine at %s computes %s", place.address, served.name)
+                return
+        if hello.model in [served.name for served in self._served]:
+            raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
+        raise LinkRefusedError(f"its model {hello.model} is none of this server's")
+
+    def _lose(self, place: HostPlace, link: RemoteDevice) -> None:
+        served, place.served = place.served, None
+        assert served is not None  # noqa: S101  (it was ready)
+        if not any(each.served is served for each in self.places.values()):
+            served.digest = served.files  # the next engine's weights may be other ones
+        served.engine.lose(link)
+
+    def add(self, name: str) -> None:
+        """Have all processes of the server use a host, as ``HostList.add``. Raises ``InvalidRequestError``."""
+        self.listed.add(name, [place.names for place in self.places.values()])
+        self._drain()
+
+    def drain(self, name: str) -> None:
+        """Have all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
+        self.listed.drain(name, [place.names for place in self.places.values()])
+        self._drain()
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return the hosts as this process knows them: for each the engines at its addresses."""
+        of_host: dict[HostAddress, list[dict[str, Any]]] = {host: [] for host in self.listed.all}
+        for place in self.places.values():
+            of_host.setdefault(place.hosts[0], []).append(place.described())
+        return [{"host": str(host), "engines": engines} for host, engines in of_host.items()]
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the links of this process."""
+        name = f"{PREFIX}link"
+        samples = [
+            (name, {"address": str(address), "of": of}, float(value))
+            for address, place in self.places.items()
+            for of, value in (
+                ("connected", place.link.hello is not None),
+                ("waiting_rows", place.link.waiting_rows),
+                ("waiting_tokens", place.link.waiting_tokens),
+                ("losses", place.link.losses),
+            )
+        ]
+        return [Family(name, GAUGES["link"].text, "gauge", samples)]

@@ -1,0 +1,109 @@
+"""The places on this machine: an engine process of this process's for each."""
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import trio
+from attrs import define, evolve
+
+from trio_pool_serve.config import encode_config
+from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.mps import mps_directory
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.engine.places.engine_job import MODULE, EngineJob, EngineStatus, Loaded, LoadFailed
+from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.processes.child_process import open_child
+from trio_pool_serve.processes.shared_array import shared_array
+
+logger = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class LocalPlaces(Supervisor):
+    """The engine processes of all models on this machine, each behind a Unix socket in a private folder.
+
+    They take turns on the ``gpus``: with fewer replicas than GPUs, the next model begins at the next GPU. Each sees its
+    own only. Without ``gpus`` all have the environment of this process, and torch the device of the settings.
+    """
+
+    gpus: Sequence[Gpu] = ()
+
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:
+        if self.gpus:
+            gpu = self.gpus[process % len(self.gpus)]
+            return gpu, gpu.label
+        return None, self.config.loading.device if has_gpu(self.config.loading) else "cpu"
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the processes, and restart those that die, forever; ``started`` at once.
+
+        Raises as ``Supervisor.run``. Cancellation: the processes' channels are closed, which makes them exit, and they
+        are killed if they do not.
+        """
+        self._log_placement()
+        async with trio.open_nursery() as nursery:
+            for place in self.places:
+                nursery.start_soon(self._keep_alive, place, partial(self._live, place))
+            task_status.started()
+
+    def _log_placement(self) -> None:
+        for gpu in self.gpus:
+            names = [place.name for place in self.places if place.gpu == gpu]
+            if names:
+                logger.info("%s: %s", gpu, "; ".join(names))
+        if 0 < len(self.gpus) < len(self.places):
+            directory = mps_directory()
+            if directory is None:
+                logger.info("replicas take turns on each GPU: there is no MPS control daemon")
+            else:
+                logger.info("replicas compute concurrently on each GPU, by the MPS control daemon at %s", directory)
+
+    async def _live(self, place: Place) -> str:
+        place.begin()
+        environment = {} if place.gpu is None else place.gpu.environment
+        async with open_child(MODULE, self._job_of(place), EngineStatus, environment=environment) as child:
+            status = await child.status()
+            if isinstance(status, Loaded):
+                logger.info("engine process %d is ready: %s: %s", child.process.pid, place, status.description)
+                place.become_ready()
+            end = await child.wait()
+        self._release_cores(place)
+        failure = status.message if isinstance(status, LoadFailed) else f"The engine process of {place} has {end}."
+        # A signal says nothing of the model: the system may have had no memory left for a moment.
+        was_killed = child.process.returncode is not None and child.process.returncode < 0
+        if not place.has_loaded and (isinstance(status, LoadFailed) or not was_killed):
+            raise ModelLoadError(failure)
+        if isinstance(status, LoadFailed):
+            logger.error("%s", failure)
+        return end
+
+    def _release_cores(self, place: Place) -> None:
+        """Record that a process which has ended does not compute: others leave its share of the cores to one that does.
+
+        The file has the time at which each last computed; its successor may not come for long.
+        """
+        with suppress(OSError):  # the folder may have been removed
+            cores = shared_array(self.socket_folder / "cores", place.numbers.processes)
+            cores[place.numbers.process] = -math.inf
+
+    def _job_of(self, place: Place) -> EngineJob:
+        config, folder = self.config, self.socket_folder
+        if place.gpu is not None and (len(self.gpus) > 1 or config.loading.device != "auto"):
+            # Else a single GPU that torch cannot use leaves the CPU to ``--device auto``.
+            config = evolve(config, loading=evolve(config.loading, device="cuda:0"))
+        shares_cores = place.numbers.processes > 1 and not has_gpu(config.loading)
+        return EngineJob(
+            encode_config(config),
+            place.model,
+            self.loader,
+            str(folder),
+            str(place.path),
+            place.numbers,
+            place.device,
+            str(folder / "cores") if shares_cores else "",
+        )

@@ -1,0 +1,83 @@
+"""A place as the process that starts its device server knows it, and the life cycle of all places."""
+
+import math
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.gpus import Gpu
+
+PlaceState: TypeAlias = Literal["starting", "ready", "draining", "lost", "failed"]
+"""starting: its device server is being started or connected to. ready: it computes. draining: it computes the rows
+that it has, and gets no more. lost: it has ended or cannot be reached; it is started or connected to again soon.
+failed: it has been started in vain too often; it is tried again after minutes."""
+
+
+class PlaceNumbers(msgspec.Struct, array_like=True):
+    """The number, from 0, of an engine process among its model's ``replicas`` and among all engine ``processes``."""
+
+    replica: int
+    replicas: int
+    process: int
+    processes: int
+
+
+@define(eq=False)
+class Place:
+    """The place of one replica of a model: its address, its device, and what became of its engine processes."""
+
+    model: str
+    path: Path
+    """Of the socket, or of the file with the address."""
+    numbers: PlaceNumbers
+    gpu: Gpu | None
+    device: str
+    """The label of the device."""
+    state: PlaceState = field(default="starting", init=False)
+    has_loaded: bool = field(default=False, init=False)
+    """Whether any of its processes has loaded the model."""
+    starts: int = field(default=0, init=False)
+    ready_at: float = field(default=math.inf, init=False)
+    """When the last process that was started became ready."""
+    is_wanted: bool = field(default=True, init=False)
+    """Whether there is to be a process at all."""
+
+    def begin(self) -> None:
+        """Record that a process is started."""
+        self.state, self.ready_at = "starting", math.inf
+        self.starts += 1
+
+    def become_ready(self) -> None:
+        """Record that the process has loaded the model."""
+        self.state, self.has_loaded, self.ready_at = "ready", True, trio.current_time()
+
+    @property
+    def was_ready_s(self) -> float:
+        """For how long the process that has just ended had been ready."""
+        return max(0.0, trio.current_time() - self.ready_at)
+
+    @property
+    def told_state(self) -> str:
+        """The state as ``/load`` tells it: whether there is, or will soon be, something that computes."""
+        return self.state if self.state in ("ready", "failed") else "loading"
+
+    @property
+    def name(self) -> str:
+        """The model's name and, with several replicas, the number of this one."""
+        return f"{self.model}, replica {self.numbers.replica}" if self.numbers.replicas > 1 else self.model
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What tells this replica from others of its model in ``/metrics``."""
+        return {"replica": str(self.numbers.replica), "device": self.device}
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started in place of one that had ended."""
+        return max(0, self.starts - 1)
+
+    def __str__(self) -> str:
+        return self.name if self.gpu is None else f"{self.name} on {self.gpu.label}"

@@ -1,0 +1,252 @@
+"""The places on the nodes of a Ray cluster: an actor for each, whose engine process API processes reach by TCP."""
+
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import define, evolve, field
+
+from trio_pool_serve.config import encode_config
+from trio_pool_serve.engine.places.engine_job import EngineJob, LoadFailed
+from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.places.ray.actor import SentSnapshot, Started
+from trio_pool_serve.engine.places.ray.cluster import NodeLostError, PlacedActor, RayCluster, open_cluster, resources_of
+from trio_pool_serve.engine.places.ray.queue_scaling import (
+    SCALING_S,
+    BusyShare,
+    QueueScaling,
+    QueueSeconds,
+    busy_seconds,
+    choose_wanted,
+)
+from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.errors import ModelLoadError, PoolServeError
+from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
+
+logger = logging.getLogger(__name__)
+
+AVOIDED_S = 60.0
+"""For so long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. And
+so long a replica whose model could not be loaded on a node waits for resources on another."""
+
+SNAPSHOT_S = 2.0
+"""How often the metrics of each engine process are fetched."""
+
+WAITING_S = 10.0
+"""After so long without resources the log says what a replica waits for."""
+
+END_TIMEOUT_S = 5.0
+
+
+@define(eq=False)
+class Life:
+    """One actor of a place, from before it is placed until it has ended."""
+
+    actor: PlacedActor | None = None
+    """``None`` until it is placed."""
+    status: Started | LoadFailed | None = None
+    is_lost: bool = False
+    """Its node does not answer."""
+    told: trio.Event = field(init=False, factory=trio.Event)
+    """Set once ``status`` is known, or never will be."""
+
+
+@define(eq=False)
+class ActorPlaces(Supervisor):
+    """Keeps an actor for each place, with an engine process that API processes connect to by TCP.
+
+    The resources of a place are reserved by a placement group. An actor that dies after its model was ready is replaced
+    in the same group. What was not ready may be wrong with the node: the group is given back.
+
+    This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
+    """
+
+    key: str = field(kw_only=True)
+    """By which API processes know the engine processes."""
+    _cluster: RayCluster = field(init=False)
+    _groups: dict[Place, Any] = field(init=False, factory=dict)
+    """The placement groups."""
+    _lost_nodes: dict[str, float] = field(init=False, factory=dict)
+    """When they were lost, by id."""
+    _bad_nodes: dict[Place, set[str]] = field(init=False, factory=dict)
+    """Where the model could not be loaded, since it was ready or there was no other node."""
+    _snapshots: dict[Place, Snapshot] = field(init=False, factory=dict)
+    """Those that the engine processes have sent last."""
+    _busy: dict[Place, BusyShare] = field(init=False, factory=dict)
+    """How busy the engine processes are that are ready."""
+    _scaled: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and replaced, when the number of replicas changes."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Connect to Ray, then keep an actor for each place, forever; ``started`` once it is connected.
+
+        Raises as ``Supervisor.run``, and ``ModelLoadError`` if the cluster cannot be reached. Cancellation: the actors
+        are killed, and their engine processes exit.
+        """
+        least, most = self.config.processes.replica_range or (1, 1)
+        async with open_cluster() as self._cluster, trio.open_nursery() as nursery:
+            for place in self.places:
+                nursery.start_soon(self._keep_alive, place, partial(self._live, place))
+            for model in range(len(self.config.sources) if least < most else 0):
+                nursery.start_soon(self._scale, model, QueueScaling(least, most, self.config.scheduling.max_queue_s))
+            task_status.started()
+
+    async def _live(self, place: Place) -> str:
+        """Run an engine process whenever there is to be one, until one ends that was not drained; return how."""
+        while True:
+            await self._wait_wanted(place, is_wanted=True)
+            life, how = Life(), ""
+            place.begin()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_unwanted, place, life, nursery.cancel_scope)
+                nursery.start_soon(self._log_waiting, place, life)
+                try:
+                    how = await self._run(place, life)
+                except PoolServeError as error:
+                    how = f"not been placed: {error}"
+                nursery.cancel_scope.cancel(reason="it has ended")
+            self._snapshots.pop(place, None)
+            self._busy.pop(place, None)
+            if not (is_drained := place.state == "draining"):
+                place.state = "lost"
+            if place.ready_at == math.inf or is_drained or life.is_lost:
+                await self._leave(place)
+            if is_drained:
+                logger.info("%s is drained", place)
+                continue
+            if isinstance(life.status, LoadFailed) and not place.has_loaded:
+                raise ModelLoadError(life.status.message)
+            return how
+
+    async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
+        while place.is_wanted is not is_wanted:
+            await self._scaled.wait()
+
+    async def _run(self, place: Place, life: Life) -> str:
+        """Place an actor, which may raise ``PoolServeError``, and run an engine process in it; return how it ends."""
+        async with self._placed(place) as life.actor, trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, place, life, life.actor)
+            try:
+                how: str = await self._cluster.call(life.actor.handle.run, self._job_of(place))
+                with trio.move_on_after(END_TIMEOUT_S):
+                    await life.told.wait()
+                if isinstance(life.status, LoadFailed):
+                    self._bad_nodes.setdefault(place, set()).add(life.actor.node)
+            except PoolServeError as error:
+                how = f"been lost: {error}"
+                if isinstance(error, NodeLostError):
+                    life.is_lost = True
+                    self._lost_nodes[life.actor.node] = trio.current_time()
+            finally:
+                place.path.unlink(missing_ok=True)
+                nursery.cancel_scope.cancel(reason="it has ended")
+        return how
+
+    @asynccontextmanager
+    async def _placed(self, place: Place) -> AsyncIterator[PlacedActor]:
+        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
+
+        After a wait of ``AVOIDED_S`` without resources elsewhere the nodes where the model could not be loaded are
+        allowed again: there may be no others.
+        """
+        while True:
+            if place not in self._groups:
+                self._groups[place] = await self._cluster.reserve(self.config.ray, self._avoided(place))
+            actor = await self._cluster.start(self.config.ray, self._groups[place])
+            try:
+                with trio.move_on_after(AVOIDED_S if self._avoided(place) else math.inf) as limit:
+                    actor.node = await self._cluster.call(actor.handle.node)
+                if not limit.cancelled_caught:
+                    yield actor
+                    return
+            finally:
+                await self._cluster.kill(actor)
+            self._bad_nodes.pop(place, None)
+            await self._leave(place)
+
+    def _avoided(self, place: Place) -> set[str]:
+        now = trio.current_time()
+        lost = {node for node, lost_at in self._lost_nodes.items() if now < lost_at + AVOIDED_S}
+        return lost | self._bad_nodes.get(place, set())
+
+    async def _leave(self, place: Place) -> None:
+        if (group := self._groups.pop(place, None)) is not None:
+            await self._cluster.give_back(group)
+
+    async def _follow(self, place: Place, life: Life, actor: PlacedActor) -> None:
+        """Write down where the engine process listens once it is ready; then fetch its metrics, forever."""
+        with suppress(PoolServeError):  # the call to ``run`` raises it, too
+            try:
+                life.status = await self._cluster.call(actor.handle.started)
+            finally:
+                life.told.set()
+            if not isinstance(life.status, Started):
+                return
+            started, busy = life.status, BusyShare()
+            place.become_ready()
+            self._bad_nodes.pop(place, None)
+            self._busy[place] = busy
+            new = place.path.with_suffix(".new")
+            new.write_text(started.address)
+            new.replace(place.path)
+            logger.info(
+                "engine process %d at %s is ready: %s: %s", started.pid, started.address, place, started.description
+            )
+            while True:
+                sent: SentSnapshot | None = await self._cluster.call(actor.handle.snapshot)
+                if sent is not None:
+                    self._snapshots[place] = sent.snapshot
+                    busy.observe(sent.at, busy_seconds(sent.snapshot))
+                await trio.sleep(SNAPSHOT_S)
+
+    async def _end_unwanted(self, place: Place, life: Life, scope: trio.CancelScope) -> None:
+        """End an engine process that is not wanted any more, once it has computed its rows."""
+        await self._wait_wanted(place, is_wanted=False)
+        was_ready, place.state = place.state == "ready", "draining"
+        if life.actor is not None and was_ready:
+            place.path.unlink(missing_ok=True)
+            with suppress(PoolServeError):
+                await self._cluster.call(life.actor.handle.leave)
+            await trio.sleep(self.config.time_limits.drain_timeout_s)
+            logger.warning("%s is ended with rows unfinished", place)
+        scope.cancel(reason="it is not wanted")
+
+    async def _log_waiting(self, place: Place, life: Life) -> None:
+        await trio.sleep(WAITING_S)
+        if life.actor is None:
+            logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.ray))
+
+    def _job_of(self, place: Place) -> EngineJob:
+        config = evolve(self.config, loading=evolve(self.config.loading, device=place.device))
+        # The node has no folder of this server's: neither its sockets nor its files.
+        return EngineJob(
+            encode_config(config), place.model, self.loader, "", "", place.numbers, place.device, "", self.key
+        )
+
+    async def _scale(self, model: int, scaling: QueueScaling) -> None:
+        """Have as many replicas of a model as its queue needs, forever."""
+        name = self.config.sources[model].name
+        queue = QueueSeconds.open(self.socket_folder, model, self.config.processes.api_workers)
+        places = [place for place in self.places if place.model == name]
+        while True:
+            await trio.sleep(SCALING_S)
+            before, waiting_s = scaling.wanted, queue.longest
+            states = [place.told_state for place in places if place.is_wanted]
+            busy = sum(self._busy[place].share for place in places if place.is_wanted and place.state == "ready")
+            ready, loading = states.count("ready"), states.count("loading")
+            wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=ready, loading=loading)
+            if wanted != before:
+                told = f"{wanted} replicas in place of {before}: {waiting_s:.1f} s in the queue, {busy:.1f} busy"
+                logger.info("%s: %s", name, told)
+                choose_wanted(places, wanted)
+                self._scaled.set()
+                self._scaled = trio.Event()
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the places, and what their engine processes have sent."""
+        all_of_them = [super().snapshot(), *self._snapshots.values()]
+        return Snapshot([family for each in all_of_them for family in each.families], merged_load(all_of_them))

@@ -1,0 +1,221 @@
+"""The connection to a Ray cluster, for a few control calls: rows never travel by Ray.
+
+Ray is imported here only where it is used, in a thread: it takes seconds. ``ray.init`` replaces the handler of SIGTERM
+when it is called in the main thread, and holds the interpreter lock for about a second.
+
+The threads are Trio's, and not those of ``Offload``: the process does nothing else, so there is no event loop to keep
+fast and no computing thread to give way to. What ends something has the default limiter, which has 40 tokens: a call
+that Ray does not answer is abandoned and keeps its place, and must not take one from the calls that place replicas.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import RayConfig
+from trio_pool_serve.engine.places.ray.actor import THREADS, EngineActor
+from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+REACH_TIMEOUT_S = 5.0
+
+CONNECT_TIMEOUT_S = 60.0
+"""``ray.init`` waits for longer for a cluster that does not answer."""
+
+CLOSE_TIMEOUT_S = 5.0
+
+CONTROL_CALLS = 4
+"""Threads in which Ray is called, but for what ends something; each call is a message to the cluster's head."""
+
+Result = TypeVar("Result")
+
+
+class NodeLostError(EngineProcessDiedError):
+    """The node of an actor does not answer any more."""
+
+
+def error_of(error: BaseException) -> EngineProcessDiedError:
+    """Return an exception of Ray's as one of ours."""
+    from ray import exceptions
+
+    said = " ".join(str(error).split())[:500]
+    if isinstance(error, exceptions.ActorUnavailableError | exceptions.NodeDiedError):
+        return NodeLostError(f"The node of an engine process does not answer: {said}")
+    return EngineProcessDiedError(f"Ray has failed: {said}")
+
+
+@define(eq=False)
+class PlacedActor:
+    """The actor of one replica."""
+
+    handle: Any
+    node: str = ""
+    """The id of its node, once that is known."""
+
+
+@define(eq=False)
+class RayCluster:
+    """A cluster that this process is connected to."""
+
+    limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
+
+    async def in_thread(self, call: Callable[[], Result]) -> Result:
+        """Return what a short call of Ray's API returns. Raises ``PoolServeError``. Cancellation: after the call."""
+        from ray.exceptions import RayError
+
+        try:
+            return await trio.to_thread.run_sync(call, limiter=self.limiter)
+        except (RayError, OSError) as error:
+            raise error_of(error) from error
+
+    async def call(self, method: Any, *arguments: object) -> Any:
+        """Return what a method of an actor returns.
+
+        Raises ``PoolServeError``, as ``error_of``. Cancellation: at once; a call that has not begun is cancelled, and
+        one that runs in a thread of the actor goes on there.
+        """
+        import ray
+
+        done, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def wake(_: object) -> None:  # on a thread of Ray's
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        ref = await self.in_thread(partial(method.remote, *arguments))
+        future = ref.future()
+        future.add_done_callback(wake)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            with suppress(Exception):
+                ray.cancel(ref)
+            raise
+        error = future.exception()
+        if error is not None:
+            raise error_of(error) from error
+        return future.result()
+
+    async def reserve(self, config: RayConfig, avoided: set[str]) -> Any:
+        """Return a placement group for a replica, on none of the ``avoided`` nodes, once it has the resources.
+
+        Raises ``PoolServeError``. Cancellation: after the call.
+        """
+        from ray.util.placement_group import placement_group
+
+        selectors = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
+        bundles = [resources_of(config)]
+        return await self.in_thread(
+            partial(placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
+        )
+
+    async def start(self, config: RayConfig, group: Any) -> PlacedActor:
+        """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        cpus = int(resources_of(config)["CPU"])
+        actor = ray.remote(EngineActor).options(
+            num_cpus=cpus,
+            num_gpus=config.gpus_per_replica,
+            max_restarts=0,
+            max_concurrency=THREADS,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+        )
+        return PlacedActor(await self.in_thread(partial(actor.remote, cpus)))
+
+    async def kill(self, actor: PlacedActor) -> None:
+        """End an actor. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
+        import ray
+
+        await self._end(partial(ray.kill, actor.handle))
+
+    async def give_back(self, group: Any) -> None:
+        """Remove a placement group. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
+        from ray.util.placement_group import remove_placement_group
+
+        await self._end(partial(remove_placement_group, group))
+
+    async def _end(self, call: Callable[[], object]) -> None:
+        def end() -> None:
+            try:
+                call()
+            except Exception as error:
+                logger.warning("something is left to Ray until this process ends: %s", error)
+
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
+            await trio.to_thread.run_sync(end, abandon_on_cancel=True)
+
+
+def resources_of(config: RayConfig) -> dict[str, float]:
+    """Return what is reserved for a replica, by Ray's names: a CPU for each thread, ``OMP_NUM_THREADS`` or one."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    gpus = {"GPU": config.gpus_per_replica} if config.gpus_per_replica else {}
+    return {"CPU": max(1, int(threads)) if threads.isdecimal() else 1, **gpus}
+
+
+@asynccontextmanager
+async def open_cluster() -> AsyncIterator[RayCluster]:
+    """Be connected to the cluster of ``RAY_ADDRESS``, else to that of this machine, for as long as the block lasts.
+
+    Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
+    closed within ``CLOSE_TIMEOUT_S``, and Ray ends the actors of a process that has ended.
+    """
+    await _require_reachable(os.environ.get("RAY_ADDRESS", ""))
+    with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
+        await trio.to_thread.run_sync(_connect, abandon_on_cancel=True)
+        _restore_sigterm()
+    if limit.cancelled_caught:
+        raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
+    try:
+        yield RayCluster()
+    finally:
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
+            await trio.to_thread.run_sync(_disconnect, abandon_on_cancel=True)
+
+
+async def _require_reachable(address: str) -> None:
+    """Raise ``ModelLoadError`` at once where ``ray.init`` would try for minutes, or be Ray's client."""
+    if "://" in address:
+        raise ModelLoadError(f"RAY_ADDRESS {address}: Ray's client cannot place engines; give HOST:PORT of a node.")
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        with trio.fail_after(REACH_TIMEOUT_S):
+            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+        await trio.aclose_forcefully(stream)
+    except trio.TooSlowError as error:
+        raise ModelLoadError(f"RAY_ADDRESS {address} does not answer.") from error
+    except OSError as error:
+        raise ModelLoadError(f"RAY_ADDRESS {address} cannot be reached: {error}") from error
+
+
+def _connect() -> None:
+    import ray
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise ModelLoadError(f"--engine ray: {error}") from error
+
+
+def _restore_sigterm() -> None:
+    """Take SIGTERM back from Ray's core, which prints a stack trace before it calls the handler that was there."""
+    if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _disconnect() -> None:
+    import ray
+
+    ray.shutdown()

@@ -1,0 +1,117 @@
+"""All places of a server as one API process knows them: on this machine, on hosts, on the nodes of a Ray cluster."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.places.host_list import HostList
+from trio_pool_serve.engine.places.host_places import HostPlaces
+from trio_pool_serve.engine.places.local_places import LocalPlaces
+from trio_pool_serve.engine.places.ray.queue_scaling import SCALING_S, QueueSeconds
+from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_path
+from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
+from trio_pool_serve.engine.remote.connectors import FileConnector, UnixConnector
+from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.telemetry.snapshots import Snapshot
+from trio_pool_serve.threads.offload import Offload
+
+logger = logging.getLogger(__name__)
+
+
+def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor:
+    """Return what starts the engine processes of a server."""
+    if config.processes.engine == "ray":
+        return RayPlacement(config, loader, folder)
+    return LocalPlaces(config, loader, folder, gpus)
+
+
+@define(eq=False)
+class ServerPlaces:
+    """Makes the engines of an API process, and keeps what they are linked to.
+
+    ``folder`` has the sockets of the server's processes. ``loader`` is given in the process that starts engine
+    processes, which are on the ``gpus``; ``worker`` is the index of this API process.
+    """
+
+    config: Config
+    folder: Path
+    worker: int = 0
+    loader: str | None = None
+    gpus: Sequence[Gpu] = ()
+    supervisor: Supervisor | None = field(init=False, default=None)
+    """Of the engine processes that this process starts."""
+    hosts: HostPlaces | None = field(init=False, default=None)
+    _engines: list[RemoteEngine] = field(init=False, factory=list)
+    """In the order of the models."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.loader is not None:
+            self.supervisor = supervisor_of(self.config, self.loader, self.folder, self.gpus)
+        hosts = self.config.hosts
+        if hosts.engine_hosts and hosts.key_file is not None:
+            listed = HostList(hosts.engine_hosts, self.folder / "hosts.changes")
+            self.hosts = HostPlaces(listed, LinkKeys(hosts.key_file), self.config.scheduling)
+
+    def make_engine(self, model: int, name: str, metrics: EngineMetrics) -> RemoteEngine:
+        """Return the engine of the ``model``-th model."""
+        paths, keys = paths_of(self.config, self.folder, model), LinkKeys(key_path(self.folder))
+        if is_ray := self.config.processes.engine == "ray":
+            keys.read()
+        connectors = [FileConnector(path, keys) if is_ray else UnixConnector(path) for path in paths]
+        engine = RemoteEngine(connectors, metrics, self.config.scheduling, zone=self.config.hosts.zone)
+        if self.hosts is not None:
+            self.hosts.engines[name] = engine
+        self._engines.append(engine)
+        return engine
+
+    async def run(self, offload: Offload, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the engine processes and the links to hosts, forever; ``started`` once the supervisor has.
+
+        Raises ``ModelLoadError`` or ``EngineDeadError``. Cancellation: at once; the processes exit, or are killed.
+        """
+        if self.hosts is not None:
+            try:
+                await offload.run("load", self.hosts.read)
+            except (OSError, ValueError) as error:
+                raise ModelLoadError(str(error)) from error
+        async with trio.open_nursery() as nursery:
+            if self.supervisor is not None:
+                await nursery.start(self.supervisor.run)
+            if self.hosts is not None:
+                nursery.start_soon(self.hosts.run)
+            least, most = self.config.processes.replica_range or (1, 1)
+            if least < most:
+                nursery.start_soon(self._share_queue_seconds)
+            task_status.started()
+
+    async def _share_queue_seconds(self) -> None:
+        """Tell the process that adds and drains replicas how long the queues are here, forever."""
+        workers = self.config.processes.api_workers
+        shared = [QueueSeconds.open(self.folder, model, workers) for model in range(len(self._engines))]
+        while True:
+            for seconds, engine in zip(shared, self._engines, strict=True):
+                seconds.write(self.worker, engine.statistics().waiting_s)
+            await trio.sleep(SCALING_S)
+
+    async def reload(self, offload: Offload) -> None:
+        """Read the hosts and their key again. Cancellation: at once; what was not read is as before."""
+        if self.hosts is None:
+            return
+        try:
+            await offload.run("load", self.hosts.read)
+        except (OSError, ValueError) as error:
+            logger.error("the hosts stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
+        self.hosts.listed.look_again()
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the metrics of the engine processes and links that this process keeps."""
+        of_processes = [] if self.supervisor is None else [self.supervisor.snapshot()]
+        return of_processes + ([] if self.hosts is None else [Snapshot(self.hosts.families(), {})])

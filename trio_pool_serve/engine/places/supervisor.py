@@ -1,0 +1,126 @@
+"""Keeps the places of a server alive, wherever their engine processes run."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.places.place import Place, PlaceNumbers
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.processes.child_process import restart_backoff
+from trio_pool_serve.telemetry.gauges import GAUGES
+from trio_pool_serve.telemetry.metrics import PREFIX
+from trio_pool_serve.telemetry.process_usage import engine_process_name
+from trio_pool_serve.telemetry.snapshots import Family, Snapshot
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 10
+"""In a row, of an engine process that dies within a minute of being ready: with the pauses between them they take about
+three minutes, in which what it needs may come back."""
+
+RETRY_FAILED_S = 300.0
+"""Pause before a place that has failed is tried again: what it needs may have been repaired."""
+
+
+def paths_of(config: Config, folder: Path, model: int) -> list[Path]:
+    """Return the paths of a model's places in the folder of the sockets: of sockets, or of files with addresses."""
+    replicas = 0 if config.processes.engine == "hosts" else replicas_of(config)
+    return [folder / f"{model}-{replica}.engine" for replica in range(replicas)]
+
+
+@define(eq=False)
+class Supervisor(ABC):
+    """Starts an engine process at each place of all models, and another when it ends."""
+
+    config: Config
+    loader: str
+    socket_folder: Path
+    retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
+    places: list[Place] = field(init=False, factory=list)
+    """Those of all models, in the order of the settings."""
+
+    def __attrs_post_init__(self) -> None:
+        paths = [paths_of(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
+        processes = sum(map(len, paths))
+        least, _ = self.config.processes.replica_range or (processes, processes)
+        for source, of_model in zip(self.config.sources, paths, strict=True):
+            for number, path in enumerate(of_model):
+                process = len(self.places)
+                numbers = PlaceNumbers(number, len(of_model), process, processes)
+                self.places.append(Place(source.name, path, numbers, *self._device_of(process)))
+                self.places[-1].is_wanted = number < least
+
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (of others each has its own)
+        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
+        by_ray = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"  # the only GPU that it sees
+        return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
+
+    @abstractmethod
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
+
+        A place has failed if the model cannot be loaded there at its first start, or once it has been restarted
+        ``MAX_RESTARTS`` times in a row; it is tried again every ``retry_failed_s`` seconds. Raises ``ModelLoadError``
+        or ``EngineDeadError`` once all places of a model have failed, unless hosts may compute it. Cancellation: the
+        processes exit, and are killed if they do not.
+        """
+
+    async def _keep_alive(self, place: Place, live: Callable[[], Awaitable[str]]) -> NoReturn:
+        """Call ``live()``, which runs one process and returns how it has ended, again and again, with pauses."""
+        backoff = restart_backoff()
+        while True:
+            failure: ModelLoadError | EngineDeadError | None = None
+            try:
+                ended = f"process of the engine of {place} has {await live()}"
+            except ModelLoadError as error:
+                failure = error
+            else:
+                pause_s = backoff.next_pause_s(place.was_ready_s)
+                if backoff.crashes_in_a_row > MAX_RESTARTS:
+                    often = f"has been restarted {MAX_RESTARTS} times in a row: giving up."
+                    failure = EngineDeadError(f"The {ended}, and {often}")
+            if failure is None:
+                place.state = "lost"
+                logger.error("the %s; the next one starts in %g s", ended, pause_s)
+            else:
+                place.state, pause_s = "failed", self.retry_failed_s
+                self._require_others(place, failure)
+                await self._leave(place)
+            await trio.sleep(pause_s)
+
+    def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
+        """Raise why the last place of a model has failed, unless hosts may compute the model."""
+        of_model = [each for each in self.places if each.model == failed.model and each.is_wanted]
+        left = [each for each in of_model if each.state != "failed"]
+        if not left and not self.config.hosts.engine_hosts:
+            if isinstance(error, ModelLoadError):
+                raise ModelLoadError.of_model(failed.model, error) from error
+            raise error
+        others = f"{len(left)} of {len(of_model)} replicas are left" + ("" if left else ", and --engine-hosts")
+        logger.error("%s has failed, %s; the next attempt is in %g s: %s", failed, others, self.retry_failed_s, error)
+
+    async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
+        """Give back what a place has that has failed. Cancellation: at once."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the places, for ``/load`` and ``/metrics``."""
+        name, load, processes = f"{PREFIX}replica", dict[str, Any](), dict[str, Any]()
+        gauges = Family(name, GAUGES["replica"].text, "gauge", [])
+        for place in self.places:
+            if not place.is_wanted:
+                continue
+            told = {"state": place.told_state, "restarts": place.restarts}
+            replicas = load.setdefault(place.model, {"replicas": {}})["replicas"]
+            replicas[place.labels["replica"]] = {"device": place.device, **told}
+            processes[engine_process_name(place.model, place.labels["replica"])] = told
+            for of, value in (("failed", place.state == "failed"), ("restarts", place.restarts)):
+                gauges.samples.append((name, {"model": place.model, "of": of, **place.labels}, float(value)))
+        return Snapshot([gauges], {"models": load, "processes": processes})

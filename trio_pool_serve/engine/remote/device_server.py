@@ -1,0 +1,103 @@
+"""The server side of an engine process: one device, shared by the API processes that are connected.
+
+There is no admission and no order between clients here: API processes have them, and send a batch when they have a
+credit for it. Credits stand: one comes back with the answers to its batch, or when the connection ends.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from attrs import asdict, define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.remote.api_connection import ApiConnection
+from trio_pool_serve.engine.remote.joiner import Joiner
+from trio_pool_serve.engine.remote.wire import CREDITS, Hello, ToEngine
+from trio_pool_serve.engine.worker import Worker
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
+
+
+@define(eq=False)
+class DeviceServer:
+    """Computes the batches of API processes on one runner, which ``load()`` returns; it is called in a thread."""
+
+    load: Callable[[], Runner]
+    offload: Offload
+    metrics: EngineMetrics
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    zone: str = ""
+    worker: Worker = field(init=False)
+    joiner: Joiner = field(init=False, factory=Joiner)
+    connections: dict[ApiConnection, None] = field(init=False, factory=dict)
+    computed_tokens: int = field(init=False, default=0)
+    small_requests: int = field(init=False, default=0)
+    """Of all API processes so far."""
+
+    def __attrs_post_init__(self) -> None:
+        dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
+        self.worker = Worker(self.load, self.offload, self.metrics, self.config, dispatcher)
+        self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model, then compute until cancelled; ``started`` before loading. Raises as ``Worker.run``.
+
+        Cancellation: as that of ``Worker.run``.
+        """
+        task_status.started()
+        await self.worker.run()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
+        await ApiConnection(self, FramedStream(stream, ToEngine), self.hello).serve()
+
+    def hello(self) -> Hello:
+        """Return what is said first on each connection."""
+        facts, runner = self.worker.facts, self.worker.loaded
+        probe = facts.probe_request
+        return Hello(
+            facts.dimensions,
+            facts.embeds_width,
+            facts.max_batch_tokens,
+            facts.cosine_with_float32,
+            None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
+            zone=self.zone,
+            resident_bytes=self.worker.memory.resident_bytes,
+            device_bytes=self.worker.memory.device_bytes,
+            launches=runner.concurrent_launches,
+            pads=runner.pads,
+            planned_launches=runner.background_launches,
+        )
+
+    @property
+    def most_batches(self) -> int:
+        """Batches that an API process may have here at a time, planned ones included."""
+        runner = self.worker.loaded
+        return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
+
+    def others_waiting_tokens(self, connection: ApiConnection) -> int:
+        """Return how many tokens other API processes compute before all that waits in this one is computed."""
+        own = connection.waiting_tokens
+        return sum(min(own, each.waiting_tokens) for each in self.connections if each is not connection)
+
+    def others_small_requests(self, connection: ApiConnection) -> int:
+        """Return how many small requests other API processes have sent."""
+        return self.small_requests - connection.small_requests
+
+    def _note_computed(self, batch: InFlightBatch) -> None:
+        self.computed_tokens += batch.batch.tokens
+        for sent in {entry.holder for entry in batch.entries}:
+            sent.device_s += batch.device_s
+
+    @property
+    def reported_load(self) -> dict[str, Any]:
+        """Its part of ``/load``."""
+        return {**asdict(self.worker.statistics()), "memory_bytes": self.worker.memory.resident_bytes}
+
+    def __repr__(self) -> str:
+        return f"<DeviceServer {self.worker.state}, {self.joiner!r}, {len(self.connections)} API processes>"

@@ -1,0 +1,356 @@
+"""A device server as the dispatcher sees it: the connection to an engine process, made again whenever it breaks."""
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.batching import BatchLimits
+from trio_pool_serve.engine.device import Device
+from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.in_flight import InFlightBatch, deliver
+from trio_pool_serve.engine.queue_entry import Outcome, QueueEntry
+from trio_pool_serve.engine.remote.answers import read_answers
+from trio_pool_serve.engine.remote.arrays import Payload
+from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
+from trio_pool_serve.engine.remote.keys import LinkRefusedError
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
+from trio_pool_serve.engine.remote.wire import (
+    CREDITS,
+    FULL_FRAME_ROWS,
+    Answers,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Part,
+    Submit,
+    Withdraw,
+    parts_of,
+)
+from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.types import PoolingOutput
+
+logger = logging.getLogger(__name__)
+
+STABLE_AFTER_S = 5.0
+"""A connection that lasted longer is made again at once, and then after the first of its connector's pauses."""
+
+
+@define(eq=False, repr=False)
+class RemoteDevice(Device):
+    """One device server: sends it batches, and settles their rows with the answers.
+
+    ``on_ready`` is called when it is ready, and may raise ``LinkRefusedError``; it sets ``queue`` and ``dispatcher``.
+    ``on_lost`` is called when the connection to a ready one has ended, before its batches are given back.
+    """
+
+    connector: Connector
+    on_ready: Callable[["RemoteDevice"], None]
+    on_lost: Callable[["RemoteDevice"], None]
+    stall_timeout_s: float = math.inf
+    """A device server that is silent, or that answers none of its rows, for longer counts as stalled."""
+    hello: Hello | None = field(default=None, init=False)
+    """What it has said about its model; ``None`` while it is not ready."""
+    queue: Scheduler = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
+    is_draining: bool = field(default=False, init=False)
+    """Whether it is to get no more rows; set by those who operate the server."""
+    failure: str = field(default="", init=False)
+    """Why there is no connection; empty once there is one."""
+    losses: int = field(default=0, init=False)
+    """Connections that have ended."""
+    told: Answers | None = field(default=None, init=False)
+    """What it has said last about itself."""
+    _told_small_requests: int = field(default=0, init=False)
+    _is_leaving: bool = field(default=False, init=False)
+    """Whether the device server is to get no more rows."""
+    _last_heard: float = field(default=0.0, init=False)
+    _answered_at: float = field(default=0.0, init=False)
+    """When a row was answered, or the first one was sent."""
+    _numbers: Iterator[int] = field(init=False, factory=itertools.count)
+    """Of rows and batches."""
+    _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
+    """Rows that were sent and are not settled."""
+    _batches: dict[int, InFlightBatch] = field(init=False, factory=dict)
+    _unsent: list[tuple[int, InFlightBatch]] = field(init=False, factory=list)
+    _withdrawn: list[int] = field(init=False, factory=list)
+    _has_work: trio.Event = field(init=False, factory=trio.Event)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that were sent and are not settled."""
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of these rows."""
+        return sum(entry.tokens for entry in self._waiting.values())
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it is ready, and neither the device server nor this process wants it to have no more rows."""
+        return self.hello is not None and not self._is_leaving and not self.is_draining
+
+    @property
+    def zone(self) -> str:  # noqa: D102
+        return "" if self.hello is None else self.hello.zone
+
+    @property
+    def stall_reason(self) -> str:
+        """Why nothing comes back from it though it is ready; empty if it does."""
+        if self.hello is None:
+            return ""
+        now = time.perf_counter()
+        if (silent_s := now - self._last_heard) > self.stall_timeout_s:
+            return f"the engine process has been silent for {silent_s:.0f} s"
+        if self.told is not None and self.told.stall_reason:
+            return self.told.stall_reason
+        unanswered_s = now - self._answered_at
+        if unanswered_s > self.stall_timeout_s and not all(each.is_planned for each in self.in_flight):
+            return f"the engine process has had rows for {unanswered_s:.0f} s and has answered none"
+        return ""
+
+    @property
+    def is_available(self) -> bool:  # noqa: D102  (what waits for it alone is computed, too, before it leaves)
+        return self.hello is not None and (self.takes_rows or self._is_last) and not self.stall_reason
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no device takes new rows."""
+        return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.dispatcher.devices)
+
+    @property
+    def room(self) -> int:  # noqa: D102
+        return CREDITS * self.launches - sum([not each.is_planned for each in self.in_flight])
+
+    def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
+        assert self.hello is not None  # noqa: S101  (it is available)
+        most = self.hello.planned_launches or (0 if others_wait else self.hello.launches)
+        return most - sum([each.is_planned for each in self.in_flight])
+
+    def limits(self, *, leaves_long: bool) -> BatchLimits:  # noqa: D102
+        assert self.hello is not None  # noqa: S101  (it has room)
+        budget = self.hello.max_batch_tokens if self.told is None else self.told.budget
+        return BatchLimits(budget, self.bulk.tokens, self.hello.pads, leaves_long)
+
+    @property
+    def launches(self) -> int:  # noqa: D102
+        return 1 if self.hello is None else self.hello.launches
+
+    async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
+        number = next(self._numbers)
+        for entry in batch.entries:
+            entry.holder, entry.number = self, next(self._numbers)
+            self._waiting[entry.number] = entry
+        if len(self.in_flight) == 1:
+            self._answered_at = time.perf_counter()
+        self._batches[number] = batch
+        self._unsent.append((number, batch))
+        self._has_work.set()
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Do not wait for a row any longer: unless it is launched already, it is not computed."""
+        if self._waiting.get(entry.number) is entry:
+            del self._waiting[entry.number]
+            self._withdrawn.append(entry.number)
+            self._has_work.set()
+
+    async def run(self) -> None:
+        """Connect, send and receive, forever; reconnect when the engine process dies or the connection fails.
+
+        Cancellation: at once; batches are given back as when the connection ends.
+        """
+        backoff = RestartBackoff(self.connector.pauses_s, STABLE_AFTER_S)
+        while True:
+            began = math.inf
+            try:
+                stream = await self.connector.connect()
+            except FAILURES_TO_CONNECT as error:
+                self._fail(str(error) or type(error).__name__)
+            else:
+                began = trio.current_time()
+                try:
+                    await self._exchange(stream)
+                finally:
+                    self._lose()
+                    await stream.aclose()
+            await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
+
+    def _fail(self, why: str) -> None:
+        if why != self.failure:  # not at each attempt
+            logger.warning("no connection to the engine process at %s: %s", self.connector.name, why)
+            self.failure = why
+
+    async def _exchange(self, stream: FramedStream[FromEngine]) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._receive, stream, nursery)
+                if self.connector.timeout_s < math.inf:  # as between machines: one that is lost does not say so
+                    silence = await wait_silent(stream, self.connector.timeout_s)
+                    nursery.cancel_scope.cancel(reason="the engine process is silent")
+                    self._fail(silence)
+        except* trio.BrokenResourceError:
+            logger.debug("the engine process has died while rows were sent to it")
+        except* LinkRefusedError as refusals:
+            self._fail(str(refusals.exceptions[0]))
+        except* Exception:
+            # A group from the nursery; with a cancellation in it, it would be no Exception.
+            logger.exception("a connection to an engine process failed")
+
+    async def _receive(self, stream: FramedStream[FromEngine], nursery: trio.Nursery) -> None:
+        while (received := await stream.receive()) is not None:
+            message, payload = received
+            self._last_heard = time.perf_counter()
+            match message:
+                case Hello():
+                    self._begin(message)
+                    nursery.start_soon(self._send, stream)
+                case Answers() if self.hello is not None:
+                    await self._deliver(message, payload)
+                case Leaving() if not self._is_leaving:
+                    self._is_leaving = True
+                    nursery.start_soon(self._leave, nursery.cancel_scope)
+        nursery.cancel_scope.cancel(reason="the engine process is gone")
+
+    def _begin(self, hello: Hello) -> None:
+        """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
+        if self.hello is not None:
+            raise LinkRefusedError("it has said hello twice")
+        self.hello = hello
+        try:
+            self.on_ready(self)
+        except LinkRefusedError:
+            self.hello = None
+            raise
+        self.failure = ""
+        self.dispatcher.note_room()
+
+    async def _leave(self, connection: trio.CancelScope) -> None:
+        """End the connection once the device server has no rows of this process, and none wait for it alone."""
+        while self._batches or (self._is_last and len(self.queue)):
+            await self.dispatcher.room.wait()
+        connection.cancel(reason="the engine process is leaving")
+
+    def _lose(self) -> None:
+        """Forget the state of the device server, and give back the batches that it had."""
+        was_ready, self.hello, self.told, self._is_leaving = self.hello is not None, None, None, False
+        lost = [*self._batches.values()]
+        self._unsent.clear()
+        self._withdrawn.clear()
+        self._waiting.clear()
+        self._batches.clear()
+        self.in_flight.clear()
+        self._told_small_requests = 0
+        if was_ready:
+            self.losses += 1
+            logger.info("the connection to the engine process at %s has ended", self.connector.name)
+            self.on_lost(self)
+            for batch in lost:
+                self.dispatcher.lose(batch, EngineProcessDiedError(self.connector.loss))
+
+    async def _send(self, stream: FramedStream[FromEngine]) -> None:
+        """Send what has accumulated since the last frame, forever; where silence counts, say so if there is nothing."""
+        heartbeat_s = self.connector.timeout_s / HEARTBEATS_IN_TIMEOUT
+        while True:
+            with trio.move_on_after(heartbeat_s):
+                await self._has_work.wait()
+            self._has_work = trio.Event()
+            unsent, self._unsent = self._unsent, []
+            withdrawn, self._withdrawn = self._withdrawn, []
+            if not (unsent or withdrawn):
+                await stream.send(Heartbeat())
+            for number, batch in unsent:
+                await self._send_batch(stream, number, batch)
+            for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
+                await stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
+
+    async def _send_batch(self, stream: FramedStream[FromEngine], number: int, batch: InFlightBatch) -> None:
+        queue, entries = self.queue, batch.entries
+        rows = [(entry.number, entry.request) for entry in entries if batch.is_planned or not entry.is_abandoned]
+        if not batch.is_planned:
+            rows.sort(key=lambda row: id(row[1].params))  # what rows have in common is sent once: a query's vectors
+        refused: list[tuple[int, UnsendableError]] = []
+        frames = [*row_frames(rows, lambda *of_row: refused.append(of_row))]
+        for row, error in refused:
+            logger.error("a row failed: %s", error)
+            self._fail_row(row, error)
+        if batch.is_planned and refused:
+            for entry in entries:
+                self._fail_row(
+                    entry.number, BatchFailedError(f"Another input of the batch has failed: {refused[0][1]}")
+                )
+        elif left := len(rows) - len(refused):
+            small, self._told_small_requests = queue.small_requests - self._told_small_requests, queue.small_requests
+            first = entries[0]
+            for frame in frames:
+                about = (number, left, first.key, first.request.rank, max(1, queue.clients), queue.tokens, small)
+                await stream.send(Submit(frame.parts, *about, batch.is_planned, batch.is_suspect), frame.buffers)
+            return
+        self._free(number, 0.0)
+        self.dispatcher.forget(batch)
+
+    def _fail_row(self, number: int, error: PoolServeError) -> None:
+        if (entry := self._waiting.pop(number, None)) is not None:
+            entry.fail(error)
+
+    def _free(self, number: int, device_s: float) -> InFlightBatch | None:
+        """Free the room of a batch that is answered; the next one can be taken before its rows are delivered."""
+        batch = self._batches.pop(number, None)
+        if batch is not None:
+            batch.device_s = 0.0 if batch.is_planned else device_s
+            self.dispatcher.free(self, batch)
+        return batch
+
+    async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
+        before, self.told = self.told, message
+        if before is not None:
+            own = sum([self._batches[done.batch].batch.tokens for done in message.done if done.batch in self._batches])
+            computed = message.computed_tokens - before.computed_tokens
+            self.dispatcher.others_tokens += max(0, computed - own)
+            self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
+        freed = [self._free(done.batch, done.device_s) for done in message.done]
+        if not message.done:
+            self.dispatcher.note_room()  # it may be stalled no longer
+        outcomes: list[Outcome] = []
+        if message.parts:
+            self._answered_at = time.perf_counter()
+        for part, payload in parts_of(message.parts, frame_payload):
+            outcomes += self._outcomes_of(part, payload)
+        with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
+            await deliver(outcomes)
+        for batch in filter(None, freed):
+            for entry in batch.entries:
+                self._waiting.pop(entry.number, None)
+            self.dispatcher.forget(batch)
+
+    def _outcomes_of(self, part: Part, payload: Payload) -> list[Outcome]:
+        """Return the outputs of a part's rows that are waited for; fail those that have none."""
+        answers, waiting = read_answers(part, payload), self._waiting
+        entries = [waiting.pop(number, None) for number in part.ids]
+        if isinstance(answers, PoolServeError):
+            for failed in filter(None, entries):
+                failed.fail(answers)
+            return []
+        outcomes: list[Outcome] = []
+        forward_s, copy_s = answers.forward_s, answers.copy_s
+        launched = self._answered_at - forward_s - copy_s
+        for entry, values in zip(entries, answers.rows, strict=True):
+            if entry is None:
+                continue
+            if len(values) != len(entry.request.params):
+                entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
+            else:
+                queue_s = max(answers.queue_s, launched - entry.queued_at)
+                outcomes.append((entry, PoolingOutput(values, queue_s, forward_s, copy_s)))
+        return outcomes

@@ -1,0 +1,157 @@
+"""The engine whose model is computed by device servers: engine processes of this machine, of others, and of Ray."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.compute_rates import SecondsPerToken
+from trio_pool_serve.engine.device import DeviceFacts
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine_statistics import EngineStatistics
+from trio_pool_serve.engine.model_memory import ModelMemory
+from trio_pool_serve.engine.remote.connectors import Connector
+from trio_pool_serve.engine.remote.remote_device import RemoteDevice
+from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.errors import EngineDeadError, EngineProcessDiedError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
+
+
+@define(eq=False, repr=False)
+class RemoteEngine(Engine):
+    """Gives batches to the device servers of one model; one task takes them for all.
+
+    ``connectors`` are for replicas which are there now or later, and are restarted elsewhere: while none is there, the
+    engine's state is loading. More devices may join and leave.
+    """
+
+    connectors: Sequence[Connector]
+    metrics: EngineMetrics
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    zone: str = field(default="", kw_only=True)
+    loading_message: ClassVar[str] = "No engine process is ready."
+    own_devices: list[RemoteDevice] = field(init=False)
+    """Those of ``connectors``."""
+    _ready: list[RemoteDevice] = field(init=False, factory=list)
+    _facts: DeviceFacts = field(init=False)
+    """Of the device that was ready first."""
+    _has_ready: trio.Event = field(init=False, factory=trio.Event)
+    """Set once a device server is ready, and if the engine dies before."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.dispatcher.zone = self.zone
+        self.own_devices = [
+            RemoteDevice(connector, self.add_ready, self.lose, self.config.stall_timeout_s)
+            for connector in self.connectors
+        ]
+
+    def add_ready(self, device: RemoteDevice) -> None:
+        """Use a device server that is ready, one of this engine's own or another that has joined."""
+        device.queue, device.dispatcher = self.scheduler, self.dispatcher
+        if not self._ready:
+            self._facts = _facts_of(device.hello)
+        self._ready.append(device)
+        self.dispatcher.devices = [*self._ready]
+        self._has_ready.set()
+
+    def lose(self, device: RemoteDevice) -> None:
+        """Do without a device. With the last one all rows that wait fail, as others may take minutes to load."""
+        self._ready.remove(device)
+        self.dispatcher.devices = [*self._ready]
+        if self._ready or self.is_dead:
+            return
+        self._has_ready = trio.Event()
+        self.dispatcher.fail_waiting(EngineProcessDiedError(device.connector.loss))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                for device in self.own_devices:
+                    nursery.start_soon(device.run)
+                # Devices that join are run by others.
+                await self.dispatcher.pull(self._ready, nursery)
+        finally:
+            self.is_dead = True
+            self._has_ready.set()
+            self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
+
+    async def wait_ready(self) -> None:  # noqa: D102
+        while not self.is_dead and not self._ready:
+            await self._has_ready.wait()
+        if self.is_dead:
+            raise EngineDeadError("The engine has stopped.")
+
+    @property
+    def takes_rows(self) -> bool:  # noqa: D102
+        return any(device.takes_rows for device in self._ready)
+
+    @property
+    def facts(self) -> DeviceFacts:  # noqa: D102
+        self.require_ready()
+        return self._facts
+
+    @property
+    def memory(self) -> ModelMemory:  # noqa: D102  (those of other machines included)
+        hellos = [device.hello for device in self._ready if device.hello is not None]
+        return ModelMemory(sum(each.resident_bytes for each in hellos), sum(each.device_bytes for each in hellos))
+
+    @property
+    def stall_reason(self) -> str:  # noqa: D102
+        reasons = [device.stall_reason for device in self._ready if device.takes_rows]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    @property
+    def seconds_per_token(self) -> SecondsPerToken:
+        """The rates of all devices together, slower by as much as other API processes have waiting before this one."""
+        rates = self.dispatcher.rates.seconds_per_token
+        told = [device.told.others_waiting_tokens for device in self._ready if device.told and device.is_available]
+        others = min(told, default=0)  # by which rows are computed: one may have far more than the others, or say so
+        admitted = self.admission.tokens
+        return rates * (1 + others / admitted) if others and admitted else rates
+
+    def statistics(self) -> EngineStatistics:  # noqa: D102  (device servers report the rest)
+        return EngineStatistics(
+            state=self.state,
+            queued_rows=len(self.scheduler),
+            queued_tokens=self.scheduler.tokens,
+            admitted_tokens=self.admission.tokens,
+            waiting_s=self.admission.waiting_s,
+        )
+
+    @property
+    def reported_load(self) -> dict[str, Any]:  # noqa: D102  (device servers do not report that they are silent)
+        load, own = self.statistics(), enumerate(self.own_devices)
+        return {
+            "state": load.state,
+            "queued_rows": load.queued_rows,
+            "queued_tokens": load.queued_tokens,
+            "admitted_tokens": load.admitted_tokens,
+            "waiting_s": load.waiting_s,
+            "replicas": {str(number): {"state": "stalled"} for number, device in own if device.stall_reason},
+        }
+
+    def _gauges(self) -> dict[str, dict[str, float]]:
+        load = self.statistics()
+        return {
+            "engine": {
+                "queued_rows": load.queued_rows,
+                "queued_tokens": load.queued_tokens,
+                "admitted_tokens": load.admitted_tokens,
+                "waiting_seconds": load.waiting_s,
+            }
+        }
+
+
+def _facts_of(hello: Hello | None) -> DeviceFacts:
+    assert hello is not None  # noqa: S101  (the device is ready)
+    probe = None
+    if hello.probe is not None and (kind := PoolingParams.by_name.get(hello.probe[1])) is not None:
+        probe = PoolingRequest(RenderedPrompt(np.array(hello.probe[0], np.int32)), (kind(),))
+    sizes = hello.dimensions, hello.embeds_width, hello.max_batch_tokens
+    return DeviceFacts(*sizes, hello.cosine_with_float32, probe)

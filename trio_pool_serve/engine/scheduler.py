@@ -1,0 +1,349 @@
+"""The queue of a model's rows: whose turn it is, and which rows are computed together.
+
+When a device has room, ``take`` forms a batch from everything that waits at that moment. Clients take turns by
+start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the one of which the fewest tokens have been taken, since
+it began to wait, opens the next batch. Only ``rank`` comes before that.
+
+Of one client's rows those with the lowest priority number come first, then the one with the earliest virtual deadline:
+the client's clock at its arrival plus ``FAIRNESS`` times the tokens of its request that wait up to and including the
+row (virtual finish time: Demers, Keshav and Shenker, SIGCOMM 1989). So a single text passes its client's 2,048, and no
+row starves. Every second batch is opened by a row that has waited for ``max_age_s``, if any has.
+
+A batch is filled with the rows nearest in length to the one that opens it, if they have the same key. There are three
+lanes. Short rows go anywhere. Long rows may be left to the devices that compute long ones already. While small requests
+arrive, bulk (long rows and the rest of large requests) has short batches of its own. Planned batches are taken when
+nothing else waits, exactly as they were planned.
+
+Nothing is sorted: rows wait in queue classes, in which all wait equally long, so only the first of each is compared.
+"""
+
+import heapq
+import itertools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, length_class
+from trio_pool_serve.engine.change import Change
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.waiting_rows import (
+    BULK_TOKENS,
+    FAIRNESS,
+    PlannedBatches,
+    QueueClass,
+    RequestGroup,
+    WaitingClient,
+)
+from trio_pool_serve.errors import DeadlineExceededError
+
+MAX_TOKENS_BEFORE_LONG = 2048
+"""Most tokens of long rows that wait while a device is kept free for short ones."""
+
+MAX_KEPT_TOGETHER = 8192
+"""Most tokens of long rows that are kept together on account of earlier short rows."""
+
+MAX_BATCHES_SINCE_SMALL = 4
+"""Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
+
+MAX_CLIENTS_OF_BATCH = 64
+"""Clients whose rows are compared for one batch: those whose turn it is soonest."""
+
+
+@define(eq=False)
+class Scheduler:
+    """The rows of one model that wait in this process. Withdrawn rows leave at once.
+
+    ``seconds_of`` estimates how long a batch takes: rows that would be late are failed in place of being computed.
+    """
+
+    max_age_s: float = math.inf
+    seconds_of: Callable[[Sequence[QueueEntry]], float] = lambda _: 0.0
+    planned: PlannedBatches = field(init=False, factory=PlannedBatches)
+    """Background work, which does not count as waiting rows."""
+    tokens: int = field(default=0, init=False)
+    """Tokens of all waiting rows."""
+    clock: int = field(default=0, init=False)
+    """Tokens of all rows that have been taken."""
+    small_requests: int = field(default=0, init=False)
+    """Small requests of which all rows have been taken."""
+    small_elsewhere: int = field(default=0, init=False)
+    """Small requests that the devices have computed for other processes."""
+    _entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
+    """In order of arrival."""
+    _clients: dict[int, WaitingClient] = field(init=False, factory=dict)
+    _virtual_time: int = field(default=0, init=False)
+    """The least of the clients that waited when a batch had been taken: where clients begin."""
+    _turns: Iterator[int] = field(init=False, factory=itertools.count)
+    _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
+    _opened_old: bool = field(default=False, init=False)
+    _small_requests_seen: int = field(default=0, init=False)
+    _small_request_at: int | None = field(default=None, init=False)
+    _long_tokens: int = field(default=0, init=False)
+    """Tokens of the long rows that wait."""
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows that are still to be kept together."""
+    changed: Change = field(init=False, factory=Change)
+    """Noted when rows arrive."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        """Iterate over the waiting entries, in order of arrival; last those of background work."""
+        return itertools.chain(self._entries, self.planned)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that have rows waiting."""
+        return len(self._clients)
+
+    def put_nowait(self, *entries: QueueEntry) -> None:
+        """Add entries."""
+        clients, groups, arrived = self._clients, self._groups, self._entries
+        short_tokens = long_tokens = 0
+        for entry in entries:
+            request = entry.request
+            if request.planned is not None:
+                self.planned.put_nowait(entry, request.planned.number)
+                continue
+            tokens = entry.tokens = len(request.prompt.token_ids)
+            client = clients.get(request.client) or self._open_client(request.client)
+            clock = client.virtual_time
+            group = groups.get(request.group) or RequestGroup()
+            if request.group:  # 0 is a group of this row alone
+                groups[request.group] = group
+            group.rows += 1
+            wait = FAIRNESS * tokens
+            if group.virtual_deadline > clock:
+                wait += group.virtual_deadline - clock
+            group.virtual_deadline = clock + wait
+            wait_tokens = 1 << (wait - 1).bit_length()
+            entry.virtual_deadline = clock + wait_tokens
+            key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
+            entry.queue_class = waiting = client.classes.get(key) or client.open_class(key)
+            waiting.entries[entry] = arrived[entry] = None
+            if tokens > BULK_TOKENS:
+                long_tokens += tokens
+            else:
+                short_tokens += tokens
+        self.tokens += short_tokens + long_tokens
+        self._long_tokens += long_tokens
+        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
+        self.changed.note()
+
+    def _open_client(self, number: int) -> WaitingClient:
+        client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
+        return client
+
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Take an entry out of the queue; does nothing if it is not waiting."""
+        if entry.queue_class is not None:
+            self._remove([entry])
+        elif entry.request.planned is not None:
+            self.planned.withdraw(entry.request.planned.number)
+
+    def _remove(self, entries: Sequence[QueueEntry]) -> int:
+        """Take waiting entries out of the queue; return of how many small requests no rows are left."""
+        groups, arrived = self._groups, self._entries
+        long_tokens = tokens = ended = 0
+        for entry in entries:
+            waiting = entry.queue_class
+            assert waiting is not None  # noqa: S101  (it waits)
+            entry.queue_class = None
+            del waiting.entries[entry], arrived[entry]
+            if not waiting.entries:
+                self._drop(waiting)
+            number = entry.request.group
+            if (group := groups.get(number)) is not None:
+                group.rows -= 1
+                if not group.rows:
+                    del groups[number]
+                    ended += not waiting.is_bulk
+            else:
+                ended += not waiting.is_bulk
+            tokens += entry.tokens
+            if entry.tokens > BULK_TOKENS:
+                long_tokens += entry.tokens
+        self.tokens -= tokens
+        self._long_tokens -= long_tokens
+        return ended
+
+    def _drop(self, waiting: QueueClass) -> None:
+        client = waiting.client
+        del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens, waiting.key]
+        if not client.classes:
+            del self._clients[client.number]
+
+    def take(self, limits: BatchLimits, key: str | None = None) -> list[QueueEntry]:
+        """Take the rows of one batch within the limits, all with the same batch key; fail those that would be late.
+
+        With a ``key``, only rows with that key are taken. Empty if no row may be taken: none waits, or long ones are
+        left to other devices, as long as short rows are at least an eighth of all tokens and not too many long ones
+        wait.
+        """
+        while entries := self._form(limits, key):
+            if in_time := self._without_late(entries):
+                return in_time
+        return []
+
+    def take_planned(self) -> list[QueueEntry]:
+        """Take the rows of a planned batch; empty if none is complete."""
+        return self.planned.take()
+
+    def take_all(self) -> list[QueueEntry]:
+        """Take all rows, those of background work included."""
+        entries = [*self]
+        self._remove([*self._entries])
+        self.planned = PlannedBatches()
+        return entries
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds for which the oldest row has waited; 0 if none waits."""
+        oldest = next(iter(self._entries), None)
+        return 0.0 if oldest is None else time.perf_counter() - oldest.queued_at
+
+    def _form(self, limits: BatchLimits, key: str | None) -> list[QueueEntry]:
+        leaves_long = limits.leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
+        classes = self._classes_in_turn(key, leaves_long=leaves_long)
+        opening = self._opening(classes, key, leaves_long=leaves_long)
+        if opening is None:
+            return []
+        budget = limits.budget()
+        if limits.bulk_tokens is not None and self._has_recent_small_requests(limits.max_tokens):
+            classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
+            if opening.is_bulk:
+                budget.max_tokens = min(limits.max_tokens, limits.bulk_tokens)
+        taken = [opening.first]
+        budget.try_add(taken[0].tokens)
+        self._note_taken(taken)
+        opening.client.virtual_time += taken[0].tokens
+        filling = self._fill(budget, opening, [each for each in classes if each.entries and each.key == opening.key])
+        self._note_taken(filling)
+        taken += filling
+        least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
+        self._virtual_time = max(self._virtual_time, least)
+        return taken
+
+    def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
+        """Return the entries that can be answered before their deadline, and fail the others.
+
+        How long a batch takes counts only while others wait: an estimate that is wrong is corrected by batches only.
+        """
+        soonest = min([entry.request.deadline for entry in entries])
+        if soonest == math.inf:
+            return entries
+        done_at = trio.current_time() + (self.seconds_of(entries) if self._entries else 0.0)
+        if soonest >= done_at:
+            return entries
+        late = [entry for entry in entries if entry.request.deadline < done_at]
+        for entry in late:
+            entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
+        return [entry for entry in entries if not entry.is_settled]
+
+    def _classes_in_turn(self, key: str | None, *, leaves_long: bool) -> list[QueueClass]:
+        """Return the queue classes of the clients whose turn it is, those of short rows with ``leaves_long``."""
+        clients: Iterable[WaitingClient] = self._clients.values()
+        if len(self._clients) > MAX_CLIENTS_OF_BATCH:
+            clients = heapq.nsmallest(
+                MAX_CLIENTS_OF_BATCH, clients, key=lambda client: (client.rank, client.virtual_time)
+            )
+        classes = [waiting for client in clients for waiting in client.classes.values()]
+        if leaves_long:
+            classes = [waiting for waiting in classes if waiting.first.tokens <= BULK_TOKENS]
+        return classes if key is None else [waiting for waiting in classes if waiting.key == key]
+
+    def _opening(self, classes: list[QueueClass], key: str | None, *, leaves_long: bool) -> QueueClass | None:
+        """Return the queue class whose first row opens the next batch."""
+        oldest = next(iter(self._entries), None)
+        if oldest is not None and not self._opened_old and time.perf_counter() - oldest.queued_at > self.max_age_s:
+            is_left = (leaves_long and oldest.tokens > BULK_TOKENS) or key not in (None, oldest.key)
+            self._opened_old = not is_left
+            if not is_left:
+                return oldest.queue_class
+        self._opened_old = False
+        return min(
+            classes,
+            key=lambda waiting: (
+                waiting.rank,
+                waiting.client.virtual_time,
+                waiting.client.turn,
+                waiting.priority,
+                waiting.first.virtual_deadline,
+            ),
+            default=None,
+        )
+
+    def _fill(self, budget: BatchBudget, opening: QueueClass, classes: list[QueueClass]) -> list[QueueEntry]:
+        """Return the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
+        most_urgent: dict[WaitingClient, int] = {}
+        for waiting in classes:
+            most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
+
+        def distance(waiting: QueueClass) -> tuple[int, int, int]:
+            urgency = waiting.priority - most_urgent[waiting.client]
+            return waiting.rank, urgency, abs(waiting.length - opening.length)
+
+        taken: list[QueueEntry] = []
+        for _, nearest in itertools.groupby(sorted(classes, key=distance), distance):
+            self._take_in_turns(budget, nearest, taken)
+        return taken
+
+    def _take_in_turns(self, budget: BatchBudget, classes: Iterable[QueueClass], taken: list[QueueEntry]) -> None:
+        """Add to ``taken`` rows of these queue classes within the budget: of the clients in turns, by their deadlines.
+
+        They are left in the queue.
+        """
+        classes = [*classes]
+        if len(classes) == 1:  # as below, without turns
+            fitting = [*itertools.takewhile(lambda entry: budget.try_add(entry.tokens), classes[0].entries)]
+            classes[0].client.virtual_time += sum([entry.tokens for entry in fitting])
+            taken += fitting
+            return
+        rows_of: dict[WaitingClient, list[tuple[int, int, QueueEntry, Iterator[QueueEntry]]]] = {}
+        for index, waiting in enumerate(classes):
+            entries = iter(waiting.entries)
+            first = next(entries)
+            rows_of.setdefault(waiting.client, []).append((first.virtual_deadline, index, first, entries))
+        for rows in rows_of.values():
+            heapq.heapify(rows)
+        turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
+        heapq.heapify(turns)
+        while turns:
+            *_, client, rows = turns[0]
+            _, index, entry, entries = rows[0]
+            following = None
+            if budget.try_add(entry.tokens):
+                taken.append(entry)
+                client.virtual_time += entry.tokens
+                following = next(entries, None)
+            elif budget.is_full:
+                return
+            if following is not None:
+                heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
+            else:
+                heapq.heappop(rows)
+            if rows:
+                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
+            else:
+                heapq.heappop(turns)
+
+    def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
+        """Take entries out of the queue, which a batch will have."""
+        long_tokens = self._long_tokens
+        self.clock += sum([entry.tokens for entry in entries])
+        self.small_requests += self._remove(entries)
+        self._kept_together = max(0, self._kept_together - (long_tokens - self._long_tokens))
+
+    def _has_recent_small_requests(self, max_tokens: int) -> bool:
+        if (total := self.small_requests + self.small_elsewhere) != self._small_requests_seen:
+            self._small_requests_seen, self._small_request_at = total, self.clock
+        last = self._small_request_at
+        return last is not None and self.clock - last <= MAX_BATCHES_SINCE_SMALL * max_tokens
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {len(self)} rows, {self.tokens} tokens>"

@@ -1,0 +1,35 @@
+"""The accounting of one admitted request: the tokens that wait, the bytes that are held, the time that it takes."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from attrs import frozen
+
+from trio_pool_serve.engine.admission import AdmittedRequest
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
+
+
+@frozen(eq=False)
+class RequestAccounting:
+    """Updates admission, the memory budget and the timings at each step of a request's rows."""
+
+    admitted: AdmittedRequest
+    memory: MemoryBudget
+    timings: RequestTimings
+
+    def note_rendered(self, rows: Sequence[Sequence[RenderedPrompt]], render_s: float) -> None:
+        """Count rows by their exact lengths, ``render_s`` seconds after rendering began."""
+        self.timings.render_s = render_s
+        self.admitted.note_rendered((prompt for prompts in rows for prompt in prompts), len(rows))
+
+    def computing(self, requests: Sequence[PoolingRequest]) -> AbstractContextManager[None]:
+        """Count rows as submitted; their arrays are held until the context ends."""
+        self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
+        return self.memory.holding((request.prompt for request in requests), self.admitted.work.client)
+
+    def note_computed(self, prompt: RenderedPrompt, output: PoolingOutput) -> None:
+        """Count a row no longer, and add its durations."""
+        self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
+        self.admitted.note_computed(prompt)
