@@ -66,7 +66,9 @@ class PlannedWindow:
             max_tokens = max(1, engine.max_batch_tokens // self.token_divisor)
             # A row without tokens fails at once: the others of its batch would wait for it.
             engine.submit_nowait(*(entry for entry in entries if not entry.request.tokens))
-            for batch in planned((entry for entry in entries if entry.request.tokens), max_tokens):
+            # So does one that has ended engine processes.
+            left = engine.dispatcher.refuse_known([entry for entry in entries if entry.request.tokens])
+            for batch in planned(left, max_tokens):
                 number = next(_numbers)
                 for entry in batch:
                     of_batch = PlannedBatch(number, len(batch))
