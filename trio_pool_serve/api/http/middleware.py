@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
+import msgspec
 import trio
 from attrs import define, field, frozen
 
@@ -146,7 +147,7 @@ class Middleware:
 
     def _remember(self, same: Hashable, refusal: KnownRefusal, request: HttpRequest) -> None:
         assert isinstance(refusal.response.body, bytes)  # noqa: S101  (errors are)
-        if request.request_id.encode() in refusal.response.body:
+        if msgspec.json.encode(request.request_id)[1:-1] in refusal.response.body:
             return  # it is for this request only
         if len(self._refusals) >= MAX_KNOWN:
             self._refusals.clear()
