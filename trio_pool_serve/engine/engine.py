@@ -122,9 +122,10 @@ class Engine(ABC):
     def submit_nowait(self, *entries: QueueEntry) -> None:
         """Queue rows; their entries are settled on the loop, maybe at once. Raises as ``submit_all`` when not ready."""
         self.require_ready()
-        for empty in [entry for entry in entries if not len(entry.request.prompt.token_ids)]:
-            empty.fail(BatchFailedError("An input has no tokens."))
-            entries = tuple([entry for entry in entries if entry is not empty])
+        if empty := [entry for entry in entries if not len(entry.request.prompt.token_ids)]:
+            for entry in empty:
+                entry.fail(BatchFailedError("An input has no tokens."))
+            entries = tuple([entry for entry in entries if not entry.is_settled])
         self.scheduler.put_nowait(*self.dispatcher.refuse_known(entries))
 
     def withdraw(self, entry: QueueEntry) -> None:

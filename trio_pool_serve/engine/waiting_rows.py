@@ -99,8 +99,9 @@ class PlannedBatches:
 
     def withdraw(self, number: int) -> None:
         """Drop a batch if all of its entries that have arrived are abandoned."""
-        entries = self._batches.get(number, ())
-        if entries and all(entry.is_abandoned for entry in entries):
+        entries = self._batches.get(number, [])
+        # The last ones first: rows are withdrawn in the order of their arrival.
+        if entries and all(entry.is_abandoned for entry in reversed(entries)):
             self._drop(number)
 
     def take(self) -> list[QueueEntry]:

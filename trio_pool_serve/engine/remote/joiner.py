@@ -103,7 +103,8 @@ class Joiner:
         """Take a row out, if it waits; of a planned batch only all rows together."""
         entry.is_abandoned, batch = True, entry.holder
         if batch.planned is not None:
-            if batch in self._planned and all(row.is_abandoned for row in batch.rows):
+            # The last ones first: rows are withdrawn in the order of their arrival.
+            if batch in self._planned and all(row.is_abandoned for row in reversed(batch.rows)):
                 del self._planned[batch]
                 self._drop(batch, len(batch.rows))
         elif batch in self._batches and entry in batch.rows:
