@@ -75,7 +75,7 @@ class RemoteDevice(Device):
     """Whether the device server is to get no more rows."""
     _last_heard: float = field(default=0.0, init=False)
     _answered_at: float = field(default=0.0, init=False)
-    """When a row was answered, or the first one was sent."""
+    """When a row was answered, or one was sent while there were none but those of planned batches."""
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
     """Of rows and batches."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
@@ -151,7 +151,7 @@ class RemoteDevice(Device):
         for entry in batch.entries:
             entry.holder, entry.number = self, next(self._numbers)
             self._waiting[entry.number] = entry
-        if len(self.in_flight) == 1:
+        if all(each.is_planned for each in self.in_flight[:-1]):
             self._answered_at = time.perf_counter()
         self._batches[number] = batch
         self._unsent.append((number, batch))
