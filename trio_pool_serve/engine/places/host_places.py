@@ -162,8 +162,8 @@ class HostPlaces:
         for served in self._served:
             if theirs.agrees_with(served.digest):
                 served.digest = served.digest.completed_by(theirs)
-                place.served = served
                 served.engine.add_ready(link)
+                place.served = served
                 logger.info("the engine at %s computes %s", place.address, served.name)
                 return
         if hello.model in [served.name for served in self._served]:

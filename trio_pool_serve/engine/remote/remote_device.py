@@ -230,7 +230,7 @@ class RemoteDevice(Device):
         self.hello = hello
         try:
             self.on_ready(self)
-        except LinkRefusedError:
+        except Exception:
             self.hello = None
             raise
         self.failure = ""
