@@ -52,8 +52,8 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
                 continue
             try:
                 folder.mkdir(mode=0o700)  # noqa: ASYNC240  (in memory)
-                os.close(self._lock)
-                self._lock = _lock(self.name)
+                before, self._lock = self._lock, _lock(self.name)
+                os.close(before)
                 logger.warning("%s was removed, and has been made again", self.name)
             except OSError as error:
                 if str(error) != failure:  # not at each attempt
