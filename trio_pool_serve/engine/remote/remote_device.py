@@ -197,9 +197,8 @@ class RemoteDevice(Device):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._receive, stream, nursery)
                 if self.connector.timeout_s < math.inf:  # as between machines: one that is lost does not say so
-                    silence = await wait_silent(stream, self.connector.timeout_s)
+                    self._fail(await wait_silent(stream, self.connector.timeout_s))
                     nursery.cancel_scope.cancel(reason="the engine process is silent")
-                    self._fail(silence)
         except* trio.BrokenResourceError:
             logger.debug("the engine process has died while rows were sent to it")
         except* LinkRefusedError as refusals:
@@ -276,7 +275,7 @@ class RemoteDevice(Device):
                 await stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
 
     async def _send_batch(self, stream: FramedStream[FromEngine], number: int, batch: InFlightBatch) -> None:
-        queue, entries = self.queue, batch.entries
+        queue, entries, first = self.queue, batch.entries, batch.entries[0]
         rows = [(entry.number, entry.request) for entry in entries if batch.is_planned or not entry.is_abandoned]
         if not batch.is_planned:
             rows.sort(key=lambda row: id(row[1].params))  # what rows have in common is sent once: a query's vectors
@@ -286,13 +285,11 @@ class RemoteDevice(Device):
             logger.error("a row failed: %s", error)
             self._fail_row(row, error)
         if batch.is_planned and refused:
+            other = BatchFailedError(f"Another input of the batch has failed: {refused[0][1]}")
             for entry in entries:
-                self._fail_row(
-                    entry.number, BatchFailedError(f"Another input of the batch has failed: {refused[0][1]}")
-                )
+                self._fail_row(entry.number, other)
         elif left := len(rows) - len(refused):
             small, self._told_small_requests = queue.small_requests - self._told_small_requests, queue.small_requests
-            first = entries[0]
             for frame in frames:
                 about = (number, left, first.key, first.request.rank, max(1, queue.clients), queue.tokens, small)
                 await stream.send(Submit(frame.parts, *about, batch.is_planned, batch.is_suspect), frame.buffers)
@@ -306,8 +303,7 @@ class RemoteDevice(Device):
 
     def _free(self, number: int, device_s: float) -> InFlightBatch | None:
         """Free the room of a batch that is answered; the next one can be taken before its rows are delivered."""
-        batch = self._batches.pop(number, None)
-        if batch is not None:
+        if (batch := self._batches.pop(number, None)) is not None:
             batch.device_s = 0.0 if batch.is_planned else device_s
             self.dispatcher.free(self, batch)
         return batch
@@ -316,8 +312,7 @@ class RemoteDevice(Device):
         before, self.told = self.told, message
         if before is not None:
             own = sum([self._batches[done.batch].batch.tokens for done in message.done if done.batch in self._batches])
-            computed = message.computed_tokens - before.computed_tokens
-            self.dispatcher.others_tokens += max(0, computed - own)
+            self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens - own)
             self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
         freed = [self._free(done.batch, done.device_s) for done in message.done]
         if not message.done:
@@ -346,11 +341,9 @@ class RemoteDevice(Device):
         forward_s, copy_s = answers.forward_s, answers.copy_s
         launched = self._answered_at - forward_s - copy_s
         for entry, values in zip(entries, answers.rows, strict=True):
-            if entry is None:
-                continue
-            if len(values) != len(entry.request.params):
+            if entry is not None and len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
-            else:
+            elif entry is not None:
                 queue_s = max(answers.queue_s, launched - entry.queued_at)
                 outcomes.append((entry, PoolingOutput(values, queue_s, forward_s, copy_s)))
         return outcomes
