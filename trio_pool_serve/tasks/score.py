@@ -145,8 +145,8 @@ async def _score_late_interaction(
         RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
         for index, side in enumerate(job.documents)
     ]
-    scores = _scores_of(await compute_rows(model, to_compute, accounting))
-    return Scores(scores.values, scores.prompt_tokens + sum(row.tokens for row in queries))
+    rows = await compute_rows(model, to_compute, accounting)
+    return _scores_of(rows, query_tokens=sum(row.tokens for row in queries))
 
 
 SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, RequestAccounting], Awaitable[Scores]]] = {
