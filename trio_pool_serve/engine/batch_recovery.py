@@ -86,7 +86,7 @@ class BatchRecovery:
         )
 
     def _divide(self, rows: list[QueueEntry], fault: Fault) -> None:
-        """Have both halves of a batch that failed computed, the first half next; a single row fails."""
+        """Queue both halves of a batch that failed, the first half next; a single row fails."""
         middle = (len(rows) + 1) // 2
         if middle < len(rows):
             self._groups += rows[middle:], rows[:middle]

@@ -111,12 +111,12 @@ class TokenBudget:
         return self.max_tokens
 
     def halve(self, tokens: int) -> None:
-        """Update the budget: a batch of so many tokens, counted as the budget does, was out of memory."""
+        """Update the budget: a batch of ``tokens``, counted as the budget does, ran out of memory."""
         self.tokens = max(1, min(self.tokens, tokens // 2))
         self._full_batches = 0
 
     def observe(self, tokens: int) -> None:
-        """Update the budget: a batch of so many tokens succeeded."""
+        """Update the budget: a batch of ``tokens`` succeeded."""
         if self.tokens >= self.max_tokens or 2 * tokens < self.tokens:
             return
         self._full_batches += 1

@@ -34,7 +34,7 @@ SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 
 
 def work_class(tokens: int, *, has_images: bool = False) -> int:
-    """Return the work class of rows of so many tokens."""
+    """Return the work class of rows of ``tokens`` tokens."""
     octave = min(max(tokens, 1).bit_length() - 1, LENGTHS - 1)
     return octave + LENGTHS if has_images else octave
 

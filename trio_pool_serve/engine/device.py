@@ -103,7 +103,7 @@ class Device(ABC):
         self.bulk.observe(tokens, batch.device_s)
 
     def pass_s(self, tokens: int) -> float:
-        """Return how long a batch of so many tokens will take (seconds); 0 if nothing has been measured."""
+        """Return how long a batch of ``tokens`` will take (seconds); 0 if nothing has been measured."""
         if not self._pass_s:
             return 0.0
         octave = tokens.bit_length()
@@ -111,7 +111,7 @@ class Device(ABC):
         return self._pass_s[nearest] * 2.0 ** max(0, octave - nearest)
 
     def free_in_s(self, now: float) -> float:
-        """Return in how many seconds it has computed what it has; if it is late, as late once more."""
+        """Return in how many seconds its batches are computed; if it is late by some time, as much time again."""
         if len(self.in_flight) < self.launches:
             return 0.0
         seconds = sum([self.pass_s(each.batch.tokens) for each in self.in_flight]) / max(1, self.launches)

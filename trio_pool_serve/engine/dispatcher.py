@@ -95,8 +95,7 @@ class Dispatcher:
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows of lost devices, which wait to be computed again."""
     _refused: dict[bytes, tuple[bytes, float]] = field(init=False, factory=dict)
-    """Rows that devices were lost with, by the digest of their ids: that of all they have, and until when they are
-    refused."""
+    """By the digest of a refused row's ids: the digest of all of the row, and until when it is refused."""
 
     async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
         """Launch batches on some of the devices, forever; tasks in ``nursery`` settle them.
@@ -230,7 +229,7 @@ class Dispatcher:
         return seconds if math.isfinite(seconds) else 0.0
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError) -> None:
-        """Have the rows of a lost device computed again, if there is another device; refuse those lost with two."""
+        """Queue the rows of a lost device for another one, if there is any; refuse rows that were lost with two."""
         for entry in batch.entries:
             if entry.is_settled or entry.is_abandoned:
                 continue

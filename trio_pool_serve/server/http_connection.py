@@ -62,7 +62,7 @@ class HttpConnection:
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._buffer.append(received)
         self._refusals = refusals
-        self._looked_at = bool(received)  # so many requests have been, and are not refused
+        self._looked_at = bool(received)  # requests that early refusals have let through
         self._exchange: Exchange | None = None
         self._requests = 0
         self._idle_since = self._head_since = trio.current_time()
@@ -384,7 +384,7 @@ class HttpConnection:
         It looks at the time of the last response when the time is over, and not whenever there is a response.
         """
         shutdown = self._context.terminated
-        # Either time may begin at any moment, and no one is told.
+        # Either timeout may begin while this waits, which is not woken for it.
         step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.client_timeout_s)
         until = trio.current_time() + step_s
         while not shutdown.is_set() and until > trio.current_time():

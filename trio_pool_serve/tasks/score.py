@@ -17,7 +17,7 @@ from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024
-"""Vectors of at most so many bytes in all are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
+"""Vectors of at most this many bytes in all are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
 122 µs."""
 
 

@@ -14,9 +14,9 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
 
     That is the path of a Unix socket; with a ``key`` it is a host, on which the process listens at a free TCP port. All
-    engine processes share the machine's cores through the file ``cores``. ``socket_folder`` has the sockets of the
-    server's processes; without one, the snapshots are sent to who has started the process. What is empty does not
-    exist. ``device`` is the label of the device in logs and metrics.
+    engine processes share the machine's cores through the file ``cores``. ``socket_folder`` contains the sockets of the
+    server's processes; without one, snapshots are sent to the parent. An empty string means that there is none.
+    ``device`` is the label of the device in logs and metrics.
     """
 
     config: bytes
@@ -31,7 +31,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
 
 
 class Leave(msgspec.Struct, tag=True, array_like=True):
-    """Message to an engine process that Ray has placed: have no more rows sent, compute those there are, and exit."""
+    """Message to an engine process that Ray has placed: ask for no more rows, compute the rest, and exit."""
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):

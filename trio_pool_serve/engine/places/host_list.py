@@ -126,7 +126,7 @@ class HostList:
         del self._resolved[host]
 
     def add(self, name: str, known: Sequence[set[str]]) -> None:
-        """Have all processes of the server use a host: one more, or one that was drained by any of its names.
+        """Make all processes of the server use a host: a new one, or one that was drained by any of its names.
 
         ``known`` are the names of each engine. Raises ``InvalidRequestError``.
         """
@@ -141,7 +141,7 @@ class HostList:
         self._change(*[f"use {each}" for each in {str(host)}.union(*same)], *[f"add {host}"] * is_new)
 
     def drain(self, name: str, known: Sequence[set[str]]) -> None:
-        """Have all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
+        """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
         with suppress(ValueError):
             name = str(HostAddress.parse(name))  # as ``add`` has written it
         if name not in {str(host) for host in self.all}.union(*known):

@@ -99,7 +99,7 @@ class HostPlaces:
         self.listed.read()
 
     def serve(self, name: str, digest: ModelDigest) -> None:
-        """Have engines with the same files compute for the model of that name. No link is made before all are named."""
+        """Use engines with the same files for the model of that name. No link is made before all models are named."""
         self._served.append(Served(name, self.engines[name], digest, digest))
         if len(self._served) == len(self.engines):
             self._knows_models.set()
@@ -113,7 +113,7 @@ class HostPlaces:
                 await self.listed.wait_changed()
 
     def _update(self, nursery: trio.Nursery) -> None:
-        """Have a link to each address of the hosts, and to no other."""
+        """Keep a link to each address of the hosts, and to no other."""
         wanted = self.listed.addresses(nursery)
         for address, place in list(self.places.items()):
             place.is_wanted = address in wanted
@@ -128,7 +128,7 @@ class HostPlaces:
         self._drain()
 
     def _drain(self) -> None:
-        """Have each link get rows or not, as is wanted by now."""
+        """Set for each link whether it gets rows."""
         for place in self.places.values():
             place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
 
@@ -178,12 +178,12 @@ class HostPlaces:
         served.engine.lose(link)
 
     def add(self, name: str) -> None:
-        """Have all processes of the server use a host, as ``HostList.add``. Raises ``InvalidRequestError``."""
+        """Make all processes of the server use a host, as ``HostList.add``. Raises ``InvalidRequestError``."""
         self.listed.add(name, [place.names for place in self.places.values()])
         self._drain()
 
     def drain(self, name: str) -> None:
-        """Have all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
+        """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
         self.listed.drain(name, [place.names for place in self.places.values()])
         self._drain()
 

@@ -40,7 +40,7 @@ HEARTBEAT_S = 1.0
 """Longest pause between two messages to an API process."""
 
 HEARTBEATS_IN_STALL_TIMEOUT = 4
-"""At least so many are sent within ``stall_timeout_s``."""
+"""Least number of heartbeats within ``stall_timeout_s``."""
 
 
 @define(eq=False)
@@ -93,7 +93,7 @@ class ApiConnection:
             await self.stream.aclose()
 
     def leave(self) -> None:
-        """Have the API process send no more rows, and disconnect once it has the answers for those it has sent."""
+        """Ask the API process to send no more rows, and to disconnect once all of its rows are answered."""
         self._is_leaving = True
         self._has_outcomes.set()
 

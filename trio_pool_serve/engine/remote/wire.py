@@ -262,12 +262,12 @@ class Frame:
 
 
 def _most_bytes(rows: int) -> int:
-    """Return how many bytes a part with so many rows may have, without its arrays."""
+    """Return how many bytes a part with ``rows`` rows may have, without its arrays."""
     return MAX_PART_BYTES + BYTES_OF_ROW * (rows - 1)
 
 
 def fits_in_part(rows: int, nbytes: int) -> bool:
-    """Return whether so many rows, with so many bytes of arrays, may be one part: one row always may."""
+    """Return whether rows with ``nbytes`` bytes of arrays may be one part: one row always may."""
     return rows <= 1 or (rows <= FULL_FRAME_ROWS and nbytes <= FULL_FRAME_BYTES)
 
 

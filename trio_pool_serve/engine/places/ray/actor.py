@@ -34,7 +34,7 @@ class SentSnapshot(msgspec.Struct):
 class EngineActor:
     """An actor with several threads; it has no coroutine, with which Ray would run it on a single one, by asyncio.
 
-    The engine process computes with so many ``threads``, and exits when its channel closes: it does not outlive the
+    The engine process computes with ``threads`` threads, and exits when its channel closes: it does not outlive the
     actor, however that ends.
     """
 
@@ -74,7 +74,7 @@ class EngineActor:
         return self.sent
 
     def leave(self) -> None:
-        """Have the engine process compute what it has, and exit; ``run`` returns then."""
+        """Tell the engine process to compute what it has, and exit; ``run`` returns then."""
         if self.child is not None and self.token is not None:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.RunFinishedError):
                 trio.from_thread.run(self.child.channel.send, Leave(), trio_token=self.token)

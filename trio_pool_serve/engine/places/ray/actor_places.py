@@ -30,14 +30,14 @@ from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
 logger = logging.getLogger(__name__)
 
 AVOIDED_S = 60.0
-"""For so long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. And
-so long a replica whose model could not be loaded on a node waits for resources on another."""
+"""How long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. A
+replica whose model could not be loaded on a node waits as long for resources on another."""
 
 SNAPSHOT_S = 2.0
 """How often the metrics of each engine process are fetched."""
 
 WAITING_S = 10.0
-"""After so long without resources the log says what a replica waits for."""
+"""After this long without resources the log says what a replica waits for."""
 
 END_TIMEOUT_S = 5.0
 
@@ -148,7 +148,7 @@ class ActorPlaces(Supervisor):
 
     @asynccontextmanager
     async def _placed(self, place: Place) -> AsyncIterator[PlacedActor]:
-        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
+        """Open an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
 
         After a wait of ``AVOIDED_S`` without resources elsewhere the nodes where the model could not be loaded are
         allowed again: there may be no others.

@@ -19,7 +19,7 @@ SCALING_S = 0.5
 """How often the queue is looked at."""
 
 UP_AFTER_S = 2.0
-"""For so long the queue is too long before replicas are added."""
+"""How long the queue is too long before replicas are added."""
 
 MAX_GROWTH = 2
 """Those that are ready are at most doubled, before the new ones take a part of the queue."""
@@ -104,10 +104,10 @@ class QueueScaling:
 
 
 def choose_wanted(places: Sequence[Place], wanted: int) -> None:
-    """Have so many of a model's places wanted: more of those that are, and of them those that compute.
+    """Choose which ``wanted`` of a model's places are wanted: first the present ones, and of these the ready ones.
 
-    So the first to be taken away are those that have failed, then those that are loading, then the last ones; and
-    others are added from the first on.
+    So failed places are the first to be taken away, then loading ones, then the last ones; others are added from the
+    first on.
     """
     ranks = ("ready", "loading", "failed")
     ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.told_state), each.numbers.replica))
