@@ -15,7 +15,7 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import PlannedWindow, planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.errors import BatchFailedError, EngineLoadingError
+from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, EngineProcessDiedError
 from trio_pool_serve.types import ImageFeatures, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -84,6 +84,23 @@ async def test_rows_wait_for_every_member_that_may_still_submit(scripted):
         await wait_all_tasks_blocked(0.01)
     assert sorted(computed) == [0, 1]
     assert len(scripted.batches) == 1
+
+
+async def test_a_row_that_is_refused_is_in_no_batch_and_keeps_no_other_waiting(scripted):
+    window = PlannedWindow(2)
+
+    async def submit_refused() -> None:
+        with window.members[0] as member, pytest.raises(EngineProcessDiedError):
+            await member.submit_all(engine, [row(3, first=7)])
+
+    async with running(engine_over(lambda: scripted)) as engine:
+        engine.dispatcher._refuse(QueueEntry(row(3, first=7)))
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(submit_refused)
+                with window.members[1] as member:
+                    await member.submit_all(engine, [row(4)])
+    assert shapes(scripted) == [[(4, 1)]]
 
 
 async def test_second_stages_are_planned_together_too(scripted):
