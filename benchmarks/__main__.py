@@ -85,6 +85,7 @@ SCRIPTS = (
     Script("start_up", {"rounds": 1}),
     Script("memory_growth", {"rounds": 1, "requests": 60, "every": 30, "idle_s": 0.5}),
     Script("overload", {"rounds": 1, "seconds": 3.0, "capacity_seconds": 1.0, "factors": (2.0,), "timeout_s": 5.0}),
+    Script("refusal_costs", {"rounds": 1, "requests": 32}),
     Script("chaos", {"rounds": 1, "requests": 200, "warm": 50, "kills": 1, "idle_s": 0.5}),
     Script("neighbours", {"rounds": 1, "seconds": 2.0, "capacity_seconds": 1.0, "timeout_s": 5.0}),
     Script("hostile_clients", {"rounds": 1, "seconds": 2.0, "slow_seconds": 2.0}),

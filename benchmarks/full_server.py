@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.engine_rows import InstantRunner
-from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.api.http import dispatch, middleware
 from trio_pool_serve.cli import read_config, run
-from trio_pool_serve.server import early_refusals
+from trio_pool_serve.server import contained_connection, early_refusals
+from trio_pool_serve.server.http_connection import HttpConnection
 from trio_pool_serve.types import Batch, CopiedBatch
 
 BATCH_S = 3.0
@@ -44,7 +45,8 @@ refuse = dispatch._refuse  # noqa: SLF001
 
 POINTS: Mapping[str, Callable[[], None]] = {
     "on acceptance": _replace(early_refusals.EarlyRefusals, "answer", lambda *_: b""),
-    "on connections": _replace(early_refusals.EarlyRefusals, "may_refuse", lambda *_: False),
+    "on connections": _replace(contained_connection, "HttpConnection", lambda *known: HttpConnection(*known[:6])),
+    "again": _replace(middleware, "KEPT_S", -1.0),
     "reading": _replace(early_refusals, "MAX_LAG_S", -1.0),
     "by length": _replace(dispatch, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
     "before thread": _replace(dispatch, "_refuse_before_hop", lambda *_: None),

@@ -49,11 +49,15 @@ LARGE_TEXTS = 512
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``requests`` of each kind in each round, to each server."""
+    """What is run: ``requests`` of each kind in each round, to each server.
+
+    Of several ``models`` one has a full queue, and is named.
+    """
 
     rounds: int = 25
     requests: int = 160
     checkouts: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (str(ROOT),)
+    models: int = 1
     without: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = tuple(POINTS)
     output_dir: Path = RESULTS
 
@@ -73,7 +77,7 @@ def cpu_s(server: Server) -> float:
 
 def requests_of(kind: Kind, texts: list[str]) -> tuple[bytes, ...]:
     """Return what is sent of one request, in pieces that arrive apart."""
-    body = {"input": texts if kind == "kept, large" else texts[0]}
+    body = {"model": MODEL_NAME, "input": texts if kind == "kept, large" else texts[0]}
     request = request_bytes("/v1/embeddings", json.dumps(body).encode())
     head, separator, content = request.partition(b"\r\n\r\n")
     if kind == "new, server closes":
@@ -122,14 +126,14 @@ def _status(connection: socket.socket) -> bytes:
 
 
 @asynccontextmanager
-async def full_server(checkout: str, without: str) -> AsyncIterator[Server]:
+async def full_server(checkout: str, without: str, models: int) -> AsyncIterator[Server]:
     """Run a server whose queue is full."""
     filling = json.dumps({"input": [" ".join(["word"] * 200)] * FILLING_TEXTS}).encode()
     port = free_port()
     command = [sys.executable, str(ROOT / "benchmarks" / "full_server.py"), *([f"-{without}"] if without else [])]
     # With the least of bounds any request is refused while another waits.
-    command += [f"{MODEL_NAME}={MODEL_PATH}", "--port", str(port), "--max-queue-s", "0.001"]
-    command += ["--request-timeout-s", "3600"]
+    command += [f"{name}={MODEL_PATH}" for name in (MODEL_NAME, *map(str, range(1, models)))]
+    command += ["--port", str(port), "--max-queue-s", "0.001", "--request-timeout-s", "3600"]
     os.environ["PYTHONPATH"] = checkout
     async with open_process("ours", command, port) as server:
         await wait_for_ok(server.url + "/readyz")
@@ -150,8 +154,8 @@ async def run(settings: Settings) -> None:
     machine = describe_machine()
     warn_if_busy(machine)
     texts = Texts().make(LARGE_TEXTS, 34)
-    wanted = {checkout: (checkout, "") for checkout in settings.checkouts}
-    wanted |= {f"without {point}": (settings.checkouts[-1], point) for point in settings.without}
+    wanted = {checkout: (checkout, "", settings.models) for checkout in settings.checkouts}
+    wanted |= {f"without {point}": (settings.checkouts[-1], point, settings.models) for point in settings.without}
     rounds: Rounds[tuple[str, Kind]] = Rounds()
     async with AsyncExitStack() as opened:
         servers = {name: await opened.enter_async_context(full_server(*which)) for name, which in wanted.items()}

@@ -26,6 +26,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.errors import unwrap_exception_groups
 from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
@@ -260,8 +261,10 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
     """Serve a connection of hypercorn's listener, if there is room for it. Cancellation: as ``serve_connection``."""
     if context.connections.refuses():
         return
+    served = getattr(app, "app", None)
+    refusals = EarlyRefusals(served, config, context) if isinstance(served, PoolServeApp) else None
     with context.connections.counting():
-        await serve_connection(app, config, context, state, stream)
+        await serve_connection(app, config, context, state, stream, refusals=refusals)
 
 
 def _is_plain(config: Config, stream: Any) -> bool:

@@ -103,7 +103,7 @@ async def test_there_are_no_more_batches_of_an_api_process_than_it_has_credits(m
         async with processes(replica, 1):
             replica.runner.on_launch = lambda _: at_a_time.add(len(connection._batches))
             await engine.submit_all([request(5)] * 500)
-        assert max(at_a_time) == CREDITS * launches
+        assert launches < max(at_a_time) <= CREDITS * launches
 
 
 async def test_a_connection_that_is_cut_leaves_no_row_and_no_credit_behind(replica):
