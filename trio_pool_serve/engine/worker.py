@@ -56,8 +56,6 @@ class Worker:
     """Called in the thread that launches, every ``RETURN_EVERY_S`` seconds in which there were batches."""
     runner: Runner | None = field(default=None, init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
-    facts: DeviceFacts = field(init=False)
-    """Once the model is loaded."""
     budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
     bulk: BulkBudget = field(init=False, factory=BulkBudget)
     batches: int = field(default=0, init=False)
@@ -137,13 +135,6 @@ class Worker:
         # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
         prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
         self.budget = TokenBudget(await self.offload.run("load", contain_exits(prepare)))
-        self.facts = DeviceFacts(
-            runner.dimensions,
-            runner.embeds_width,
-            self.budget.max_tokens,
-            runner.cosine_with_float32,
-            runner.probe_request,
-        )
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
         return threads + [LaunchThread(self, "background") for _ in range(runner.background_launches)]
 
@@ -161,6 +152,13 @@ class Worker:
             await submission.wait()
         except PoolServeError as error:
             raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {error}") from error
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """What is known of the loaded model."""
+        runner = self.loaded
+        sizes = runner.dimensions, runner.embeds_width, self.budget.max_tokens
+        return DeviceFacts(*sizes, runner.cosine_with_float32, runner.probe_request)
 
     @property
     def loaded(self) -> Runner:
