@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ groups = iter(range(1, 2**62))
 class ScriptedDevice(Device):
     """Computes one batch after the other, in ``overhead_s`` and ``token_s`` for each token."""
 
+    computes_ahead: ClassVar[bool] = True
     token_s: float = 1e-4
     overhead_s: float = 1e-3
     credits: int = 2

@@ -1,6 +1,7 @@
 """The interface of devices: what computes batches, in this process or behind a connection."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from attrs import define, field, frozen
 
@@ -35,6 +36,8 @@ class Device(ABC):
     A device server is one device, and so is each thread of this process that launches.
     """
 
+    computes_ahead: ClassVar[bool] = False
+    """Whether it takes a batch while it computes another, so that more long rows keep nobody waiting there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
     bulk: BulkBudget = field(init=False, factory=BulkBudget)

@@ -183,7 +183,7 @@ class Dispatcher:
 
     def _leaves_long(self, device: Device) -> bool:
         """Return whether long rows are left to other devices, that this one stays free for short ones."""
-        if device.long_batches:
+        if device.computes_ahead and device.long_batches:
             return False
         devices = [each for each in self.devices if each.is_available]
         most = sum([each.launches for each in devices]) - 1

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import trio
 from attrs import define, field
@@ -53,6 +54,7 @@ class RemoteDevice(Device):
     ``on_lost`` is called when the connection to a ready one has ended, before its batches are given back.
     """
 
+    computes_ahead: ClassVar[bool] = True
     connector: Connector
     on_ready: Callable[["RemoteDevice"], None]
     on_lost: Callable[["RemoteDevice"], None]
@@ -250,7 +252,6 @@ class RemoteDevice(Device):
         self._waiting.clear()
         self._batches.clear()
         self.in_flight.clear()
-        self._told_small_requests = 0
         if was_ready:
             self.losses += 1
             logger.info("the connection to the engine process at %s has ended", self.connector.name)
