@@ -1,8 +1,8 @@
 """What does it cost to refuse a request? The server's CPU time per refusal, and what each point of refusing buys.
 
 One request of many long texts fills the queue, and all others are refused with 429: waves of requests over new
-connections, which the server or the client closes, and over kept ones. The servers of all ``checkouts``, and those of
-the last one ``without`` a point, are measured in turns.
+connections, which the server or the client closes, and over kept ones. All ``checkouts`` are measured in turns, the
+last one also ``without`` each point.
 
     python -m benchmarks.refusal_costs
     python -m benchmarks.refusal_costs --checkouts ../before . --without

@@ -74,9 +74,9 @@ class EstimatedWork:
 class WaitingWork:
     """The work of the admitted requests of one model that have not ended.
 
-    ``tokens``, shape (``CLIENTS``, ``WORK_CLASSES``), are those of all their rows, and ``total``, shape
-    (``WORK_CLASSES``,), the sums over clients; ``remaining`` are those of the rows that are not computed. They are
-    float64 because they are multiplied by rates.
+    ``tokens``, shape (``CLIENTS``, ``WORK_CLASSES``), counts the tokens of all rows by client, ``total``, shape
+    (``WORK_CLASSES``,), of all clients together, and ``remaining``, of the same shape, of rows that are not computed.
+    They are float64 because they are multiplied by rates.
     """
 
     tokens: npt.NDArray[np.float64] = Factory(lambda: np.zeros((CLIENTS, WORK_CLASSES)))

@@ -80,7 +80,7 @@ async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
                 """What the engine sends until it ends the connection."""
         await silent.aclose()
         await until(lambda: replica.listener.connections == 1)
-        assert replica.engine.joiner.tokens == 3, "those of the other one"
+        assert replica.engine.joiner.tokens == 3, "the rows of the other API process"
         replica.runner.gate.set()
 
 

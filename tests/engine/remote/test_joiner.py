@@ -98,7 +98,7 @@ def test_rows_that_would_be_padded_too_much_are_left_for_the_next_pass(joiner, s
 
 
 def test_a_process_behind_others_is_first_when_they_have_sent_more(joiner, sender):
-    """A batch that is taken in several passes does not hold up those that came after it, nor they it."""
+    """A batch that is taken in several passes does not delay later batches, and they do not delay it."""
     sender.send([512] * 6)
     short = sender.send([8] * 10)
     passes = []

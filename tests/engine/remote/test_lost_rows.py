@@ -149,7 +149,7 @@ async def test_without_another_device_that_is_ready_rows_fail_at_once(devices):
 
 
 async def test_rows_of_a_planned_batch_fail_at_once(devices):
-    """They are computed in exactly that batch, and those who ask try again."""
+    """They are computed in exactly that batch, and the run submits it again."""
     async with devices(2) as two, trio.open_nursery() as nursery:
         found = []
 
