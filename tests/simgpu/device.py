@@ -16,7 +16,7 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateus
 
 from tests.simgpu import graphs, streams
 from tests.simgpu.activity import LOCK, activities, call_site
-from tests.simgpu.memory import MEMORY, adopt
+from tests.simgpu.memory import MEMORY, replace_storage
 from tests.simgpu.sim_tensor import NAME, Settings, SimTensor, dispatch
 from tests.simgpu.streams import NO_STACKS, ORDER
 
@@ -203,8 +203,8 @@ def without_values() -> Iterator[None]:
     A model can be loaded only with values, which are compared; what is launched afterwards needs none.
     """
     for tensor in [found for found in gc.get_objects() if type(found) is SimTensor]:
-        tensor.raw = tensor.raw.to("meta")
-        adopt(tensor.raw, tensor.allocation)
+        old, tensor.raw = tensor.raw, tensor.raw.to("meta")
+        replace_storage(old, tensor.raw, tensor.allocation)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Settings, "computes", False)
         yield

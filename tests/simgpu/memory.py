@@ -114,9 +114,13 @@ class Allocation:
 _allocations: "WeakValueDictionary[int, Allocation]" = WeakValueDictionary()
 
 
-def adopt(raw: Tensor, allocation: Allocation) -> None:
-    """Have a tensor's storage stand for the memory of another."""
-    _allocations[raw.untyped_storage()._cdata] = allocation
+def replace_storage(old: Tensor, new: Tensor, allocation: Allocation) -> None:
+    """Have a tensor's storage stand for an allocation in place of another's, which may be freed.
+
+    A storage made later may get the freed one's address, and must not be taken for it.
+    """
+    _allocations.pop(old.untyped_storage()._cdata, None)
+    _allocations[new.untyped_storage()._cdata] = allocation
 
 
 def allocation_of(raw: Tensor, pool: Arena | None) -> Allocation:

@@ -220,3 +220,11 @@ def test_without_values_any_size_costs_no_memory(device: torch.device):
         large = torch.empty(2**34, device=device)
         assert MEMORY.in_use >= 2**36
         assert (large[:2] + rows).shape == (2,)
+
+
+def test_new_tensors_are_no_aliases_of_those_that_lost_their_values(device: torch.device):
+    lost = [on(device, 1.0) for _ in range(50)]
+    with without_values():  # frees fifty storages, whose addresses the next ones get
+        made = [torch.zeros(1, device=device) for _ in range(50)]
+    addresses = {tensor.allocation.data_ptr for tensor in (*lost, *made)}
+    assert len(addresses) == 100
