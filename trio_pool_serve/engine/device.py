@@ -77,6 +77,11 @@ class Device(ABC):
         return sum([batch.is_long for batch in self.in_flight])
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether rows were waiting there when it had computed its latest batch."""
+        return False
+
+    @property
     def zone(self) -> str:
         """Where it is."""
         return ""

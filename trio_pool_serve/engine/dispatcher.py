@@ -197,17 +197,19 @@ class Dispatcher:
             await batch.deliver(rows)
         self.forget(batch)
 
-    def free(self, device: Device, batch: InFlightBatch) -> None:
-        """Free the room of a batch that is computed: the next one may be taken before its outputs are delivered."""
-        device.in_flight.remove(batch)
+    def free(self, device: Device, *batches: InFlightBatch) -> None:
+        """Free the room of batches that were computed together: the next one may be taken before they are delivered."""
+        for batch in batches:
+            device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
         self.note_room()
-        if batch.device_s:
-            self._observe(device, batch)
-        elif not batch.is_planned:
+        if measured := [batch for batch in batches if batch.device_s]:
+            self._observe(device, measured)
+        elif not all(batch.is_planned for batch in batches):
             self._drain_clock.restart()
         if self.on_computed is not None:
-            self.on_computed(batch)
+            for batch in batches:
+                self.on_computed(batch)
 
     def forget(self, batch: InFlightBatch) -> None:
         """Forget a batch whose rows are settled. Not earlier: ``fail_all`` fails the rows that are left."""
@@ -215,13 +217,15 @@ class Dispatcher:
             entry.fail(BatchFailedError("This input was not computed: no client waits for it."))
         self.in_flight.discard(batch)
 
-    def _observe(self, device: Device, batch: InFlightBatch) -> None:
-        device.observe(batch)
-        left_waiting = len(self.source) > 0
-        # Without the time in which the batch before was computed, by whichever device.
-        seconds = self._drain_clock.note_done(batch.launched, time.perf_counter(), left_waiting=left_waiting)
-        tokens, self.others_tokens = batch.batch.tokens + self.others_tokens, 0
-        self.rates.observe(batch.work_class, tokens, seconds, left_waiting=left_waiting)
+    def _observe(self, device: Device, batches: Sequence[InFlightBatch]) -> None:
+        for batch in batches:
+            device.observe(batch)
+        left_waiting = len(self.source) > 0 or device.has_waiting
+        # Without the time in which those before were computed, by whichever device.
+        seconds = self._drain_clock.note_done(batches[0].launched, time.perf_counter(), left_waiting=left_waiting)
+        tokens = sum([batch.batch.tokens for batch in batches]) + self.others_tokens
+        self.others_tokens = 0
+        self.rates.observe(batches[0].work_class, tokens, seconds, left_waiting=left_waiting)
 
     def seconds_of(self, entries: Sequence[QueueEntry]) -> float:
         """Return how long a batch of rows of about one length will take (seconds); 0 if that is unknown."""

@@ -108,12 +108,10 @@ class RemoteEngine(Engine):
 
     @property
     def seconds_per_token(self) -> SecondsPerToken:
-        """The rates of all devices together, slower by as much as other API processes have waiting before this one."""
-        rates = self.dispatcher.rates.seconds_per_token
-        told = [device.told.others_waiting_tokens for device in self._ready if device.told and device.is_available]
-        others = min(told, default=0)  # by which rows are computed: one may have far more than the others, or say so
-        admitted = self.admission.tokens
-        return rates * (1 + others / admitted) if others and admitted else rates
+        """The rates of all devices together, slower by the turns that other API processes have."""
+        told = [device.told.others_share for device in self._ready if device.told and device.is_available]
+        others = min(told, default=0.0)  # by which rows are computed: one may have far more than the others, or say so
+        return self.dispatcher.rates.seconds_per_token * (1 + others)
 
     def statistics(self) -> EngineStatistics:  # noqa: D102  (device servers report the rest)
         return EngineStatistics(

@@ -201,17 +201,19 @@ async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
 # -- what is told of the others --------------------------------------------------------------------------
 
 
-async def test_each_is_told_how_much_others_have_waiting_that_is_computed_before_all_of_its_own(replica):
+async def test_each_is_told_how_much_others_compute_while_its_rows_wait(replica):
     async with processes(replica, 3) as (much, little, none):
         replica.runner.gate.clear()
-        await much.send(request(5), waiting_tokens=300)
+        await much.send(request(5), waiting_tokens=400, clients=2)
         await little.send(request(5), waiting_tokens=100)
-        await until(lambda: sum(each.waiting_tokens for each in replica.engine.connections) == 400)
+        await until(lambda: sum(each.waiting_tokens for each in replica.engine.connections) == 500)
         replica.runner.gate.set()
         for process in (much, little, none):
-            await process.send(request(5), waiting_tokens={much: 300, little: 100, none: 0}[process])
+            about = {much: (400, 2), little: (100, 1), none: (0, 1)}[process]
+            await process.send(request(5), waiting_tokens=about[0], clients=about[1])
         await until(lambda: len(much.done) == len(little.done) == 2 and len(none.done) == 1)
-        assert [each.told.others_waiting_tokens for each in (much, little, none)] == [100, 100, 0]
+        # A turn for each client, and meanwhile as much again may arrive as waits.
+        assert [each.told.others_share for each in (much, little, none)] == [0.5, 2, 3]
 
 
 async def test_each_is_told_what_is_computed_for_others(replica):

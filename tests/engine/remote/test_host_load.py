@@ -18,13 +18,13 @@ from trio_pool_serve.errors import OverloadedError
 
 @asynccontextmanager
 async def telling(
-    *replicas: Replica, waiting: Sequence[int], stalled: Sequence[int] = ()
+    *replicas: Replica, shares: Sequence[float], stalled: Sequence[int] = ()
 ) -> AsyncIterator[RemoteEngine]:
-    """Devices that compute nothing and tell how many tokens others have waiting; together a millisecond for a token."""
+    """Devices that compute nothing and tell what share others have; together a millisecond for a token."""
 
-    async def tell(replica: Replica, tokens: int, stall_reason: str) -> None:
+    async def tell(replica: Replica, share: float, stall_reason: str) -> None:
         async with await replica.accept() as stream:
-            answers = Answers([], [], 2048, others_waiting_tokens=tokens, stall_reason=stall_reason)
+            answers = Answers([], [], 2048, others_share=share, stall_reason=stall_reason)
             await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(answers))
             while await stream.receive_some():
                 """It computes nothing."""
@@ -35,15 +35,15 @@ async def telling(
         engine = await stack.enter_async_context(asking(*replicas))
         engine.dispatcher.rates.seconds_per_token = np.full(WORK_CLASSES, 1e-3)
         async with trio.open_nursery() as nursery:
-            for number, (replica, tokens) in enumerate(zip(replicas, waiting, strict=True)):
-                nursery.start_soon(tell, replica, tokens, "a batch does not come back" if number in stalled else "")
+            for number, (replica, share) in enumerate(zip(replicas, shares, strict=True)):
+                nursery.start_soon(tell, replica, share, "a batch does not come back" if number in stalled else "")
             await until(lambda: all(device.told is not None for device in engine.own_devices))
             yield engine
             nursery.cancel_scope.cancel()
 
 
 async def test_what_others_have_waiting_at_all_devices_slows_this_process_down(make):
-    async with telling(*map(make, range(4)), waiting=[4000] * 4) as engine:
+    async with telling(*map(make, range(4)), shares=[1.0] * 4) as engine:
         with engine.admit(EstimatedWork(tokens=4000)):
             assert engine.admission.waiting_s == pytest.approx(LOAD_MARGIN * 8)
             with pytest.raises(OverloadedError):
@@ -52,14 +52,14 @@ async def test_what_others_have_waiting_at_all_devices_slows_this_process_down(m
 
 async def test_a_device_at_which_others_have_far_more_has_no_request_refused(make):
     """Rows go to the others. It may be one that says so only."""
-    async with telling(*map(make, range(4)), waiting=(0, 10, 0, 2**40)) as engine:
+    async with telling(*map(make, range(4)), shares=(0.0, 2.0, 0.0, 1e6)) as engine:
         with engine.admit(EstimatedWork(tokens=5)):
             assert engine.admission.waiting_s < LOAD_MARGIN * 5e-3 * 2
             engine.refuse_late(EstimatedWork(tokens=5))
 
 
 async def test_a_drained_device_does_not_hide_that_all_others_stall(make):
-    async with telling(*map(make, range(2)), waiting=(0, 0), stalled=(1,)) as engine:
+    async with telling(*map(make, range(2)), shares=(0.0, 0.0), stalled=(1,)) as engine:
         assert engine.state == "ready"
         engine.own_devices[0].is_draining = True
         assert engine.state == "stalled"

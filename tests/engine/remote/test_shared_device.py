@@ -1,6 +1,8 @@
 """Several API processes at one device, and one at several, in virtual time."""
 
 from collections import Counter
+from contextlib import suppress
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,11 +10,12 @@ import trio
 from trio.testing import MockClock
 
 from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation, patch_time, row, simulated
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchBudget
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
 from trio_pool_serve.engine.remote_engine import RemoteEngine
-from trio_pool_serve.errors import BatchFailedError, EngineDeadError
-from trio_pool_serve.types import ImageFeatures, PoolingRequest
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
+from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest
 
 pytestmark = pytest.mark.unit
 
@@ -178,6 +181,37 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         again = await simulation.add_process()
         assert again.own_devices[0].room == other.own_devices[0].room == CREDITS
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+async def test_requests_admitted_in_a_flood_are_computed_in_time(clock, processes):
+    capacity = 1 / (0.003 + ROW_TOKENS * 1e-4)
+    answered_s: list[float] = []
+
+    async def ask(engine: RemoteEngine, client: Client) -> None:
+        began, request = trio.current_time(), row(ROW_TOKENS, client=client.number)
+        with (
+            suppress(OverloadedError),
+            engine.admission.admit(EstimatedWork(tokens=ROW_TOKENS, client=client)) as admitted,
+        ):
+            admitted.note_rendered([request.prompt], 1)
+            await engine.submit(request)
+            answered_s.append(trio.current_time() - began)
+
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner(token_s=1e-4), launches_block=True)
+        engines = [await simulation.add_process(LateLoop(index)) for index in range(processes)]
+        clients, draws = [Client(str(number)) for number in range(8)], Random(1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):  # from which processes know the speed of the device
+                for engine in engines:
+                    nursery.start_soon(engine.submit, row(ROW_TOKENS))
+        async with trio.open_nursery() as nursery:
+            for _ in range(round(10 * 5 * capacity)):
+                nursery.start_soon(ask, draws.choice(engines), draws.choice(clients))
+                await trio.sleep(draws.expovariate(5 * capacity))
+    assert np.quantile(answered_s, 0.99) <= engines[0].admission.max_queue_s + 1
+    assert len(answered_s) >= 0.95 * 10 * capacity
 
 
 @pytest.mark.parametrize("processes", [1, 4])

@@ -19,6 +19,7 @@ from trio_pool_serve.engine.remote.wire import (
     Answers,
     Done,
     Frame,
+    Heartbeat,
     Hello,
     Leaving,
     Part,
@@ -57,6 +58,8 @@ class ApiConnection:
     """Seconds of silence after which the API process counts as lost."""
     waiting_tokens: int = field(default=0, init=False)
     """Those in the queue of the API process, as it has said last."""
+    clients: int = field(init=False, default=1)
+    """Clients that have rows waiting there."""
     small_requests: int = field(default=0, init=False)
     """Of the API process, so far."""
     _is_leaving: bool = field(default=False, init=False)
@@ -103,6 +106,8 @@ class ApiConnection:
             match message:
                 case Submit():
                     await self._submit(message, frame_payload)
+                case Heartbeat(waiting_tokens, clients):
+                    self.waiting_tokens, self.clients = waiting_tokens, max(1, clients)
                 case Withdraw(ids):
                     for number in ids:
                         if (waiting := self._waiting.pop(number, None)) is not None:
@@ -124,6 +129,7 @@ class ApiConnection:
         if not self._arriving[number]:
             del self._arriving[number]
             self.waiting_tokens = message.waiting_tokens
+            self.clients = max(1, message.clients)
             self.small_requests += message.small_requests
             self.server.small_requests += message.small_requests
             if batch.left:
@@ -212,8 +218,9 @@ class ApiConnection:
             done,
             server.worker.budget.tokens,
             server.computed_tokens,
-            server.others_waiting_tokens(self),
+            server.others_share(self),
             server.others_small_requests(self),
+            server.left_waiting,
             server.worker.stall_reason,
         )
         await self.stream.send(answers, frame.buffers)

@@ -11,11 +11,12 @@ import trio
 from attrs import asdict, define, field
 
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.joiner import Joiner
-from trio_pool_serve.engine.remote.wire import CREDITS, Hello, ToEngine
+from trio_pool_serve.engine.remote.wire import CREDITS, MAX_SHARE, Hello, ToEngine
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import EngineMetrics
@@ -38,6 +39,8 @@ class DeviceServer:
     computed_tokens: int = field(init=False, default=0)
     small_requests: int = field(init=False, default=0)
     """Of all API processes so far."""
+    left_waiting: bool = field(init=False, default=False)
+    """Whether rows were waiting when the latest batch was computed."""
 
     def __attrs_post_init__(self) -> None:
         dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
@@ -80,16 +83,25 @@ class DeviceServer:
         runner = self.worker.loaded
         return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
 
-    def others_waiting_tokens(self, connection: ApiConnection) -> int:
-        """Return how many tokens other API processes compute before all that waits in this one is computed."""
-        own = connection.waiting_tokens
-        return sum(min(own, each.waiting_tokens) for each in self.connections if each is not connection)
+    def others_share(self, connection: ApiConnection) -> float:
+        """Return how much is computed of other API processes meanwhile, for each token that waits in this one.
+
+        They share by their clients, and while a server is overloaded, as much again arrives as waits. The share stays
+        the same while all queues grow alike, as in a flood.
+        """
+        own, clients = max(1, connection.waiting_tokens), connection.clients
+        others = [each for each in self.connections if each is not connection]
+        share = sum([min(each.clients / clients, COMES_AGAIN * each.waiting_tokens / own) for each in others])
+        return min(MAX_SHARE, share)
 
     def others_small_requests(self, connection: ApiConnection) -> int:
         """Return how many small requests other API processes have sent."""
         return self.small_requests - connection.small_requests
 
     def _note_computed(self, batch: InFlightBatch) -> None:
+        computing = sum([len(each.in_flight) for each in self.worker.dispatcher.devices])
+        # What was waiting may have been launched already.
+        self.left_waiting = len(self.joiner) > 0 or computing >= self.worker.loaded.concurrent_launches
         self.computed_tokens += batch.batch.tokens
         for sent in {entry.holder for entry in batch.entries}:
             sent.device_s += batch.device_s

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import trio
@@ -25,6 +25,7 @@ from trio_pool_serve.engine.remote.wire import (
     CREDITS,
     FULL_FRAME_ROWS,
     Answers,
+    Done,
     FromEngine,
     Heartbeat,
     Hello,
@@ -73,6 +74,8 @@ class RemoteDevice(Device):
     told: Answers | None = field(default=None, init=False)
     """What it has said last about itself."""
     _told_small_requests: int = field(default=0, init=False)
+    _said_tokens: int = field(default=0, init=False)
+    """Tokens that wait in this process, as it has told the device server last."""
     _is_leaving: bool = field(default=False, init=False)
     """Whether the device server is to get no more rows."""
     _last_heard: float = field(default=0.0, init=False)
@@ -101,6 +104,10 @@ class RemoteDevice(Device):
     def takes_rows(self) -> bool:
         """Whether it is ready, and neither the device server nor this process wants it to have no more rows."""
         return self.hello is not None and not self._is_leaving and not self.is_draining
+
+    @property
+    def has_waiting(self) -> bool:  # noqa: D102
+        return self.told is not None and self.told.left_waiting
 
     @property
     def zone(self) -> str:  # noqa: D102
@@ -269,7 +276,8 @@ class RemoteDevice(Device):
             unsent, self._unsent = self._unsent, []
             withdrawn, self._withdrawn = self._withdrawn, []
             if not (unsent or withdrawn):
-                await stream.send(Heartbeat())
+                self._said_tokens = self.queue.tokens
+                await stream.send(Heartbeat(self.queue.tokens, max(1, self.queue.clients)))
             for number, batch in unsent:
                 await self._send_batch(stream, number, batch)
             for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
@@ -291,23 +299,26 @@ class RemoteDevice(Device):
                 self._fail_row(entry.number, other)
         elif left := len(rows) - len(refused):
             small, self._told_small_requests = queue.small_requests - self._told_small_requests, queue.small_requests
+            self._said_tokens = queue.tokens
             for frame in frames:
                 about = (number, left, first.key, first.request.rank, max(1, queue.clients), queue.tokens, small)
                 await stream.send(Submit(frame.parts, *about, batch.is_planned, batch.is_suspect), frame.buffers)
             return
-        self._free(number, 0.0)
+        self.dispatcher.free(self, self._batches.pop(number))
         self.dispatcher.forget(batch)
 
     def _fail_row(self, number: int, error: PoolServeError) -> None:
         if (entry := self._waiting.pop(number, None)) is not None:
             entry.fail(error)
 
-    def _free(self, number: int, device_s: float) -> InFlightBatch | None:
-        """Free the room of a batch that is answered; the next one can be taken before its rows are delivered."""
-        if (batch := self._batches.pop(number, None)) is not None:
-            batch.device_s = 0.0 if batch.is_planned else device_s
-            self.dispatcher.free(self, batch)
-        return batch
+    def _answered(self, answered: Sequence[Done]) -> list[InFlightBatch]:
+        """Return batches that are answered, which are no longer this device's."""
+        batches = []
+        for done in answered:
+            if (batch := self._batches.pop(done.batch, None)) is not None:
+                batch.device_s = 0.0 if batch.is_planned else done.device_s
+                batches.append(batch)
+        return batches
 
     async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
         before, self.told = self.told, message
@@ -315,8 +326,11 @@ class RemoteDevice(Device):
             own = sum([self._batches[done.batch].batch.tokens for done in message.done if done.batch in self._batches])
             self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens - own)
             self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
-        freed = [self._free(done.batch, done.device_s) for done in message.done]
-        if not message.done:
+        if not self._said_tokens / 2 <= self.queue.tokens <= 2 * self._said_tokens:
+            self._has_work.set()  # at the start of a flood a credit comes back too late to tell the other processes
+        if freed := self._answered(message.done):
+            self.dispatcher.free(self, *freed)
+        else:
             self.dispatcher.note_room()  # it may be stalled no longer
         outcomes: list[Outcome] = []
         if message.parts:
@@ -325,7 +339,7 @@ class RemoteDevice(Device):
             outcomes += self._outcomes_of(part, payload)
         with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
             await deliver(outcomes)
-        for batch in filter(None, freed):
+        for batch in freed:
             for entry in batch.entries:
                 self._waiting.pop(entry.number, None)
             self.dispatcher.forget(batch)

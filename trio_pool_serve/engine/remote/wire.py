@@ -30,6 +30,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 MAX_WAITING_TOKENS = 2**40
 
+MAX_SHARE = 1e6
+
 MAX_BATCH_ROWS = 2**20
 
 MAX_PROBE_TOKENS = 4096
@@ -41,6 +43,7 @@ Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MODEL_BYTES)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 WaitingTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)]
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Launches: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
@@ -129,7 +132,10 @@ class Withdraw(msgspec.Struct, tag=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
-    """The API process is there, but has nothing to send."""
+    """The API process is there. Sent when there is nothing else to send, or when its queue has doubled or halved."""
+
+    waiting_tokens: WaitingTokens = 0
+    clients: Count = 1
 
 
 CREDITS = 2
@@ -220,10 +226,12 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     """The token budget of a batch now."""
     computed_tokens: Count = 0
     """Of all batches so far, those of all API processes."""
-    others_waiting_tokens: WaitingTokens = 0
-    """Those that would be computed before all that waits in this API process: others have turns."""
+    others_share: Share = 0.0
+    """Tokens of other API processes computed for each token that waits in this one: they have turns."""
     others_small_requests: Count = 0
     """Small requests of other API processes, so far."""
+    left_waiting: bool = False
+    """Whether rows were waiting when the latest batch was computed."""
     stall_reason: Name = ""
 
 
