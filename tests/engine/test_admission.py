@@ -87,7 +87,7 @@ def test_room_is_given_back_when_the_request_fails():
     with pytest.raises(ZeroDivisionError), admission.admit(work(5)):
         _ = 1 / 0
     assert admission.tokens == 0
-    assert not admission.waiting.sizes
+    assert not admission.sizes
 
 
 async def test_a_request_whose_deadline_comes_before_its_turn_is_refused():
@@ -144,15 +144,17 @@ FAST = np.full(WORK_CLASSES, 1e-4)
 
 
 def test_a_client_s_large_requests_do_not_refuse_its_single_texts():
-    admission = admission_of(FAST)
-    elsewhere = admission_of(FAST, max_queue_s=math.inf)
-    elsewhere.waiting = admission.waiting
-    with admitting(elsewhere, *[work(70_000, rows=2048)] * FAIRNESS):  # each takes 7 s
+    admission = admission_of(FAST, max_queue_s=math.inf)
+    singles = [work(34)] * 1500  # 5.1 s by themselves
+    with admitting(admission, *[work(70_000, rows=2048)] * FAIRNESS):  # each takes 7 s
         assert admission.wait_s(work(34)) < 0.5
+        with admitting(admission, *singles):
+            admission.max_queue_s = 5.0
+            with pytest.raises(OverloadedError):
+                admission.refuse_late(work(34))
+        admission.refuse_late(work(34))
         with pytest.raises(OverloadedError):
             admission.refuse_late(work(70_000, rows=2048))
-        with admitting(elsewhere, *[work(34)] * 1500), pytest.raises(OverloadedError):  # 5.1 s by themselves
-            admission.refuse_late(work(34))
 
 
 def test_large_requests_that_come_due_faster_than_they_are_computed_count_before_a_single_text():
@@ -215,7 +217,7 @@ def test_what_the_queue_takes_before_a_single_text_is_not_underestimated(asked, 
         served.put(*each)
     for _ in range(batches):
         served.take(max_tokens)
-    unfinished = served.admission.waiting.total.sum()
+    unfinished = served.admission.total.sum()
     number, estimate = served.put(client, 0, 1, tokens)
     before = 0
     while (request := served.take(1)[0]).group != number:
@@ -225,7 +227,7 @@ def test_what_the_queue_takes_before_a_single_text_is_not_underestimated(asked, 
     assert before <= 2 * estimate + 3 * max_tokens + 2 * FAIRNESS * tokens
     while served.take(max_tokens):
         pass
-    assert not served.admission.waiting.tokens.any()
+    assert not served.admission.of_client.any()
     assert not served.admission.tokens
 
 
@@ -242,8 +244,8 @@ def test_an_estimate_is_corrected_as_rows_are_rendered_and_computed():
         admitted.note_computed(prompt(500))
         assert admission.tokens == 13
     assert admission.tokens == 0
-    assert not admission.waiting.tokens.any()
-    assert not admission.waiting.sizes
+    assert not admission.of_client.any()
+    assert not admission.sizes
 
 
 def test_an_image_counts_by_what_it_turns_out_to_be():
@@ -352,7 +354,7 @@ def test_images_are_estimated_by_those_that_came_before():
 def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time():
     now = 0.0
     admission = admission_of(TEN_PER_S / 1000)
-    admission._image_rows.unrendered.clock = lambda: now
+    admission.images.clock = lambda: now
     features = ImageFeatures({"pixel_values": np.zeros((1, 3, 2, 2), np.float32)}, (10,))
     with ExitStack() as admitted:
         requests = [admitted.enter_context(admission.admit(work(10, has_images=True))) for _ in range(100)]
@@ -364,4 +366,4 @@ def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time(
         admission.refuse_late(work(10))  # a text needs none of that
         admission.refuse_late(work(10, "b", has_images=True))  # and another client has its turn
     admission.refuse_late(work(10, has_images=True))
-    assert admission._image_rows.unrendered.total == 0
+    assert admission.images.total == 0

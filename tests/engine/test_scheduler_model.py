@@ -223,7 +223,7 @@ class QueueModel(RuleBasedStateMachine):
         assert repr(self.queue) == "<Scheduler 0 rows, 0 tokens>"
         assert not self.queue._groups
         assert not self.queue._clients
-        assert not self.admission.waiting.sizes
+        assert not self.admission.sizes
 
 
 def run_model(examples: int, steps: int) -> None:

@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,10 @@ COMES_AGAIN = 2.0
 """Times the work that another client has waiting: in an overloaded server it sends more while this is computed."""
 
 
+Tokens: TypeAlias = npt.NDArray[np.float64]
+"""Counts, which are multiplied by rates."""
+
+
 @frozen(eq=False, kw_only=True)
 class EstimatedWork:
     """What a request will have the engine compute, as far as that is known before its prompts are rendered.
@@ -71,22 +76,6 @@ class EstimatedWork:
 
 
 @define(eq=False)
-class WaitingWork:
-    """The work of the admitted requests of one model that have not ended.
-
-    ``tokens``, shape (``CLIENTS``, ``WORK_CLASSES``), counts the tokens of all rows by client, ``total``, shape
-    (``WORK_CLASSES``,), of all clients together, and ``remaining``, of the same shape, of rows that are not computed.
-    They are float64 because they are multiplied by rates.
-    """
-
-    tokens: npt.NDArray[np.float64] = Factory(lambda: np.zeros((CLIENTS, WORK_CLASSES)))
-    total: npt.NDArray[np.float64] = Factory(lambda: np.zeros(WORK_CLASSES))
-    remaining: npt.NDArray[np.float64] = Factory(lambda: np.zeros(WORK_CLASSES))
-    sizes: dict[int, dict[tuple[int, int], list[int]]] = Factory(lambda: defaultdict(dict))
-    """Of each client, by number: requests and their tokens, by priority and size (octave of tokens)."""
-
-
-@define(eq=False)
 class AdmittedRequest:
     """The work of one admitted request, as counted by ``Admission``.
 
@@ -94,8 +83,7 @@ class AdmittedRequest:
     """
 
     work: EstimatedWork
-    _waiting: WaitingWork
-    _image_rows: "ImageRows"
+    _admission: "Admission"
     _unrendered: int = field(init=False, default=0)
     _estimate: int = field(init=False, default=0)
     """Tokens of the rows that are not rendered."""
@@ -111,7 +99,7 @@ class AdmittedRequest:
         self._unrendered, self._estimate = work.rows, work.tokens
         self._count({work.row_class: work.tokens})
         if work.has_images:
-            self._image_rows.unrendered.add(work.client.number, work.rows)
+            self._admission.images.add(work.client.number, work.rows)
 
     def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
@@ -123,10 +111,10 @@ class AdmittedRequest:
         for prompt in prompts:
             changes[class_of(prompt)] += len(prompt.token_ids)
             if prompt.images is not None:
-                self._image_rows.observe_tokens(len(prompt.token_ids))
+                self._admission.observe_image(len(prompt.token_ids))
         self._count(changes)
         if self.work.has_images:
-            self._image_rows.unrendered.note_done(self.work.client.number, min(rows, self._unrendered))
+            self._admission.images.note_done(self.work.client.number, min(rows, self._unrendered))
         self._unrendered = max(0, self._unrendered - rows)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
@@ -134,7 +122,7 @@ class AdmittedRequest:
         if not self.work.client.is_background:
             row_class, tokens = class_of(prompt), len(prompt.token_ids)
             self._computed[row_class] += tokens
-            self._waiting.remaining[row_class] -= tokens
+            self._admission.remaining[row_class] -= tokens
             if not self._unrendered and self._computed == self._counted:
                 self.release()
 
@@ -143,44 +131,29 @@ class AdmittedRequest:
         if not self._counted:
             return
         for row_class, tokens in self._computed.items():
-            self._waiting.remaining[row_class] += tokens
+            self._admission.remaining[row_class] += tokens
         self._count({row_class: -tokens for row_class, tokens in self._counted.items()}, ends=True)
         if self.work.has_images:
-            self._image_rows.unrendered.withdraw(self.work.client.number, self._unrendered)
+            self._admission.images.withdraw(self.work.client.number, self._unrendered)
         self._counted.clear()
         self._computed.clear()
         self._unrendered = 0
 
     def _count(self, changes: Mapping[int, int], *, ends: bool = False) -> None:
-        waiting, client, begins = self._waiting, self.work.client.number, not self._counted
+        admission, client, begins = self._admission, self.work.client.number, not self._counted
         for row_class, tokens in changes.items():
             self._counted[row_class] += tokens
-            waiting.remaining[row_class] += tokens
-            waiting.total[row_class] += tokens
-            waiting.tokens[client % CLIENTS, row_class] += tokens
-        key = self.work.priority, self.work.tokens.bit_length()
-        counts = waiting.sizes[client].setdefault(key, [0, 0])
+            admission.remaining[row_class] += tokens
+            admission.total[row_class] += tokens
+            admission.of_client[client % CLIENTS, row_class] += tokens
+        sizes, key = admission.sizes[client], (self.work.priority, self.work.tokens.bit_length())
+        counts = sizes.setdefault(key, [0, 0])
         counts[0] += begins - ends
         counts[1] += sum(changes.values())
         if not counts[0]:
-            del waiting.sizes[client][key]
-            if not waiting.sizes[client]:
-                del waiting.sizes[client]
-
-
-@define(eq=False)
-class ImageRows:
-    """The rows with images of one model, in one process: those not rendered yet, and how long they are.
-
-    ``tokens`` is a moving average, 0 before the first.
-    """
-
-    unrendered: Backlog = field(factory=Backlog)
-    tokens: float = 0.0
-
-    def observe_tokens(self, tokens: int) -> None:
-        """Record the length of a row."""
-        self.tokens += (tokens - self.tokens) * (IMAGE_ROW_WEIGHT if self.tokens else 1.0)
+            del sizes[key]
+            if not sizes:
+                del admission.sizes[client]
 
 
 @define(eq=False)
@@ -196,31 +169,45 @@ class Admission:
     max_queue_s: float
     seconds_per_token: Callable[[], SecondsPerToken]
     margin: float = LOAD_MARGIN
-    waiting: WaitingWork = field(init=False, factory=WaitingWork)
-    _image_rows: ImageRows = field(init=False, factory=ImageRows)
+    remaining: Tokens = field(init=False, default=Factory(lambda: np.zeros(WORK_CLASSES)))
+    """Tokens of the rows of admitted requests that are not computed, by work class."""
+    total: Tokens = field(init=False, default=Factory(lambda: np.zeros(WORK_CLASSES)))
+    """Tokens of all rows of these requests, by work class."""
+    of_client: Tokens = field(init=False, default=Factory(lambda: np.zeros((CLIENTS, WORK_CLASSES))))
+    """The same by client."""
+    sizes: dict[int, dict[tuple[int, int], list[int]]] = field(init=False, default=Factory(lambda: defaultdict(dict)))
+    """Of each client, by number: requests and their tokens, by priority and size (octave of tokens)."""
+    images: Backlog = field(init=False, factory=Backlog)
+    """Rows with images that are not rendered."""
+    _image_tokens: float = field(init=False, default=0.0)
+    """Length of a row with images, as a moving average; 0 before the first."""
+
+    def observe_image(self, tokens: int) -> None:
+        """Record the length of a rendered row with images."""
+        self._image_tokens += (tokens - self._image_tokens) * (IMAGE_ROW_WEIGHT if self._image_tokens else 1.0)
 
     @property
     def tokens(self) -> int:
         """Tokens of the admitted requests that are not computed yet."""
-        return int(self.waiting.remaining.sum())
+        return int(self.remaining.sum())
 
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        seconds = float(self.waiting.remaining @ self.seconds_per_token())
+        seconds = float(self.remaining @ self.seconds_per_token())
         return 0.0 if math.isnan(seconds) else seconds * self.margin
 
     def is_full(self, waited_s: float = 0.0) -> bool:
         """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
-        return self.waiting_s + self._image_rows.unrendered.total_s > max(0.0, self.max_queue_s - waited_s)
+        return self.waiting_s + self.images.total_s > max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
-        if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
-            work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
+        if work.has_images and self._image_tokens:  # which says more than a guess that is the same for all models
+            work = evolve(work, tokens=math.ceil(self._image_tokens * work.rows))
         self.refuse_late(work)
-        admitted = AdmittedRequest(work, self.waiting, self._image_rows)
+        admitted = AdmittedRequest(work, self)
         try:
             yield admitted
         finally:
@@ -233,8 +220,8 @@ class Admission:
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
-        rendering_s = self._image_rows.unrendered.wait_s(work.client.number, work.rows) if work.has_images else 0.0
-        all_s = COMES_AGAIN * self.margin * float(self.waiting.total @ self.seconds_per_token())
+        rendering_s = self.images.wait_s(work.client.number, work.rows) if work.has_images else 0.0
+        all_s = COMES_AGAIN * self.margin * float(self.total @ self.seconds_per_token())
         if not all_s + rendering_s > limit_s:  # or it is NaN
             return  # without a look at the clients: this is for each request
         # Not the longer of both: without an accelerator they share the cores.
@@ -253,11 +240,11 @@ class Admission:
         rates = self.seconds_per_token() * self.margin
         if math.isnan(rates[0]):
             return 0.0
-        seconds = self.waiting.tokens @ rates
+        seconds = self.of_client @ rates
         own_s = float(seconds[work.client.number % CLIENTS])
         if work.rank > 0:
             return float(seconds.sum())  # behind all others
-        own_tokens = float(self.waiting.tokens[work.client.number % CLIENTS].sum())
+        own_tokens = float(self.of_client[work.client.number % CLIENTS].sum())
         before_s = self._own_before(work) * own_s / own_tokens if own_tokens else 0.0
         if work.rank < 0:
             return before_s
@@ -273,7 +260,7 @@ class Admission:
         are computed.
         """
         size, before, larger, larger_tokens = work.tokens.bit_length(), 0, 0, 0
-        for (priority, other), (requests, tokens) in self.waiting.sizes.get(work.client.number, {}).items():
+        for (priority, other), (requests, tokens) in self.sizes.get(work.client.number, {}).items():
             if priority < work.priority or (priority == work.priority and other <= size):
                 before += tokens
             elif priority == work.priority:
