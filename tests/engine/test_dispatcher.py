@@ -41,7 +41,7 @@ class ScriptedDevice(Device):
     overhead_s: float = 1e-3
     credits: int = 2
     planned_launches: int = 0
-    where: str = ""
+    zone: str = ""
     is_available: bool = True
     batches: list[InFlightBatch] = field(init=False, factory=list)
     """All that were launched, in order."""
@@ -58,10 +58,6 @@ class ScriptedDevice(Device):
 
     def limits(self, *, leaves_long: bool) -> BatchLimits:
         return BatchLimits(MAX_TOKENS, leaves_long=leaves_long)
-
-    @property
-    def zone(self) -> str:
-        return self.where
 
     def seconds(self, batch: InFlightBatch) -> float:
         return self.overhead_s + self.token_s * batch.batch.tokens
@@ -264,7 +260,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
 
 async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, nursery):
     floor = Floor(mock_clock, nursery)
-    here, there = floor.use(ScriptedDevice(where="here"), ScriptedDevice(1e-5, where="there"))
+    here, there = floor.use(ScriptedDevice(zone="here"), ScriptedDevice(1e-5, zone="there"))
     floor.dispatcher.zone = "here"
     await warm_up(floor)
     (first,) = floor.put(64)
@@ -283,7 +279,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, nu
 @pytest.mark.parametrize("own", [[], [False]])
 async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, nursery, own):
     floor = Floor(mock_clock, nursery)
-    floor.use(*[ScriptedDevice(where="here", is_available=each) for each in own], ScriptedDevice(where="there"))
+    floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
     floor.dispatcher.zone = "here"
     floor.put(64)
     await floor.settle()

@@ -41,6 +41,10 @@ class Device(ABC):
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
     bulk: BulkBudget = field(init=False, factory=BulkBudget)
+    zone: str = field(default="", init=False)
+    """Where it is."""
+    has_waiting: bool = field(default=False, init=False)
+    """Whether rows were waiting there when it had computed its latest batch."""
     freed_at: float = field(default=0.0, init=False)
     """When its latest batch came back."""
     tokens_per_s: float = field(default=0.0, init=False)
@@ -75,16 +79,6 @@ class Device(ABC):
     def long_batches(self) -> int:
         """How many of its batches have long rows."""
         return sum([batch.is_long for batch in self.in_flight])
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether rows were waiting there when it had computed its latest batch."""
-        return False
-
-    @property
-    def zone(self) -> str:
-        """Where it is."""
-        return ""
 
     @abstractmethod
     async def launch(self, batch: InFlightBatch) -> bool:

@@ -28,6 +28,7 @@ from trio_pool_serve.engine.compute_rates import ComputeRates, DrainClock
 from trio_pool_serve.engine.device import Device
 from trio_pool_serve.engine.in_flight import InFlightBatch, InFlightBatches
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import BatchFailedError, DeadlineExceededError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import BatchHistogram
 
@@ -244,6 +245,16 @@ class Dispatcher:
                 entry.fail(lost)
             else:
                 self._suspects.append(entry)
+        self.in_flight.discard(batch)
+        self.note_room()
+
+    def give_back(self, batch: InFlightBatch, queue: Scheduler) -> None:
+        """Queue the rows of a batch again that a lost device has not been sent: they are not why it was lost."""
+        left = [entry for entry in batch.entries if not (entry.is_settled or entry.is_abandoned)]
+        if batch.is_suspect:
+            self._suspects += left
+        elif left:
+            queue.put_nowait(*(batch.entries if batch.is_planned else left))  # a planned batch is computed whole
         self.in_flight.discard(batch)
         self.note_room()
 

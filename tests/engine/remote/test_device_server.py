@@ -14,7 +14,17 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.wire import CREDITS, Answers, FromEngine, Hello, Submit, parts_of
+from trio_pool_serve.engine.remote.wire import (
+    CREDITS,
+    Answers,
+    BatchFacts,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    QueueState,
+    Submit,
+    parts_of,
+)
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.processes.framed_stream import FramedStream
@@ -39,8 +49,9 @@ class ApiProcess:
     async def send(self, *rows: PoolingRequest, **about) -> list[int]:
         """Send a batch; return the numbers of its rows, the first of which is the batch's as well."""
         numbered = [(next(self._numbers), row) for row in rows]
+        facts = BatchFacts(numbered[0][0], len(rows), **about)
         for frame in row_frames(numbered, pytest.fail):
-            await self.stream.send(Submit(frame.parts, numbered[0][0], len(rows), **about), frame.buffers)
+            await self.stream.send(Submit(frame.parts, facts), frame.buffers)
         return [number for number, _ in numbered]
 
     async def receive(self) -> None:
@@ -204,25 +215,44 @@ async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
 async def test_each_is_told_how_much_others_compute_while_its_rows_wait(replica):
     async with processes(replica, 3) as (much, little, none):
         replica.runner.gate.clear()
-        await much.send(request(5), waiting_tokens=400, clients=2)
-        await little.send(request(5), waiting_tokens=100)
-        await until(lambda: sum(each.waiting_tokens for each in replica.engine.connections) == 500)
+        await much.send(request(5), queue=QueueState(400, 2))
+        await little.send(request(5), queue=QueueState(100))
+        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 500)
         replica.runner.gate.set()
         for process in (much, little, none):
-            about = {much: (400, 2), little: (100, 1), none: (0, 1)}[process]
-            await process.send(request(5), waiting_tokens=about[0], clients=about[1])
+            await process.send(request(5), queue=QueueState(*{much: (400, 2), little: (100, 1), none: ()}[process]))
         await until(lambda: len(much.done) == len(little.done) == 2 and len(none.done) == 1)
         # A turn for each client, and meanwhile as much again may arrive as waits.
         assert [each.told.others_share for each in (much, little, none)] == [0.5, 2, 3]
 
 
+async def test_an_api_process_says_what_waits_there_without_a_batch_too(replica):
+    """It may have withdrawn it, or given it to another device."""
+    async with processes(replica, 2) as (first, second):
+        await first.send(request(5), queue=QueueState(300))
+        await until(lambda: first.done)
+        await first.stream.send(Heartbeat(QueueState(100)))
+        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 100)
+        await second.send(request(5), queue=QueueState(800))
+        await until(lambda: second.done)
+        assert second.told.others_share == 0.25
+
+
+async def test_an_api_process_that_says_huge_numbers_hurts_no_other(replica):
+    async with processes(replica, 2) as (boastful, other):
+        await boastful.send(request(5), queue=QueueState(small_requests=2**64 - 1))
+        await other.send(request(6))
+        await until(lambda: other.done)
+        assert not boastful.done
+
+
 async def test_each_is_told_what_is_computed_for_others(replica):
     async with processes(replica, 2) as (first, second):
-        await first.send(request(5, 5), small_requests=1)
+        await first.send(request(5, 5), queue=QueueState(small_requests=1))
         await until(lambda: first.done)
-        await second.send(request(5, 5, 5), small_requests=2)
+        await second.send(request(5, 5, 5), queue=QueueState(small_requests=2))
         await until(lambda: second.done)
-        await first.send(request(5))
+        await first.send(request(5), queue=QueueState(small_requests=1))
         await until(lambda: len(first.done) == 2)
         assert (first.told.computed_tokens, second.told.computed_tokens) == (6, 5)
         assert (first.told.others_small_requests, second.told.others_small_requests) == (2, 1)

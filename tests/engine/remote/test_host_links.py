@@ -16,6 +16,7 @@ from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.silence import wait_silent
 from trio_pool_serve.engine.remote.wire import (
     Answers,
+    BatchFacts,
     Done,
     Hello,
     Leaving,
@@ -71,7 +72,7 @@ async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
         await engine.wait_ready()
         silent = await replica.connect()
         (frame,) = row_frames([(1, request(*[7] * 9)), (2, request(*[7] * 9))], pytest.fail)
-        await silent.send(Submit(frame.parts, 0, 2), frame.buffers)
+        await silent.send(Submit(frame.parts, BatchFacts(0, 2)), frame.buffers)
         await until(lambda: replica.engine.joiner.tokens == 9)  # the other one is launched
         nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
         await until(lambda: replica.engine.joiner.tokens == 9 + 3)
@@ -236,7 +237,7 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
             (number, PoolingOutput((np.ones(8, np.float32),), 0.1, 0.1, 0.1)) for number in message.parts[0].ids
         ]
         (frame,) = answer_frames([outcomes])
-        answers = frame_of(Answers(frame.parts, [Done(message.batch, 0.1)], 2048), b"".join(frame.buffers))
+        answers = frame_of(Answers(frame.parts, [Done(message.batch.number, 0.1)], 2048), b"".join(frame.buffers))
         await stream.send_all(frame_of(Leaving()) + answers)
         await until(lambda: engine.own_devices[0].losses == 1)
         await until(lambda: all(entry.output is not None for entry in entries))

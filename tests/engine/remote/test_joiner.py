@@ -1,6 +1,7 @@
 """Which rows of the batches of several API processes are computed together."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SH
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
+from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
 from trio_pool_serve.errors import BatchFailedError
-from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -31,9 +33,10 @@ class Sender:
     done: list[SentBatch] = field(init=False, factory=list)
 
     def send(self, lengths, rank=0, clients=1, key="", *, planned=False, suspect=False) -> list[QueueEntry]:
-        number = next(numbers)
-        as_planned = PlannedBatch(number, len(lengths)) if planned else None
-        batch = SentBatch(number, rank, clients, key, as_planned, suspect, self.settled.extend, self.done.append)
+        facts = BatchFacts(
+            next(numbers), len(lengths), key, rank, QueueState(0, clients), is_planned=planned, is_suspect=suspect
+        )
+        batch = SentBatch(facts, self.note_settled)
         entries = [
             QueueEntry(
                 PoolingRequest(RenderedPrompt(np.ones(tokens, np.int32))), batch.settle, holder=batch, tokens=tokens
@@ -41,9 +44,13 @@ class Sender:
             for tokens in lengths
         ]
         batch.rows.update(dict.fromkeys(entries))
-        batch.left = len(entries)
         self.joiner.put_nowait(batch)
         return entries
+
+    def note_settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
+        self.settled.extend(entries)
+        if not batch.left:
+            self.done.append(batch)
 
 
 @pytest.fixture
@@ -221,22 +228,26 @@ class JoinerModel(RuleBasedStateMachine):
             return
         batches = {entry.holder for entry in taken}
         first = taken[0].holder
-        assert len({batch.key for batch in batches}) == 1
-        assert len(batches) == 1 or not any(batch.is_suspect for batch in batches)
-        assert not any(batch.planned for batch in batches)
+        assert len({batch.facts.key for batch in batches}) == 1
+        assert len(batches) == 1 or not any(batch.facts.is_suspect for batch in batches)
+        assert not any(batch.facts.is_planned for batch in batches)
         firsts = {entry.holder: entry for entry in reversed(waiting)}
         if leaves_long and taken[0].tokens <= BULK_TOKENS:
             firsts = {batch: row for batch, row in firsts.items() if row.tokens <= BULK_TOKENS}
-        assert first.rank == min(batch.rank for batch in firsts)
+        assert first.facts.rank == min(batch.facts.rank for batch in firsts)
         for batch in batches:
             of_batch = [entry for entry in waiting if entry.holder is batch]
             of_taken = [entry for entry in taken if entry.holder is batch]
             assert of_taken == of_batch[: len(of_taken)], "in order"
         for batch, row in firsts.items():
-            if batch not in batches and batch.key == first.key and not (batch.is_suspect or first.is_suspect):
+            if (
+                batch not in batches
+                and batch.facts.key == first.facts.key
+                and not (batch.facts.is_suspect or first.facts.is_suspect)
+            ):
                 # One row of each is in, unless it does not fit beside those of the batches before it.
-                place = batch.rank, batch.number
-                before = [firsts[other] for other in batches if (other.rank, other.number) < place]
+                place = batch.facts.rank, batch.facts.number
+                before = [firsts[other] for other in batches if (other.facts.rank, other.facts.number) < place]
                 assert not self.fits([*before, row], max_tokens, pads=pads)
         assert len(taken) == 1 or self.fits(taken, max_tokens, pads=pads)
 

@@ -9,9 +9,10 @@ from attrs import define, field
 from msgspec.structs import replace
 
 from tests.engine.remote.replicas import Replica, asking
-from tests.engine.remote.test_remote_engine import compute_window, request, until
+from tests.engine.remote.test_remote_engine import compute_window, frame_of, request, until
 from trio_pool_serve.engine.dispatcher import REFUSAL
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
@@ -182,6 +183,66 @@ async def test_planned_batches_that_wait_fail_with_the_last_device_and_later_one
         async with replica.live():
             await engine.wait_ready()
             assert await compute_window(engine, [request(5)]) == [[1]]
+
+
+async def test_rows_that_were_not_sent_to_a_lost_device_only_wait_again(make):
+    good, bad = make(0), make(1)
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine:
+        async with await bad.accept() as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2**24)))
+            await until(lambda: len(engine._ready) == 2)
+            fast, unread = engine.own_devices
+            fast.is_draining = True
+            sent = submit(engine, request(*range(2**22)))  # more than the buffers of both ends
+            await until(lambda: unread.in_flight)
+            unsent = submit(engine, *[request(index) for index in range(5)])
+            await until(lambda: len(unread.in_flight) == 2)
+            left = submit(engine, request(7), request(8))
+            engine.withdraw(unsent[0])
+            fast.is_draining = False
+        await settled([*sent, *unsent[1:], *left])
+        assert [entry.losses for entry in [*sent, *unsent, *left]] == [1] + [0] * 7
+        assert not unsent[0].is_settled
+        assert sum(good.runner.rows) == 7
+        assert good.runner.rows.count(1) == 1, "only what was sent is computed alone"
+
+
+async def test_rows_that_were_not_sent_fail_as_those_that_were_when_the_last_device_is_lost(make):
+    bad = make()
+    async with bad.listen(), asking(bad) as engine:
+        async with await bad.accept() as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2**24)))
+            await until(lambda: engine._ready)
+            (unread,) = engine.own_devices
+            entries = submit(engine, request(*range(2**22)))
+            await until(lambda: unread.in_flight)
+            entries += submit(engine, request(5))
+            await until(lambda: len(unread.in_flight) == 2)
+        assert [type(error) for error in await settled(entries)] == [EngineProcessDiedError] * 2
+        assert not len(engine.scheduler)
+
+
+async def test_a_planned_batch_that_was_not_sent_to_a_lost_device_is_computed_by_another(make):
+    good, bad = make(0), make(1)
+    found = []
+
+    async def ask(engine) -> None:
+        found.extend(await compute_window(engine, [request(5), request(6)]))
+
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
+        async with await bad.accept() as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2**24)))
+            await until(lambda: len(engine._ready) == 2)
+            fast, unread = engine.own_devices
+            fast.is_draining = True
+            (sent,) = submit(engine, request(*range(2**22)))
+            await until(lambda: unread.in_flight)
+            nursery.start_soon(ask, engine)
+            await until(lambda: len(unread.in_flight) == 2)
+            fast.is_draining = False
+        await until(lambda: found)
+        await settled([sent])
+        assert found == [[1, 1]]
 
 
 async def test_a_row_that_no_client_waits_for_is_not_computed_again(devices):

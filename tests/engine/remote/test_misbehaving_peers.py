@@ -15,6 +15,7 @@ from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import (
     Answers,
+    BatchFacts,
     Done,
     Failure,
     FromEngine,
@@ -113,10 +114,10 @@ async def test_an_engine_that_leaves_twice_leaves_once(make):
 
 EXCESSIVE = {
     "withdrawals": Withdraw([0] * 1025),
-    "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025, 0, 1025),
-    "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))], 0, 1025),
-    "rows of a batch": Submit([Part([0, 1], 0, msgspec.Raw(b"\x90"))], 0, 1),
-    "rows": Submit([], 0, 2**21),
+    "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025, BatchFacts(0, 1025)),
+    "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))], BatchFacts(0, 1025)),
+    "rows of a batch": Submit([Part([0, 1], 0, msgspec.Raw(b"\x90"))], BatchFacts(0, 1)),
+    "rows": Submit([], BatchFacts(0, 2**21)),
 }
 
 
@@ -142,7 +143,7 @@ async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unrea
         stream = await replica.connect()
         await stream.receive()
         content = msgspec.Raw(msgspec.msgpack.encode([[1], [["x" * 40_000, {}]]]))
-        await stream.send(Submit([Part([7], 0, content)], 0, 1))
+        await stream.send(Submit([Part([7], 0, content)], BatchFacts(0, 1)))
         while not (received := await stream.receive())[0].parts:
             """A heartbeat."""
         await stream.aclose()
@@ -234,7 +235,7 @@ async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(make, contents,
         framed = FramedStream(stream, ToEngine)
         message, _ = await framed.receive()
         (part,) = message.parts
-        ended = [] if done is None else [Done(message.batch + done, 0.1)]
+        ended = [] if done is None else [Done(message.batch.number + done, 0.1)]
         await framed.send(Answers([Part(part.ids, 0, content) for content in contents], ended, 2048))
         await until(lambda: outcomes)
         assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
@@ -266,7 +267,7 @@ async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_conne
 
         async def send(batch: int) -> None:
             (frame,) = row_frames([(batch, request(5))], pytest.fail)
-            await greedy.send(Submit(frame.parts, batch, 1), frame.buffers)
+            await greedy.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
 
         for batch in range(replica.engine.most_batches):
             await send(batch)
@@ -291,7 +292,7 @@ async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alo
         stream = await replica.connect()
         (frame,) = row_frames([(1, request(5))], pytest.fail)
         for _ in range(2):
-            await stream.send(Submit(frame.parts, 4, 1), frame.buffers)
+            await stream.send(Submit(frame.parts, BatchFacts(4, 1)), frame.buffers)
         with trio.fail_after(10):
             while await stream.receive() is not None:
                 """Until the engine ends the connection."""
@@ -323,7 +324,7 @@ async def test_rows_without_tokens_fail_alone(make):
         stream = await replica.connect()
         for batch, row in enumerate((request(), request(5))):
             (frame,) = row_frames([(batch, row)], pytest.fail)
-            await stream.send(Submit(frame.parts, batch, 1), frame.buffers)
+            await stream.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
         assert await answers_to(stream, 1) == {0: UnsendableError, 1: ReadOutputs}
         await stream.aclose()
         assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)

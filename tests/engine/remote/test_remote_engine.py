@@ -22,7 +22,7 @@ from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.wire import Answers, Hello, Rows, Submit, parts_of
+from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Rows, Submit, parts_of
 from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -450,7 +450,7 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
         frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
         frame.add([5], Rows([1], [("nowhere:Nothing", {})], *COLUMNS))
-        await stream.send(Submit(frame.parts, 0, 6), frame.buffers)
+        await stream.send(Submit(frame.parts, BatchFacts(0, 6)), frame.buffers)
         found: dict[int, type] = {}
         while len(found) < 5:
             message, behind = await stream.receive()

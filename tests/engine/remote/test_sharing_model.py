@@ -13,6 +13,7 @@ from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SH
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
+from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
@@ -66,20 +67,13 @@ class SharingModel(RuleBasedStateMachine):
         if len(sender.sent) >= CREDITS or not (rows := sender.queue.take(LIMITS)):
             return
         first = rows[0]
-        batch = SentBatch(
-            len(sender.sent),
-            first.request.rank,
-            max(1, sender.queue.clients),
-            first.key,
-            None,
-            False,
-            lambda _: None,
-            lambda done: sender.sent.pop(done),
+        facts = BatchFacts(
+            len(sender.sent), len(rows), first.key, first.request.rank, QueueState(0, max(1, sender.queue.clients))
         )
+        batch = SentBatch(facts, lambda batch, _: None if batch.left else sender.sent.pop(batch))
         for row in rows:
             entry = QueueEntry(row.request, batch.settle, number=row.number, holder=batch, tokens=row.tokens)
             batch.rows[entry] = None
-        batch.left = len(rows)
         sender.sent[batch] = [*batch.rows]
         self.joiner.put_nowait(batch)
 
@@ -87,11 +81,11 @@ class SharingModel(RuleBasedStateMachine):
     @rule(pads=st.booleans())
     def launch(self, pads: bool) -> None:
         waiting = [batch for each in self.processes for batch in each.sent if batch.rows]
-        first = min(waiting, key=lambda each: each.rank)
+        first = min(waiting, key=lambda each: each.facts.rank)
         rows = self.joiner.take(BatchLimits(LIMITS.max_tokens, pads=pads))
         assert rows
-        assert first.rank == min(row.holder.rank for row in rows)
-        assert len({row.holder.key for row in rows}) == 1
+        assert first.facts.rank == min(row.holder.facts.rank for row in rows)
+        assert len({row.holder.facts.key for row in rows}) == 1
         batch = InFlightBatch(rows).batch
         computed = batch.padded_tokens if pads else batch.tokens
         if len(rows) > 1:

@@ -11,13 +11,13 @@ from hypothesis.extra import numpy as hnp
 from msgspec.structs import replace
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.remote.answers import answer_frames, read_answers
+from trio_pool_serve.engine.remote.answers import FAILURES, answer_frames, read_answers
 from trio_pool_serve.engine.remote.arrays import Payload
-from trio_pool_serve.engine.remote.failures import FAILURES
 from trio_pool_serve.engine.remote.rows import read_rows, row_frames
 from trio_pool_serve.engine.remote.wire import (
     MAX_PART_BYTES,
     Answers,
+    BatchFacts,
     Frame,
     OptionalArrays,
     Part,
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.unit
 
 def sent(frame: Frame, kind: type) -> list[tuple[Part, Payload]]:
     """Send a frame's parts through the wire's bytes."""
-    message = Submit(frame.parts, 1, 1) if kind is Submit else Answers(frame.parts, [], 2048)
+    message = Submit(frame.parts, BatchFacts(1, 1)) if kind is Submit else Answers(frame.parts, [], 2048)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
     return list(parts_of(decoded.parts, memoryview(bytearray(b"".join(frame.buffers)))))
 

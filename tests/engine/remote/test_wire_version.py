@@ -12,6 +12,7 @@ import msgspec
 
 from trio_pool_serve.engine.remote.greeting import WIRE_VERSION, AnyGreeting
 from trio_pool_serve.engine.remote.wire import (
+    BatchFacts,
     Done,
     Failure,
     FromEngine,
@@ -27,7 +28,7 @@ from trio_pool_serve.types import PoolingParams
 RECORD = Path(__file__).with_name("wire_version.txt")
 
 MESSAGES = (*get_args(AnyGreeting), *get_args(ToEngine), *get_args(FromEngine))
-PARTS = (Part, Rows, OptionalArrays, Outputs, Values, Failure, Done)
+PARTS = (BatchFacts, Part, Rows, OptionalArrays, Outputs, Values, Failure, Done)
 
 
 def described() -> str:

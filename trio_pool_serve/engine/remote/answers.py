@@ -1,13 +1,14 @@
 """Outcomes of rows on their way back: ``PoolingOutput``s and errors to parts of frames, and back."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from attrs import frozen
 
+from trio_pool_serve import errors
 from trio_pool_serve.engine.remote.arrays import (
     FLOAT32,
     INT32,
@@ -17,10 +18,20 @@ from trio_pool_serve.engine.remote.arrays import (
     concatenated,
     pieces,
 )
-from trio_pool_serve.engine.remote.failures import error_of, failure_of, reason_of
-from trio_pool_serve.engine.remote.wire import Failure, Frame, Outputs, Part, Values, fits_in_part
-from trio_pool_serve.errors import PoolServeError, UnsendableError
-from trio_pool_serve.processes.framed_stream import Buffer
+from trio_pool_serve.engine.remote.wire import (
+    Failure,
+    Frame,
+    Outputs,
+    Part,
+    Values,
+    fits_in_part,
+    frames_of,
+    halves,
+    message_of,
+    reason_of,
+)
+from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
+from trio_pool_serve.processes.framed_stream import Buffer, sendable
 from trio_pool_serve.types import PooledValue, PoolingOutput, SparseVector
 
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
@@ -30,54 +41,36 @@ _decoder: msgspec.msgpack.Decoder[Outputs | Failure] = msgspec.msgpack.Decoder(O
 ITEM_BYTES = 4
 """Of float32 and int32."""
 
+NOT_OF_AN_ENGINE = (errors.MethodNotAllowedError, errors.OverloadedError)
+"""Errors that are made of more than a message."""
+
+FAILURES: Mapping[str, type[PoolServeError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, PoolServeError) and kind not in NOT_OF_AN_ENGINE
+}
+"""Error classes by the name that is sent. Any other error of an engine arrives as ``BatchFailedError``."""
+
 
 def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Frame]:
     """Yield frames with the outcomes of rows, of each batch together. An output that cannot be sent becomes a failure.
 
     Outcomes of one batch are sent as one part if that is possible, else in as few as are found by dividing them.
     """
-    frame = Frame()
-    for batch in batches:
-        left = [batch] if batch else []
-        while left:
-            left += _add(frame, left.pop())
-            if frame.is_full:
-                yield frame
-                frame = Frame()
-    if frame.parts:
-        yield frame
 
-
-def _add(frame: Frame, outcomes: Sequence[NumberedOutcome]) -> list[Sequence[NumberedOutcome]]:
-    """Add outcomes as one part; if that is impossible, return them divided, the last ones first."""
-    try:
-        _add_together(frame, outcomes)
-    except Exception as error:  # heads may return anything
-        if len(outcomes) > 1:
-            return _divide(outcomes)[::-1]
+    def refuse(frame: Frame, number: int, error: Exception) -> None:
         failed = UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")
-        frame.add([outcomes[0][0]], failure_of(failed))
-    return []
+        frame.add([number], _failure_of(failed))
+
+    return frames_of(batches, _encode, refuse, _divide)
 
 
-def _add_together(frame: Frame, outcomes: Sequence[NumberedOutcome]) -> None:
-    """Add outcomes as one part. Raises anything if they cannot be sent, or not as one."""
-    numbers, outputs = [number for number, _ in outcomes], [output for _, output in outcomes]
-    if isinstance(outputs[0], PoolingOutput):
-        frame.add(numbers, *_encode(outputs))  # type: ignore[arg-type]  # raises for others than outputs
-    elif len(outputs) == 1:
-        frame.add(numbers, failure_of(outputs[0]))
-    else:
-        raise ValueError("each failure is sent by itself")
-
-
-def _divide(outcomes: Sequence[NumberedOutcome]) -> list[Sequence[NumberedOutcome]]:
+def _divide(outcomes: Sequence[NumberedOutcome]) -> Sequence[Sequence[NumberedOutcome]]:
     """Divide outcomes by what they are, or in halves if all are of the same kind."""
     kinds: dict[Any, list[NumberedOutcome]] = {}
     for outcome in outcomes:
         kinds.setdefault(_kind_of(outcome), []).append(outcome)
-    middle = len(outcomes) // 2
-    return [*kinds.values()] if len(kinds) > 1 else [outcomes[:middle], outcomes[middle:]]
+    return [*kinds.values()] if len(kinds) > 1 else halves(outcomes)
 
 
 def _kind_of(outcome: NumberedOutcome) -> Any:
@@ -91,15 +84,24 @@ def _kind_of(outcome: NumberedOutcome) -> Any:
     return output.queue_s, output.forward_s, output.copy_s, *shapes
 
 
-def _encode(outputs: Sequence[PoolingOutput]) -> tuple[Outputs, list[Buffer]]:
-    """Return outputs of one batch as they are sent. Raises anything if there are no such, or if they are too many."""
-    ((queue_s, forward_s, copy_s),) = {(output.queue_s, output.forward_s, output.copy_s) for output in outputs}
-    columns = [*zip(*[output.values for output in outputs], strict=True)]
+def _encode(outcomes: Sequence[Any]) -> tuple[Outputs | Failure, list[Buffer]]:
+    """Return outputs of one batch, or one error, as they are sent. Raises anything for others, or if they are many."""
+    if isinstance(outcomes[0], Exception):
+        (error,) = outcomes
+        return _failure_of(error), []
+    ((queue_s, forward_s, copy_s),) = {(output.queue_s, output.forward_s, output.copy_s) for output in outcomes}
+    columns = [*zip(*[output.values for output in outcomes], strict=True)]
     values = [_values_of(column) for column in columns]
-    if not fits_in_part(len(outputs), sum([_nbytes_of(each) for each in values])):
+    if not fits_in_part(len(outcomes), sum([_nbytes_of(each) for each in values])):
         raise ValueError("too many outputs for one part")
     buffers = [buffer for column, each in zip(columns, values, strict=True) for buffer in _buffers_of(column, each)]
     return Outputs(queue_s, forward_s, copy_s, values), buffers
+
+
+def _failure_of(error: Exception) -> Failure:
+    """Return an error as it is sent: as the nearest of its bases that the receiver knows."""
+    kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
+    return Failure(next(kinds, BatchFailedError.__name__), sendable(message_of(error)))
 
 
 def _nbytes_of(values: Values) -> int:
@@ -141,7 +143,7 @@ def read_answers(part: Part, payload: Payload) -> ReadOutputs | PoolServeError:
         part.require_usual_size()
         answer = _decoder.decode(part.content)
         if isinstance(answer, Failure):
-            return error_of(answer)
+            return FAILURES.get(answer.kind, BatchFailedError)(answer.message)
         columns = [_read_values(values, payload) for values in answer.values]
         rows = [*zip(*columns, strict=True)] if columns else [()] * len(part.ids)
         if len(rows) != len(part.ids):

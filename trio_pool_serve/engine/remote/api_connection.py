@@ -23,6 +23,7 @@ from trio_pool_serve.engine.remote.wire import (
     Hello,
     Leaving,
     Part,
+    QueueState,
     Submit,
     ToEngine,
     Withdraw,
@@ -56,18 +57,12 @@ class ApiConnection:
     hello: Callable[[], Hello]
     timeout_s: float = math.inf
     """Seconds of silence after which the API process counts as lost."""
-    waiting_tokens: int = field(default=0, init=False)
-    """Those in the queue of the API process, as it has said last."""
-    clients: int = field(init=False, default=1)
-    """Clients that have rows waiting there."""
-    small_requests: int = field(default=0, init=False)
-    """Of the API process, so far."""
+    queue: QueueState = field(init=False, factory=QueueState)
+    """What waits in the API process, as it has said last."""
     _is_leaving: bool = field(default=False, init=False)
     _batches: dict[int, SentBatch] = field(init=False, factory=dict)
     """Those that are not answered."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    _arriving: dict[int, int] = field(init=False, factory=dict)
-    """Rows of batches that have not arrived yet."""
     _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
     """Of each pass together."""
     _done: list[Done] = field(init=False, factory=list)
@@ -106,8 +101,8 @@ class ApiConnection:
             match message:
                 case Submit():
                     await self._submit(message, frame_payload)
-                case Heartbeat(waiting_tokens, clients):
-                    self.waiting_tokens, self.clients = waiting_tokens, max(1, clients)
+                case Heartbeat(queue):
+                    self.queue = queue
                 case Withdraw(ids):
                     for number in ids:
                         if (waiting := self._waiting.pop(number, None)) is not None:
@@ -116,57 +111,40 @@ class ApiConnection:
         connection.cancel(reason="the API process has disconnected")
 
     async def _submit(self, message: Submit, frame_payload: memoryview) -> None:
-        number = message.batch
-        batch = self._batches.get(number)
+        facts = message.batch
+        batch = self._batches.get(facts.number)
         if batch is None:
-            batch = self._open_batch(message)
+            if len(self._batches) >= self.server.most_batches:
+                raise ValueError(f"more than {self.server.most_batches} batches were sent before they were answered")
+            batch = self._batches[facts.number] = SentBatch(facts, self._settled)
+        elif not batch.arriving:
+            raise ValueError("a batch has the number of one that is not answered")
         for part, payload in parts_of(message.parts, frame_payload):
-            self._arriving[number] -= len(part.ids)
-            if self._arriving[number] < 0:
+            batch.arriving -= len(part.ids)
+            if batch.arriving < 0:
                 raise ValueError("a batch has more rows than it was said to have")
             self._read(part, payload, batch)
             await trio.lowlevel.checkpoint()
-        if not self._arriving[number]:
-            del self._arriving[number]
-            self.waiting_tokens = message.waiting_tokens
-            self.clients = max(1, message.clients)
-            self.small_requests += message.small_requests
-            self.server.small_requests += message.small_requests
-            if batch.left:
+        if not batch.arriving:
+            self.queue = facts.queue
+            if batch.rows:
                 self.server.joiner.put_nowait(batch)
-            else:
-                self._note_done(batch)
-
-    def _open_batch(self, message: Submit) -> SentBatch:
-        if len(self._batches) >= self.server.most_batches:
-            raise ValueError(f"more than {self.server.most_batches} batches were sent before they were answered")
-        batch = SentBatch(
-            message.batch,
-            message.rank,
-            max(1, message.clients),
-            message.key,
-            PlannedBatch(message.batch, message.rows) if message.is_planned else None,
-            message.is_suspect,
-            self._settled,
-            self._note_done,
-        )
-        self._batches[batch.number], self._arriving[batch.number] = batch, message.rows
-        return batch
 
     def _read(self, part: Part, payload: Payload, batch: SentBatch) -> None:
+        facts = batch.facts
         try:
-            requests = read_rows(part, payload, batch.planned)
+            requests = read_rows(part, payload, PlannedBatch(facts.number, facts.rows) if facts.is_planned else None)
         except UnsendableError as error:
-            self._finish([(number, error) for number in part.ids])
+            batch.left -= len(part.ids)
+            self._finish(batch, [(number, error) for number in part.ids])
             return
         settle, now = batch.settle, time.perf_counter()
         for number, request in zip(part.ids, requests, strict=True):
             entry = QueueEntry(request, settle, now, number, holder=batch, tokens=request.tokens)
             self._waiting[number] = entry
             batch.rows[entry] = None
-        batch.left += len(requests)
 
-    def _settled(self, entries: Sequence[QueueEntry]) -> None:
+    def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
         outcomes: list[NumberedOutcome] = []
         for entry in entries:
             if self._waiting.get(entry.number) is entry:  # not withdrawn after its launch
@@ -174,17 +152,15 @@ class ApiConnection:
                 outcome = entry.output or entry.error
                 assert outcome is not None  # noqa: S101  (it is settled)
                 outcomes.append((entry.number, outcome))
-        self._finish(outcomes)
+        self._finish(batch, outcomes)
 
-    def _finish(self, outcomes: list[NumberedOutcome]) -> None:
+    def _finish(self, batch: SentBatch, outcomes: list[NumberedOutcome]) -> None:
         if outcomes:
             self._outcomes.append(outcomes)
-            self._has_outcomes.set()
-
-    def _note_done(self, batch: SentBatch) -> None:
-        if batch.number not in self._arriving and self._batches.pop(batch.number, None) is not None:
-            self._done.append(Done(batch.number, batch.device_s))
-            self._has_outcomes.set()
+        if not batch.left:
+            del self._batches[batch.facts.number]
+            self._done.append(Done(batch.facts.number, batch.device_s))
+        self._has_outcomes.set()
 
     async def _answer(self) -> None:
         """Send outcomes; those that come while a frame is sent go together in the next. While there are none, say so.

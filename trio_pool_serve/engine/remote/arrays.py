@@ -48,8 +48,9 @@ class Payload:
         return array
 
 
-def header_of(array: Array) -> ArrayHeader:
-    """Return the dtype and shape of an array, for ``Payload.take``."""
+def put(array: Array, buffers: list[Buffer]) -> ArrayHeader:
+    """Add an array's bytes to the buffers of a part; return what ``Payload.take`` needs to take it out again."""
+    buffers.append(buffer_of(array))
     return array.dtype.str, array.shape
 
 

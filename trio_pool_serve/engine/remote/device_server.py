@@ -37,8 +37,6 @@ class DeviceServer:
     joiner: Joiner = field(init=False, factory=Joiner)
     connections: dict[ApiConnection, None] = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
-    small_requests: int = field(init=False, default=0)
-    """Of all API processes so far."""
     left_waiting: bool = field(init=False, default=False)
     """Whether rows were waiting when the latest batch was computed."""
 
@@ -89,14 +87,14 @@ class DeviceServer:
         They share by their clients, and while a server is overloaded, as much again arrives as waits. The share stays
         the same while all queues grow alike, as in a flood.
         """
-        own, clients = max(1, connection.waiting_tokens), connection.clients
-        others = [each for each in self.connections if each is not connection]
-        share = sum([min(each.clients / clients, COMES_AGAIN * each.waiting_tokens / own) for each in others])
-        return min(MAX_SHARE, share)
+        own = connection.queue
+        others = [each.queue for each in self.connections if each is not connection]
+        shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
+        return min(MAX_SHARE, sum(shares))
 
     def others_small_requests(self, connection: ApiConnection) -> int:
-        """Return how many small requests other API processes have sent."""
-        return self.small_requests - connection.small_requests
+        """Return how many small requests the other API processes that are connected have sent."""
+        return sum(each.queue.small_requests for each in self.connections if each is not connection)
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         computing = sum([len(each.in_flight) for each in self.worker.dispatcher.devices])

@@ -11,49 +11,45 @@ A planned batch is computed when nothing else waits, and a suspect one alone; ne
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from heapq import heappop, heapreplace
 
 from attrs import define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.change import Change
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS, FAIRNESS
-from trio_pool_serve.types import PlannedBatch
 
 
 @define(eq=False)
 class SentBatch:
-    """A batch of one API process, whose rows are taken in order, by one pass or several.
+    """A batch of one API process, whose rows are taken in order, by one pass or several."""
 
-    ``settled`` is called with entries that are finished or have failed, ``done`` once all of them are.
-    """
-
-    number: int
-    rank: int
-    clients: int
-    key: str
-    planned: PlannedBatch | None
-    """``None`` for ordinary batches."""
-    is_suspect: bool
-    settled: Callable[[Sequence[QueueEntry]], None]
-    done: Callable[["SentBatch"], None]
+    facts: BatchFacts
+    settled: Callable[["SentBatch", Sequence[QueueEntry]], None]
+    """Called with entries that are finished or have failed, and with none when some are withdrawn."""
     rows: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
     """Those that wait."""
-    left: int = field(init=False, default=0)
-    """Rows that are not settled."""
+    arriving: int = field(init=False)
+    """Rows that have not arrived yet."""
+    left: int = field(init=False)
+    """Rows that are neither settled nor withdrawn, those included that have not arrived."""
     device_s: float = field(init=False, default=0.0)
+
+    def __attrs_post_init__(self) -> None:
+        self.arriving = self.left = self.facts.rows
 
     def settle(self, entries: Sequence[QueueEntry]) -> None:
         """Pass on entries that are settled."""
-        self.settled(entries)
-        self.note_left(len(entries))
+        self.left -= len(entries)
+        self.settled(self, entries)
 
-    def note_left(self, rows: int) -> None:
-        """Count rows that are settled or withdrawn."""
+    def note_withdrawn(self, rows: int) -> None:
+        """Count rows that are not computed."""
         self.left -= rows
-        if not self.left:
-            self.done(self)
+        self.settled(self, ())
 
     @property
     def first(self) -> QueueEntry:
@@ -89,10 +85,10 @@ class Joiner:
         return [entry for batch in batches for entry in batch.rows]
 
     def put_nowait(self, batch: SentBatch) -> None:
-        """Add a batch whose rows have all arrived."""
-        if batch.planned is not None:
+        """Add a batch whose rows have all arrived, at least one."""
+        if batch.facts.is_planned:
             self._planned[batch] = None
-        elif batch.rows:
+        else:
             self._batches[batch] = None
             self.tokens += batch.tokens
             if batch.first.tokens <= BULK_TOKENS:
@@ -102,24 +98,19 @@ class Joiner:
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out, if it waits; of a planned batch only all rows together."""
         entry.is_abandoned, batch = True, entry.holder
-        if batch.planned is not None:
+        if batch in self._planned:
             # The last ones first: rows are withdrawn in the order of their arrival.
-            if batch in self._planned and all(row.is_abandoned for row in reversed(batch.rows)):
-                del self._planned[batch]
-                self._drop(batch, len(batch.rows))
+            if all(row.is_abandoned for row in reversed(batch.rows)):
+                batch.note_withdrawn(len(self._take_planned(batch)))
         elif batch in self._batches and entry in batch.rows:
             del batch.rows[entry]
             self.tokens -= entry.tokens
             self._leave_if_empty(batch)
-            batch.note_left(1)
-
-    def _drop(self, batch: SentBatch, rows: int) -> None:
-        batch.rows.clear()
-        batch.note_left(rows)
+            batch.note_withdrawn(1)
 
     def take(self, limits: BatchLimits) -> list[QueueEntry]:
         """Take the rows of one pass; empty if none may be taken."""
-        batches = sorted(self._batches, key=lambda each: each.rank)
+        batches = sorted(self._batches, key=lambda each: each.facts.rank)
         if limits.leaves_long:
             short = [each for each in batches if each.first.tokens <= BULK_TOKENS]
             long_tokens = sum([each.tokens for each in batches if each not in short])
@@ -127,44 +118,15 @@ class Joiner:
                 batches = short
         if not batches:
             return []
-        first = batches[0]
-        beside = (
-            [] if first.is_suspect else [each for each in batches[1:] if each.key == first.key and not each.is_suspect]
-        )
-        taken = self._joined([first, *beside], limits) if beside else self._alone(first, limits)
+        first = batches[0].facts
+        beside = [each for each in batches[1:] if each.facts.key == first.key and not each.facts.is_suspect]
+        batches = batches[:1] if first.is_suspect else [batches[0], *beside]
+        taken = _joined(batches, limits)
+        for batch in batches:
+            self._leave_if_empty(batch)
         self.tokens -= sum([entry.tokens for entry in taken])
         long_tokens = sum([entry.tokens for entry in taken if entry.tokens > BULK_TOKENS])
         self._kept_together = max(0, self._kept_together - long_tokens)
-        return taken
-
-    def _alone(self, batch: SentBatch, limits: BatchLimits) -> list[QueueEntry]:
-        budget, taken = limits.budget(), list[QueueEntry]()
-        while batch.rows and budget.try_add(batch.first.tokens):
-            taken.append(batch.rows.popitem(last=False)[0])
-        self._leave_if_empty(batch)
-        return taken
-
-    def _joined(self, batches: list[SentBatch], limits: BatchLimits) -> list[QueueEntry]:
-        budget, taken = limits.budget(), list[QueueEntry]()
-        shares = dict.fromkeys(batches, 0.0)
-        """Tokens that were taken of each, divided by its clients."""
-
-        def take_of(batch: SentBatch) -> bool:
-            entry = batch.first
-            if not budget.try_add(entry.tokens):
-                return False
-            del batch.rows[entry]
-            taken.append(entry)
-            shares[batch] += entry.tokens / batch.clients
-            return True
-
-        fitting = [batch for batch in batches if take_of(batch)]
-        while (left := [batch for batch in fitting if batch.rows]) and not budget.is_full:
-            batch = min(left, key=lambda each: (each.rank, shares[each]))
-            if not take_of(batch):
-                fitting.remove(batch)
-        for batch in batches:
-            self._leave_if_empty(batch)
         return taken
 
     def _leave_if_empty(self, batch: SentBatch) -> None:
@@ -173,9 +135,9 @@ class Joiner:
 
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of the planned batch that came first; empty if there is none."""
-        if not self._planned:
-            return []
-        batch = next(iter(self._planned))
+        return self._take_planned(next(iter(self._planned))) if self._planned else []
+
+    def _take_planned(self, batch: SentBatch) -> list[QueueEntry]:
         del self._planned[batch]
         rows = [*batch.rows]
         batch.rows.clear()
@@ -189,3 +151,26 @@ class Joiner:
 
     def __repr__(self) -> str:
         return f"<Joiner {len(self)} rows of {len(self._batches)} batches>"
+
+
+def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntry]:
+    """Take rows of batches that are sorted by rank: one of each, then by rank and by what was taken for each client."""
+    budget, taken = limits.budget(), list[QueueEntry]()
+    # Whether a batch has had its first turn, its rank, tokens taken per client, and its place: a heap, as it is sorted.
+    turns = [(False, batch.facts.rank, 0.0, place) for place, batch in enumerate(batches)]
+    while len(turns) > 1:
+        _, rank, tokens, place = turns[0]
+        batch = batches[place]
+        if not budget.try_add(batch.first.tokens):
+            heappop(turns)
+            continue
+        entry, _ = batch.rows.popitem(last=False)
+        taken.append(entry)
+        if batch.rows:
+            heapreplace(turns, (True, rank, tokens + entry.tokens / batch.facts.queue.clients, place))
+        else:
+            heappop(turns)
+    last = batches[turns[0][-1]]
+    while last.rows and budget.try_add(last.first.tokens):
+        taken.append(last.rows.popitem(last=False)[0])
+    return taken

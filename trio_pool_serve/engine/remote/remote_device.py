@@ -4,7 +4,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import trio
@@ -25,12 +26,13 @@ from trio_pool_serve.engine.remote.wire import (
     CREDITS,
     FULL_FRAME_ROWS,
     Answers,
-    Done,
+    BatchFacts,
     FromEngine,
     Heartbeat,
     Hello,
     Leaving,
     Part,
+    QueueState,
     Submit,
     Withdraw,
     parts_of,
@@ -73,7 +75,6 @@ class RemoteDevice(Device):
     """Connections that have ended."""
     told: Answers | None = field(default=None, init=False)
     """What it has said last about itself."""
-    _told_small_requests: int = field(default=0, init=False)
     _said_tokens: int = field(default=0, init=False)
     """Tokens that wait in this process, as it has told the device server last."""
     _is_leaving: bool = field(default=False, init=False)
@@ -82,11 +83,10 @@ class RemoteDevice(Device):
     _answered_at: float = field(default=0.0, init=False)
     """When a row was answered, or one was sent while there were none but those of planned batches."""
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
-    """Of rows and batches."""
+    """Of rows; a batch has the number of its first one."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    """Rows that were sent and are not settled."""
-    _batches: dict[int, InFlightBatch] = field(init=False, factory=dict)
-    _unsent: list[tuple[int, InFlightBatch]] = field(init=False, factory=list)
+    """Rows that were sent, or will be, and are not settled."""
+    _unsent: deque[InFlightBatch] = field(init=False, factory=deque)
     _withdrawn: list[int] = field(init=False, factory=list)
     _has_work: trio.Event = field(init=False, factory=trio.Event)
 
@@ -104,14 +104,6 @@ class RemoteDevice(Device):
     def takes_rows(self) -> bool:
         """Whether it is ready, and neither the device server nor this process wants it to have no more rows."""
         return self.hello is not None and not self._is_leaving and not self.is_draining
-
-    @property
-    def has_waiting(self) -> bool:  # noqa: D102
-        return self.told is not None and self.told.left_waiting
-
-    @property
-    def zone(self) -> str:  # noqa: D102
-        return "" if self.hello is None else self.hello.zone
 
     @property
     def stall_reason(self) -> str:
@@ -156,14 +148,12 @@ class RemoteDevice(Device):
         return 1 if self.hello is None else self.hello.launches
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
-        number = next(self._numbers)
         for entry in batch.entries:
             entry.holder, entry.number = self, next(self._numbers)
             self._waiting[entry.number] = entry
         if all(each.is_planned for each in self.in_flight[:-1]):
             self._answered_at = time.perf_counter()
-        self._batches[number] = batch
-        self._unsent.append((number, batch))
+        self._unsent.append(batch)
         self._has_work.set()
         await trio.lowlevel.checkpoint()
         return False
@@ -235,7 +225,7 @@ class RemoteDevice(Device):
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
         if self.hello is not None:
             raise LinkRefusedError("it has said hello twice")
-        self.hello = hello
+        self.hello, self.zone = hello, hello.zone
         try:
             self.on_ready(self)
         except Exception:
@@ -246,22 +236,21 @@ class RemoteDevice(Device):
 
     async def _leave(self, connection: trio.CancelScope) -> None:
         """End the connection once the device server has no rows of this process, and none wait for it alone."""
-        while self._batches or (self._is_last and len(self.queue)):
+        while self.in_flight or (self._is_last and len(self.queue)):
             await self.dispatcher.room.wait()
         connection.cancel(reason="the engine process is leaving")
 
     def _lose(self) -> None:
         """Forget the state of the device server, and give back the batches that it had."""
         was_ready, self.hello, self.told, self._is_leaving = self.hello is not None, None, None, False
-        lost = [*self._batches.values()]
-        self._unsent.clear()
-        self._withdrawn.clear()
-        self._waiting.clear()
-        self._batches.clear()
-        self.in_flight.clear()
+        lost, unsent = [batch for batch in self.in_flight if batch not in self._unsent], [*self._unsent]
+        for held in (self.in_flight, self._unsent, self._withdrawn, self._waiting):
+            held.clear()
         if was_ready:
             self.losses += 1
             logger.info("the connection to the engine process at %s has ended", self.connector.name)
+            for batch in unsent:
+                self.dispatcher.give_back(batch, self.queue)
             self.on_lost(self)
             for batch in lost:
                 self.dispatcher.lose(batch, EngineProcessDiedError(self.connector.loss))
@@ -273,63 +262,60 @@ class RemoteDevice(Device):
             with trio.move_on_after(heartbeat_s):
                 await self._has_work.wait()
             self._has_work = trio.Event()
-            unsent, self._unsent = self._unsent, []
+            if not (self._unsent or self._withdrawn):
+                await stream.send(Heartbeat(self._queue_state()))
+            while self._unsent:
+                await self._send_batch(stream, self._unsent.popleft())
             withdrawn, self._withdrawn = self._withdrawn, []
-            if not (unsent or withdrawn):
-                self._said_tokens = self.queue.tokens
-                await stream.send(Heartbeat(self.queue.tokens, max(1, self.queue.clients)))
-            for number, batch in unsent:
-                await self._send_batch(stream, number, batch)
             for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
                 await stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
 
-    async def _send_batch(self, stream: FramedStream[FromEngine], number: int, batch: InFlightBatch) -> None:
-        queue, entries, first = self.queue, batch.entries, batch.entries[0]
-        rows = [(entry.number, entry.request) for entry in entries if batch.is_planned or not entry.is_abandoned]
+    async def _send_batch(self, stream: FramedStream[FromEngine], batch: InFlightBatch) -> None:
+        rows = [(entry.number, entry.request) for entry in batch.entries if batch.is_planned or not entry.is_abandoned]
         if not batch.is_planned:
             rows.sort(key=lambda row: id(row[1].params))  # what rows have in common is sent once: a query's vectors
-        refused: list[tuple[int, UnsendableError]] = []
-        frames = [*row_frames(rows, lambda *of_row: refused.append(of_row))]
-        for row, error in refused:
+        refused: dict[int, UnsendableError] = {}
+        frames = [*row_frames(rows, refused.__setitem__)]
+        for number, error in refused.items():
             logger.error("a row failed: %s", error)
-            self._fail_row(row, error)
+            self._fail_rows([number], error)
         if batch.is_planned and refused:
-            other = BatchFailedError(f"Another input of the batch has failed: {refused[0][1]}")
-            for entry in entries:
-                self._fail_row(entry.number, other)
-        elif left := len(rows) - len(refused):
-            small, self._told_small_requests = queue.small_requests - self._told_small_requests, queue.small_requests
-            self._said_tokens = queue.tokens
-            for frame in frames:
-                about = (number, left, first.key, first.request.rank, max(1, queue.clients), queue.tokens, small)
-                await stream.send(Submit(frame.parts, *about, batch.is_planned, batch.is_suspect), frame.buffers)
+            other = BatchFailedError(f"Another input of the batch has failed: {next(iter(refused.values()))}")
+            self._fail_rows([number for number, _ in rows], other)
+            frames.clear()
+        if not frames:
+            self.dispatcher.free(self, batch)
+            self.dispatcher.forget(batch)
             return
-        self.dispatcher.free(self, self._batches.pop(number))
-        self.dispatcher.forget(batch)
+        first, left = batch.entries[0], len(rows) - len(refused)
+        about = (first.key, first.request.rank, self._queue_state(), batch.is_planned, batch.is_suspect)
+        facts = BatchFacts(first.number, left, *about)
+        for frame in frames:
+            await stream.send(Submit(frame.parts, facts), frame.buffers)
 
-    def _fail_row(self, number: int, error: PoolServeError) -> None:
-        if (entry := self._waiting.pop(number, None)) is not None:
-            entry.fail(error)
+    def _queue_state(self) -> QueueState:
+        self._said_tokens = self.queue.tokens
+        return QueueState(self.queue.tokens, max(1, self.queue.clients), self.queue.small_requests)
 
-    def _answered(self, answered: Sequence[Done]) -> list[InFlightBatch]:
-        """Return batches that are answered, which are no longer this device's."""
-        batches = []
-        for done in answered:
-            if (batch := self._batches.pop(done.batch, None)) is not None:
-                batch.device_s = 0.0 if batch.is_planned else done.device_s
-                batches.append(batch)
-        return batches
+    def _fail_rows(self, numbers: Iterable[int], error: PoolServeError) -> None:
+        for number in numbers:
+            if (entry := self._waiting.pop(number, None)) is not None:
+                entry.fail(error)
 
     async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
-        before, self.told = self.told, message
+        device_s = {done.batch: done.device_s for done in message.done}
+        done = [batch for batch in self.in_flight if batch.entries[0].number in device_s]
+        before, self.told, self.has_waiting = self.told, message, message.left_waiting
         if before is not None:
-            own = sum([self._batches[done.batch].batch.tokens for done in message.done if done.batch in self._batches])
+            own = sum([batch.batch.tokens for batch in done])
             self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens - own)
             self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
         if not self._said_tokens / 2 <= self.queue.tokens <= 2 * self._said_tokens:
             self._has_work.set()  # at the start of a flood a credit comes back too late to tell the other processes
-        if freed := self._answered(message.done):
-            self.dispatcher.free(self, *freed)
+        for batch in done:
+            batch.device_s = 0.0 if batch.is_planned else device_s[batch.entries[0].number]
+        if done:
+            self.dispatcher.free(self, *done)  # the next ones can be taken before their rows are delivered
         else:
             self.dispatcher.note_room()  # it may be stalled no longer
         outcomes: list[Outcome] = []
@@ -339,20 +325,18 @@ class RemoteDevice(Device):
             outcomes += self._outcomes_of(part, payload)
         with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
             await deliver(outcomes)
-        for batch in freed:
+        for batch in done:
             for entry in batch.entries:
                 self._waiting.pop(entry.number, None)
             self.dispatcher.forget(batch)
 
     def _outcomes_of(self, part: Part, payload: Payload) -> list[Outcome]:
         """Return the outputs of a part's rows that are waited for; fail those that have none."""
-        answers, waiting = read_answers(part, payload), self._waiting
-        entries = [waiting.pop(number, None) for number in part.ids]
+        answers, outcomes = read_answers(part, payload), list[Outcome]()
         if isinstance(answers, PoolServeError):
-            for failed in filter(None, entries):
-                failed.fail(answers)
-            return []
-        outcomes: list[Outcome] = []
+            self._fail_rows(part.ids, answers)
+            return outcomes
+        entries = [self._waiting.pop(number, None) for number in part.ids]
         forward_s, copy_s = answers.forward_s, answers.copy_s
         launched = self._answered_at - forward_s - copy_s
         for entry, values in zip(entries, answers.rows, strict=True):

@@ -3,17 +3,20 @@
 They are msgspec structs and not attrs classes because msgspec sends those as arrays and distinguishes those of a tagged
 union. Rows and answers that have everything in common but their numbers travel as one part of a frame: what they share
 is encoded once, and each kind of array is one array, the rows' concatenated. Each part is encoded separately, and its
-arrays are in the frame's payload in the order of the parts: one that cannot be encoded or decoded fails alone.
+arrays are in the frame's payload in the order of the parts: one that cannot be encoded or decoded fails alone. What can
+be sent as one part is found by trying: see ``frames_of``.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from attrs import define, field
 
 from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Buffer
+
+T = TypeVar("T")
 
 FULL_FRAME_ROWS = 1024
 FULL_FRAME_BYTES = 2**20
@@ -26,28 +29,19 @@ MAX_PART_BYTES = MAX_HEADER_BYTES // FULL_FRAME_ROWS // 2
 BYTES_OF_ROW = 256
 """Most bytes of a part that are of one row alone: numbers of up to nine bytes."""
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-
-MAX_WAITING_TOKENS = 2**40
-
 MAX_SHARE = 1e6
 
-MAX_BATCH_ROWS = 2**20
-
-MAX_PROBE_TOKENS = 4096
-
-MAX_MODEL_BYTES = 2**50
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MODEL_BYTES)]
+Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-WaitingTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
+Counted: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Clients: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)]
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Launches: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-
-
 RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
 
 
@@ -55,9 +49,9 @@ class OptionalArrays(msgspec.Struct, array_like=True):
     """Headers of the arrays that one prompt has besides those with an element for each token."""
 
     embeds: ArrayHeader | None = None
+    chunks: ArrayHeader | None = None
     images: list[tuple[str, ArrayHeader]] | None = None
     image_tokens: tuple[int, ...] = ()
-    chunks: ArrayHeader | None = None
 
 
 class Rows(msgspec.Struct, array_like=True):
@@ -99,30 +93,38 @@ class Part(msgspec.Struct, array_like=True):
 Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
 
 
-class Submit(msgspec.Struct, tag=True, array_like=True):
-    """Compute these rows: some or all of those of one batch, which its API process has taken from its queue.
+class QueueState(msgspec.Struct, array_like=True, frozen=True):
+    """What waits in an API process."""
 
-    Each frame of a batch says the same about it.
-    """
+    tokens: Counted = 0
+    clients: Clients = 1
+    """Clients that have rows waiting, or had some in the batch that is sent with this."""
+    small_requests: Counted = 0
+    """Small requests whose rows have all left the queue, so far."""
 
-    parts: Parts
-    batch: Count
-    """Its number, unique for one connection."""
-    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH_ROWS)]
-    """Of the whole batch: once they are there, it can be computed."""
+
+class BatchFacts(msgspec.Struct, array_like=True):
+    """What a device server is told of a batch, which its API process has taken from its queue."""
+
+    number: Count
+    """Unique for one connection."""
+    rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    """Once they are all there, it can be computed."""
     key: Name = ""
     """Rows of other batches are computed beside these only if it is the same."""
     rank: Rank = 0
-    clients: Count = 1
-    """Clients that have rows waiting in the API process, these included."""
-    waiting_tokens: WaitingTokens = 0
-    """Those that are left in the queue of the API process."""
-    small_requests: Count = 0
-    """Those of which these are the last rows."""
+    queue: QueueState = QueueState()
     is_planned: bool = False
     """It is background work, computed when nothing else waits, in exactly this batch."""
     is_suspect: bool = False
     """It is computed alone: another device was lost with it."""
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True):
+    """Compute these rows: some or all of those of one batch. Each frame of it says the same about it."""
+
+    parts: Parts
+    batch: BatchFacts
 
 
 class Withdraw(msgspec.Struct, tag=True, array_like=True):
@@ -134,8 +136,7 @@ class Withdraw(msgspec.Struct, tag=True, array_like=True):
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
     """The API process is there. Sent when there is nothing else to send, or when its queue has doubled or halved."""
 
-    waiting_tokens: WaitingTokens = 0
-    clients: Count = 1
+    queue: QueueState
 
 
 CREDITS = 2
@@ -154,7 +155,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     embeds_width: Size
     max_batch_tokens: Size
     cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
-    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=MAX_PROBE_TOKENS)], Name] | None = None
+    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
     """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
     model: Name = ""
     """Its name there."""
@@ -267,6 +268,54 @@ class Frame:
     def is_full(self) -> bool:
         """Whether it is sent before more is added."""
         return self._rows >= FULL_FRAME_ROWS or self._nbytes >= FULL_FRAME_BYTES
+
+
+def frames_of(
+    groups: Iterable[Sequence[tuple[int, T]]],
+    encode: Callable[[list[T]], tuple[Rows | Outputs | Failure, list[Buffer]]],
+    refuse: Callable[[Frame, int, Exception], None],
+    divide: Callable[[Sequence[tuple[int, T]]], Sequence[Sequence[tuple[int, T]]]],
+) -> Iterator[Frame]:
+    """Yield frames with numbered rows or outcomes: each group as one part if that is possible, else divided.
+
+    ``refuse`` is called with the number of one that cannot be sent, even alone, and with what ``encode`` has raised.
+    """
+    frame = Frame()
+    for group in filter(None, groups):
+        left = [group]
+        while left:
+            together = left.pop()
+            try:
+                frame.add([number for number, _ in together], *encode([each for _, each in together]))
+            except Exception as error:  # fields of params may be of any type, and heads may return anything
+                if len(together) > 1:
+                    left += reversed(divide(together))
+                else:
+                    refuse(frame, together[0][0], error)
+            if frame.is_full:
+                yield frame
+                frame = Frame()
+    if frame.parts:
+        yield frame
+
+
+def halves(group: Sequence[T]) -> Sequence[Sequence[T]]:
+    """Return both halves: one of the rows may be guilty, or they are too many."""
+    middle = len(group) // 2
+    return group[:middle], group[middle:]
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error's class and message, whatever reading the message does."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def message_of(error: Exception) -> str:
+    """Return an error's message, whatever reading it does."""
+    try:
+        return str(error)
+    except Exception:  # a plugin's class
+        return "its message cannot be read"
 
 
 def _most_bytes(rows: int) -> int:
