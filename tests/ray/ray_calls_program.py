@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import sys
+from typing import Any
 
 import trio
 
 from trio_pool_serve.config import RayConfig
-from trio_pool_serve.engine.places.ray.cluster import PlacedActor, RayCluster, open_cluster
+from trio_pool_serve.engine.places.ray.cluster import RayCluster, open_cluster
 from trio_pool_serve.errors import PoolServeError
 
 
@@ -23,20 +24,20 @@ async def main(address: str) -> None:
         say("handler kept", signal.getsignal(signal.SIGTERM) is before)
         group = await cluster.reserve(config, set())
         actor = await cluster.start(config, group)
-        say("node", await cluster.call(actor.handle.node))
-        say("failure of a method", await outcome_of(cluster, actor.handle.run, None))
+        say("node", await cluster.call(actor.node))
+        say("failure of a method", await outcome_of(cluster, actor.run, None))
         await cluster.kill(actor)
-        say("after its end", await failure_of(cluster, actor.handle.node))
+        say("after its end", await failure_of(cluster, actor.node))
         actor = await cluster.start(config, group)
         await say_cancelled(cluster, actor)
         await cluster.give_back(group)
-        say("after its group", await failure_of(cluster, actor.handle.node))
+        say("after its group", await failure_of(cluster, actor.node))
         await cluster.kill(actor)
 
 
-async def say_cancelled(cluster: RayCluster, actor: PlacedActor) -> None:
+async def say_cancelled(cluster: RayCluster, actor: Any) -> None:
     with trio.move_on_after(0.5) as limit:
-        await cluster.call(actor.handle.started)  # which blocks until the engine process is ready: there is none
+        await cluster.call(actor.status)  # which blocks until the engine process says something: there is none
     say("cancelled at once", limit.cancelled_caught)
 
 

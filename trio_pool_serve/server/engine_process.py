@@ -1,8 +1,8 @@
 """An engine process: one model, one runner, and a socket for API processes. Started by the supervisor."""
 
 import logging
+import os
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import trio
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.places.engine_job import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
@@ -44,18 +45,18 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     limit_openmp_spinning()  # before torch is imported, as the next
     prepare_for_loading()
     config = decode_config(job.config)
-    labels = {"replica": str(job.numbers.replica), "device": job.device}
-    configure_logging(config.logging, {"model": job.model, **labels} if job.numbers.processes > 1 else {})
+    replica, labels = job.replica, job.replica.labels
+    configure_logging(config.logging, {"model": replica.model, **labels} if replica.processes > 1 else {})
     import_plugins(config)
     offload = Offload(
         launch=1,
-        idle_launches=idle_launches_of(config, job.numbers.processes if job.cores else 1),
+        idle_launches=idle_launches_of(config, replica.processes if job.cores else 1),
         niceness=relative_niceness(),
-        cores_shared_by=job.numbers.processes if job.cores else 1,
+        cores_shared_by=replica.processes if job.cores else 1,
     )
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
-    source = next(source for source in config.sources if source.name == job.model)
+    source = next(source for source in config.sources if source.name == replica.model)
 
     def load() -> Runner:
         module, _, function = job.loader.partition(":")
@@ -64,13 +65,13 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         return runner if not job.cores else _share_cores(runner, job)
 
     zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
-    engine = DeviceServer(load, offload, metrics.of_engine(job.model), config.scheduling, zone)
+    engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
         families, load = families_of(metrics.registry), engine.reported_load
-        models = {job.model: {**load, "replicas": {labels["replica"]: load}}}
-        processes = {engine_process_name(job.model, labels["replica"]): process_usage()}
+        models = {replica.model: {**load, "replicas": {labels["replica"]: load}}}
+        processes = {engine_process_name(replica.model, labels["replica"]): process_usage()}
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
     async def serve(listeners: list[trio.SocketListener]) -> None:
@@ -88,15 +89,18 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 nursery.start_soon(engine.run)
                 await engine.worker.wait_ready()
                 freeze_objects()
-                listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG) if job.key else []
-                ports = [listener.socket.getsockname()[1] for listener in listeners]
-                await send_to_parent(channel, Loaded(sendable(engine.worker.loaded.describe()), *ports))
+                address, listeners = job.address, list[trio.SocketListener]()
+                if job.key:
+                    listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG)
+                    address = str(HostAddress(job.address, listeners[0].socket.getsockname()[1]))
+                await send_to_parent(channel, Loaded(sendable(engine.worker.loaded.describe()), address, os.getpid()))
                 if job.socket_folder:
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                 else:
                     nursery.start_soon(_send_snapshots, channel, snapshot)
                 if job.key:
-                    await _serve_by_tcp(engine, job.key, listeners, leaving)
+                    listener = EngineListener(engine, LinkKeys(keys=[job.key.encode()]), engine.hello)
+                    await listener.serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
@@ -117,21 +121,6 @@ async def _watch_parent(
     everything.cancel(reason="the parent is gone")
 
 
-async def _serve_by_tcp(
-    engine: DeviceServer, key: str, listeners: list[trio.SocketListener], leaving: trio.Event
-) -> None:
-    """Serve API processes until ``leaving`` is set and all of them have their answers."""
-    keys = LinkKeys.of(key)
-    by_tcp = EngineListener(engine, keys, engine.hello)
-    async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as listening:
-            listening.start_soon(partial(trio.serve_listeners, by_tcp.serve, listeners, handler_nursery=connections))
-            await leaving.wait()
-            listening.cancel_scope.cancel(reason="the process is to end")
-        await by_tcp.leave()
-        connections.cancel_scope.cancel(reason="drained")
-
-
 async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable[[], Snapshot]) -> None:
     while True:
         await send_to_parent(channel, take())
@@ -141,7 +130,7 @@ async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable
 def _share_cores(runner: Runner, job: EngineJob) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
-    shared = SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes)
+    shared = SharedCores.open(Path(job.cores), job.replica.process, job.replica.processes)
     return SharingRunner(runner, [shared])
 
 

@@ -78,7 +78,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             digest = await offload.run("load", partial(_digest_of, source))
             listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest))
             metrics.add_gauges(
-                lambda: {"api_processes": {"connected": listener.connections, "refused": listener.refused}}
+                lambda: {"api_processes": {"connected": len(engine.connections), "refused": listener.refused}}
             )
             if settings.probe_listen is not None:
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
@@ -95,21 +95,14 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
 
 async def _serve_until_signal(settings: EngineServerConfig, listener: EngineListener, ending: trio.Event) -> None:
     listeners = await trio.open_tcp_listeners(settings.listen.port, host=settings.listen.host, backlog=BACKLOG)
-    async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as listening:
-            listening.start_soon(partial(trio.serve_listeners, listener.serve, listeners, handler_nursery=connections))
-            logger.info("listening on %s for API processes", settings.listen)
-            notify("READY=1", f"STATUS=computing on {settings.listen}")
-            await ending.wait()
-            listening.cancel_scope.cancel(reason="the process is to end")
+    timeout_s = settings.config.time_limits.drain_timeout_s
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listener.serve_until, ending, listeners, timeout_s)
+        logger.info("listening on %s for API processes", settings.listen)
+        notify("READY=1", f"STATUS=computing on {settings.listen}")
+        await ending.wait()
         notify(*STOPPING)
-        timeout_s = settings.config.time_limits.drain_timeout_s
-        logger.info("draining, for at most %g s: %d API processes", timeout_s, listener.connections)
-        with trio.move_on_after(timeout_s) as limit:
-            await listener.leave()
-        if limit.cancelled_caught:
-            logger.warning("exiting with %d rows unfinished", listener.server.worker.statistics().queued_rows)
-        connections.cancel_scope.cancel(reason="drained")
+        logger.info("draining, for at most %g s: %d API processes", timeout_s, len(listener.server.connections))
 
 
 async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None:

@@ -47,8 +47,6 @@ class ModelMaker:
     places: ServerPlaces | None
     """``None`` if the models compute in this process."""
     _runners: LocalRunners = field(init=False)
-    _made: int = field(init=False, default=0)
-    """Engines of models in other processes."""
 
     def __attrs_post_init__(self) -> None:
         self._runners = LocalRunners(self.config, self.offload)
@@ -57,8 +55,7 @@ class ModelMaker:
         """Return the engine of a model. Those in other processes have to be made in the order of the settings."""
         metrics = self.metrics.of_engine(source.name)
         if self.places is not None:
-            self._made += 1
-            return self.places.make_engine(self._made - 1, source.name, metrics)
+            return self.places.make_engine(source.name, metrics)
         load = partial(self._runners.load, source, self.load_runner)
         return LocalEngine(load, self.offload, metrics, self.config.scheduling)
 

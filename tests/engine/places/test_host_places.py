@@ -202,7 +202,7 @@ async def test_hosts_join_and_leave_with_the_file(make, tmp_path):
             hosts.read()
             hosts.listed.look_again()
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
-            await until(lambda: first.listener.connections == 0)
+            await until(lambda: not first.engine.connections)
             await engine.submit_all([request(5)] * 5)
             assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 5)
 

@@ -43,15 +43,13 @@ class Machine:
     sockets: Path
     broken: Path
 
-    def make(
-        self, *models: str, gpus: list[Gpu] = GPUS, device: str = "cuda", retry_failed_s: float = 3600, **settings
-    ):
+    def make(self, *models: str, gpus: list[Gpu] = GPUS, device: str = "cuda", **settings):
         sources = tuple(f"{model}={self.folder}" for model in models or ("m",))
         config = Config(
             models=sources, loading=ModelConfig(device=device), processes=ProcessesConfig(engine="process", **settings)
         )
         config = with_replicas(config, len(gpus))
-        return LocalPlaces(config, LOADER, self.sockets, gpus, retry_failed_s=retry_failed_s)
+        return LocalPlaces(config, LOADER, self.sockets, gpus)
 
     def breaks(self, **how: str) -> None:
         """Say how the process of a GPU, ``gpu2`` for example, fails to load: ``raises``, ``exits`` or ``is-killed``."""
@@ -128,15 +126,15 @@ REQUEST = PoolingRequest(RenderedPrompt(np.array([5], np.int32)), (Embed(),))
     ids=str,
 )
 def test_replicas_take_turns_on_the_gpus(machine, models, settings, gpus, expected):
-    replicas = machine.make(*models, gpus=[GPUS[number] for number in gpus], **settings).places
-    assert [replica.gpu.number for replica in replicas] == expected
-    assert [replica.device for replica in replicas] == [LABELS[number] for number in expected]
-    assert len({replica.path for replica in replicas}) == len(replicas)
+    places = machine.make(*models, gpus=[GPUS[number] for number in gpus], **settings).places
+    assert [place.gpu.number for place in places] == expected
+    assert [place.replica.device for place in places] == [LABELS[number] for number in expected]
+    assert len({place.path for place in places}) == len(places)
 
 
 def test_without_known_gpus_the_device_is_that_of_the_settings(machine):
-    assert [replica.device for replica in machine.make(gpus=[], device="cuda:1").places] == ["cuda:1"]
-    assert [replica.device for replica in machine.make(gpus=[], device="cpu", replicas=2).places] == ["cpu"] * 2
+    assert [place.replica.device for place in machine.make(gpus=[], device="cuda:1").places] == ["cuda:1"]
+    assert [place.replica.device for place in machine.make(gpus=[], device="cpu", replicas=2).places] == ["cpu"] * 2
 
 
 @pytest.mark.slow
@@ -188,9 +186,10 @@ async def test_replicas_that_share_a_gpu_are_said_to_take_turns_or_not(machine, 
 
 
 @sampled("how", ["raises", "exits"], keep=["exits"])
-async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again(machine, caplog, how):
+async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again(machine, caplog, monkeypatch, how):
+    monkeypatch.setattr(supervisor, "RETRY_FAILED_S", 0.2)
     machine.breaks(gpu1=how)
-    engines = machine.make(gpus=GPUS[:3], retry_failed_s=0.2)
+    engines = machine.make(gpus=GPUS[:3])
     async with running(engines), asking(engines) as engine:
         failed = engines.places[1]
         await until(lambda: failed.restarts >= 2)
@@ -260,8 +259,9 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
 @pytest.mark.slow
 async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, caplog, monkeypatch):
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "RETRY_FAILED_S", 0.01)
     caplog.set_level(logging.INFO)
-    engines = machine.make(gpus=GPUS[:2], retry_failed_s=0.01)
+    engines = machine.make(gpus=GPUS[:2])
     second = engines.places[1]
     async with running(engines):
         await until(lambda: states(engines) == ["ready"] * 2)

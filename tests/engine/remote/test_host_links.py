@@ -58,11 +58,11 @@ async def test_an_engine_that_only_sends_heartbeats_is_not_lost(make):
     replica = make(timeout_s=SHORT_S)
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello, stream = engine.own_devices[0].hello, replica.listener
+        hello = engine.own_devices[0].hello
         for _ in range(4):
             await trio.sleep(SHORT_S)
         assert engine.own_devices[0].hello is hello, "it is the same connection"
-        assert stream.connections == 1
+        assert len(replica.engine.connections) == 1
 
 
 async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
@@ -80,7 +80,7 @@ async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
             while await silent.receive() is not None:
                 """What the engine sends until it ends the connection."""
         await silent.aclose()
-        await until(lambda: replica.listener.connections == 1)
+        await until(lambda: len(replica.engine.connections) == 1)
         assert replica.engine.joiner.tokens == 3, "the rows of the other API process"
         replica.runner.gate.set()
 

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from trio_pool_serve.engine.places.place import PlaceNumbers
+from trio_pool_serve.engine.places.place import Replica
 from trio_pool_serve.telemetry.snapshots import Snapshot
 
 MODULE = "trio_pool_serve.server.engine_process"
@@ -13,20 +13,17 @@ MODULE = "trio_pool_serve.server.engine_process"
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
 
-    That is the path of a Unix socket; with a ``key`` it is a host, on which the process listens at a free TCP port. All
-    engine processes share the machine's cores through the file ``cores``. ``socket_folder`` contains the sockets of the
-    server's processes; without one, snapshots are sent to the parent. An empty string means that there is none.
-    ``device`` is the label of the device in logs and metrics.
+    That is the path of a Unix socket; with a ``key`` it is a host, on which the process listens at a free TCP port.
+    ``socket_folder`` contains the sockets of the server's processes; without one, snapshots are sent to the parent. All
+    engine processes share the machine's cores through the file ``cores``, if there is one.
     """
 
     config: bytes
-    model: str
+    replica: Replica
     loader: str
-    socket_folder: str
-    address: str
-    numbers: PlaceNumbers
-    device: str
-    cores: str
+    address: str = ""
+    socket_folder: str = ""
+    cores: str = ""
     key: str = ""
 
 
@@ -35,10 +32,11 @@ class Leave(msgspec.Struct, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):
-    """The model is loaded: ``Runner.describe()``, and the TCP port, if it listens on one."""
+    """The model is loaded: ``Runner.describe()``, and the address at which the process listens."""
 
     description: str
-    port: int = 0
+    address: str
+    pid: int
 
 
 class LoadFailed(msgspec.Struct, tag=True, array_like=True):

@@ -1,7 +1,6 @@
 """Which hosts a server has, and which addresses they stand for."""
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,6 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.remote.connectors import HostAddress
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -125,31 +123,8 @@ class HostList:
                 await resolve_now.wait()
         del self._resolved[host]
 
-    def add(self, name: str, known: Sequence[set[str]]) -> None:
-        """Make all processes of the server use a host: a new one, or one that was drained by any of its names.
-
-        ``known`` are the names of each engine. Raises ``InvalidRequestError``.
-        """
-        try:
-            host = HostAddress.parse(name)
-        except ValueError as error:
-            raise InvalidRequestError(f"The host {error}.", param="host") from error
-        if len(self.all) >= MAX_HOSTS:
-            raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
-        same = [names for names in known if str(host) in names]
-        is_new = host not in self.all and not same
-        self._change(*[f"use {each}" for each in {str(host)}.union(*same)], *[f"add {host}"] * is_new)
-
-    def drain(self, name: str, known: Sequence[set[str]]) -> None:
-        """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
-        with suppress(ValueError):
-            name = str(HostAddress.parse(name))  # as ``add`` has written it
-        if name not in {str(host) for host in self.all}.union(*known):
-            raise NotFoundError(f"The host {name[:200]} is none of this server's.")
-        self._change(f"drain {name}")
-
-    def _change(self, *lines: str) -> None:
-        """Change what all processes of the server know. Blocks, but for moments."""
+    def change(self, *lines: str) -> None:
+        """Tell all processes of the server: ``add HOST``, or ``drain`` or ``use`` a name. Blocks, but for moments."""
         with self.path.open("a") as changes:
             changes.write("".join(f"{line}\n" for line in lines))
         self._read_changes()

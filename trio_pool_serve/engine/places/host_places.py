@@ -1,6 +1,7 @@
 """The places on other machines: the links to their engines, each of which joins the model that it computes."""
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -8,12 +9,13 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.places.host_list import HostList
+from trio_pool_serve.engine.places.host_list import MAX_HOSTS, HostList
 from trio_pool_serve.engine.places.place import PlaceState
 from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 from trio_pool_serve.processes.child_process import restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
@@ -124,20 +126,16 @@ class HostPlaces:
                 del self.places[address]
         for address, hosts in wanted.items():
             if address not in self.places:
-                nursery.start_soon(self._keep, self._add(address, hosts))
+                place = self.places[address] = HostPlace(hosts, address)
+                use, lose = partial(self._use, place), partial(self._lose, place)
+                place.link = RemoteDevice(HostConnector(address, self.keys), use, lose, self.scheduling.stall_timeout_s)
+                nursery.start_soon(self._keep, place)
         self._drain()
 
     def _drain(self) -> None:
         """Set for each link whether it gets rows."""
         for place in self.places.values():
             place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
-
-    def _add(self, address: HostAddress, hosts: list[HostAddress]) -> HostPlace:
-        place = self.places[address] = HostPlace(hosts, address)
-        connector = HostConnector(address, self.keys)
-        use, lose = partial(self._use, place), partial(self._lose, place)
-        place.link = RemoteDevice(connector, use, lose, self.scheduling.stall_timeout_s)
-        return place
 
     async def _keep(self, place: HostPlace) -> None:
         backoff = restart_backoff()
@@ -166,7 +164,7 @@ class HostPlaces:
                 place.served = served
                 logger.info("the engine at %s computes %s", place.address, served.name)
                 return
-        if hello.model in [served.name for served in self._served]:
+        if hello.model in self.engines:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
         raise LinkRefusedError(f"its model {hello.model} is none of this server's")
 
@@ -178,13 +176,29 @@ class HostPlaces:
         served.engine.lose(link)
 
     def add(self, name: str) -> None:
-        """Make all processes of the server use a host, as ``HostList.add``. Raises ``InvalidRequestError``."""
-        self.listed.add(name, [place.names for place in self.places.values()])
+        """Make all processes of the server use a host: a new one, or one that was drained by any of its names.
+
+        Raises ``InvalidRequestError``.
+        """
+        try:
+            host = HostAddress.parse(name)
+        except ValueError as error:
+            raise InvalidRequestError(f"The host {error}.", param="host") from error
+        if len(self.listed.all) >= MAX_HOSTS:
+            raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
+        known = [place.names for place in self.places.values() if str(host) in place.names]
+        is_new = host not in self.listed.all and not known
+        self.listed.change(*[f"use {each}" for each in {str(host)}.union(*known)], *[f"add {host}"] * is_new)
         self._drain()
 
     def drain(self, name: str) -> None:
         """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
-        self.listed.drain(name, [place.names for place in self.places.values()])
+        with suppress(ValueError):
+            name = str(HostAddress.parse(name))  # as ``add`` has written it
+        known = [place.names for place in self.places.values()]
+        if name not in {str(host) for host in self.listed.all}.union(*known):
+            raise NotFoundError(f"The host {name[:200]} is none of this server's.")
+        self.listed.change(f"drain {name}")
         self._drain()
 
     def described(self) -> list[dict[str, Any]]:
@@ -197,14 +211,9 @@ class HostPlaces:
     def families(self) -> list[Family]:
         """Return the metrics of the links of this process."""
         name = f"{PREFIX}link"
-        samples = [
-            (name, {"address": str(address), "of": of}, float(value))
-            for address, place in self.places.items()
-            for of, value in (
-                ("connected", place.link.hello is not None),
-                ("waiting_rows", place.link.waiting_rows),
-                ("waiting_tokens", place.link.waiting_tokens),
-                ("losses", place.link.losses),
-            )
-        ]
-        return [Family(name, GAUGES["link"].text, "gauge", samples)]
+        links = Family(name, GAUGES["link"].text, "gauge", [])
+        for place in self.places.values():
+            told = place.described() | {"connected": place.link.hello is not None}
+            for of in ("connected", "waiting_rows", "waiting_tokens", "losses"):
+                links.samples.append((name, {"address": told["address"], "of": of}, float(told[of])))
+        return [links]

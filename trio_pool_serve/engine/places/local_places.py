@@ -7,13 +7,12 @@ from contextlib import suppress
 from functools import partial
 
 import trio
-from attrs import define, evolve
+from attrs import define
 
-from trio_pool_serve.config import encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.mps import mps_directory
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.engine.places.engine_job import MODULE, EngineJob, EngineStatus, Loaded, LoadFailed
+from trio_pool_serve.engine.places.engine_job import MODULE, EngineStatus, Loaded, LoadFailed
 from trio_pool_serve.engine.places.place import Place
 from trio_pool_serve.engine.places.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
@@ -21,6 +20,9 @@ from trio_pool_serve.processes.child_process import open_child
 from trio_pool_serve.processes.shared_array import shared_array
 
 logger = logging.getLogger(__name__)
+
+CORES = "cores"
+"""The file by which engine processes share the cores; it has the time at which each last computed."""
 
 
 @define(eq=False)
@@ -53,7 +55,7 @@ class LocalPlaces(Supervisor):
 
     def _log_placement(self) -> None:
         for gpu in self.gpus:
-            names = [place.name for place in self.places if place.gpu == gpu]
+            names = [place.replica.name for place in self.places if place.gpu == gpu]
             if names:
                 logger.info("%s: %s", gpu, "; ".join(names))
         if 0 < len(self.gpus) < len(self.places):
@@ -65,11 +67,17 @@ class LocalPlaces(Supervisor):
 
     async def _live(self, place: Place) -> str:
         place.begin()
+        folder, device = self.socket_folder, self.config.loading.device
+        if place.gpu is not None and (len(self.gpus) > 1 or device != "auto"):
+            device = "cuda:0"  # else a single GPU that torch cannot use leaves the CPU to ``--device auto``
+        shares_cores = place.replica.processes > 1 and not has_gpu(self.config.loading)
+        cores = str(folder / CORES) if shares_cores else ""
+        job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder), cores=cores)
         environment = {} if place.gpu is None else place.gpu.environment
-        async with open_child(MODULE, self._job_of(place), EngineStatus, environment=environment) as child:
+        async with open_child(MODULE, job, EngineStatus, environment=environment) as child:
             status = await child.status()
             if isinstance(status, Loaded):
-                logger.info("engine process %d is ready: %s: %s", child.process.pid, place, status.description)
+                logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
                 place.become_ready()
             end = await child.wait()
         self._release_cores(place)
@@ -85,25 +93,8 @@ class LocalPlaces(Supervisor):
     def _release_cores(self, place: Place) -> None:
         """Record that a process which has ended does not compute: others leave its share of the cores to one that does.
 
-        The file has the time at which each last computed; its successor may not come for long.
+        Its successor may not come for long.
         """
         with suppress(OSError):  # the folder may have been removed
-            cores = shared_array(self.socket_folder / "cores", place.numbers.processes)
-            cores[place.numbers.process] = -math.inf
-
-    def _job_of(self, place: Place) -> EngineJob:
-        config, folder = self.config, self.socket_folder
-        if place.gpu is not None and (len(self.gpus) > 1 or config.loading.device != "auto"):
-            # Else a single GPU that torch cannot use leaves the CPU to ``--device auto``.
-            config = evolve(config, loading=evolve(config.loading, device="cuda:0"))
-        shares_cores = place.numbers.processes > 1 and not has_gpu(config.loading)
-        return EngineJob(
-            encode_config(config),
-            place.model,
-            self.loader,
-            str(folder),
-            str(place.path),
-            place.numbers,
-            place.device,
-            str(folder / "cores") if shares_cores else "",
-        )
+            cores = shared_array(self.socket_folder / CORES, place.replica.processes)
+            cores[place.replica.process] = -math.inf

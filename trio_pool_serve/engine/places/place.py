@@ -16,26 +16,36 @@ that it has, and gets no more. lost: it has ended or cannot be reached; it is st
 failed: it has been started in vain too often; it is tried again after minutes."""
 
 
-class PlaceNumbers(msgspec.Struct, array_like=True):
-    """The number, from 0, of an engine process among its model's ``replicas`` and among all engine ``processes``."""
+class Replica(msgspec.Struct, array_like=True):
+    """Which replica an engine process is of: its number, from 0, among its model's, and among all engine processes."""
 
-    replica: int
+    model: str
+    device: str
+    """The label of the device in logs and metrics."""
+    number: int
     replicas: int
     process: int
     processes: int
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What tells it from others of its model in ``/metrics``."""
+        return {"replica": str(self.number), "device": self.device}
+
+    @property
+    def name(self) -> str:
+        """The model's name and, with several replicas, the number of this one."""
+        return f"{self.model}, replica {self.number}" if self.replicas > 1 else self.model
+
 
 @define(eq=False)
 class Place:
-    """The place of one replica of a model: its address, its device, and what became of its engine processes."""
+    """The place of one replica of a model: its address, its GPU, and what became of its engine processes."""
 
-    model: str
+    replica: Replica
     path: Path
     """Of the socket, or of the file with the address."""
-    numbers: PlaceNumbers
     gpu: Gpu | None
-    device: str
-    """The label of the device."""
     state: PlaceState = field(default="starting", init=False)
     has_loaded: bool = field(default=False, init=False)
     """Whether any of its processes has loaded the model."""
@@ -65,19 +75,9 @@ class Place:
         return self.state if self.state in ("ready", "failed") else "loading"
 
     @property
-    def name(self) -> str:
-        """The model's name and, with several replicas, the number of this one."""
-        return f"{self.model}, replica {self.numbers.replica}" if self.numbers.replicas > 1 else self.model
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """What tells this replica from others of its model in ``/metrics``."""
-        return {"replica": str(self.numbers.replica), "device": self.device}
-
-    @property
     def restarts(self) -> int:
         """How often a process was started in place of one that had ended."""
         return max(0, self.starts - 1)
 
     def __str__(self) -> str:
-        return self.name if self.gpu is None else f"{self.name} on {self.gpu.label}"
+        return self.replica.name if self.gpu is None else f"{self.replica.name} on {self.gpu.label}"

@@ -15,7 +15,7 @@ from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.ray.queue_scaling import SCALING_S, QueueSeconds
 from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_path
 from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
-from trio_pool_serve.engine.remote.connectors import FileConnector, UnixConnector
+from trio_pool_serve.engine.remote.connectors import Connector, FileConnector, UnixConnector
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import ModelLoadError
@@ -60,12 +60,14 @@ class ServerPlaces:
             listed = HostList(hosts.engine_hosts, self.folder / "hosts.changes")
             self.hosts = HostPlaces(listed, LinkKeys(hosts.key_file), self.config.scheduling)
 
-    def make_engine(self, model: int, name: str, metrics: EngineMetrics) -> RemoteEngine:
-        """Return the engine of the ``model``-th model."""
-        paths, keys = paths_of(self.config, self.folder, model), LinkKeys(key_path(self.folder))
-        if is_ray := self.config.processes.engine == "ray":
+    def make_engine(self, name: str, metrics: EngineMetrics) -> RemoteEngine:
+        """Return the engine of the next model, in the order of the settings."""
+        paths = paths_of(self.config, self.folder, model=len(self._engines))
+        connectors: list[Connector] = [UnixConnector(path) for path in paths]
+        if self.config.processes.engine == "ray":
+            keys = LinkKeys(key_path(self.folder))
             keys.read()
-        connectors = [FileConnector(path, keys) if is_ray else UnixConnector(path) for path in paths]
+            connectors = [FileConnector(path, keys) for path in paths]
         engine = RemoteEngine(connectors, metrics, self.config.scheduling, zone=self.config.hosts.zone)
         if self.hosts is not None:
             self.hosts.engines[name] = engine

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.placement import replicas_of
-from trio_pool_serve.engine.places.place import Place, PlaceNumbers
+from trio_pool_serve.engine.places.engine_job import EngineJob
+from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
@@ -43,7 +44,6 @@ class Supervisor(ABC):
     config: Config
     loader: str
     socket_folder: Path
-    retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
     places: list[Place] = field(init=False, factory=list)
     """Those of all models, in the order of the settings."""
 
@@ -54,8 +54,9 @@ class Supervisor(ABC):
         for source, of_model in zip(self.config.sources, paths, strict=True):
             for number, path in enumerate(of_model):
                 process = len(self.places)
-                numbers = PlaceNumbers(number, len(of_model), process, processes)
-                self.places.append(Place(source.name, path, numbers, *self._device_of(process)))
+                gpu, device = self._device_of(process)
+                replica = Replica(source.name, device, number, len(of_model), process, processes)
+                self.places.append(Place(replica, path, gpu))
                 self.places[-1].is_wanted = number < least
 
     def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (of others each has its own)
@@ -68,7 +69,7 @@ class Supervisor(ABC):
         """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
 
         A place has failed if the model cannot be loaded there at its first start, or once it has been restarted
-        ``MAX_RESTARTS`` times in a row; it is tried again every ``retry_failed_s`` seconds. Raises ``ModelLoadError``
+        ``MAX_RESTARTS`` times in a row; it is tried again every ``RETRY_FAILED_S``. Raises ``ModelLoadError``
         or ``EngineDeadError`` once all places of a model have failed, unless hosts may compute it. Cancellation: the
         processes exit, and are killed if they do not.
         """
@@ -77,38 +78,38 @@ class Supervisor(ABC):
         """Call ``live()``, which runs one process and returns how it has ended, again and again, with pauses."""
         backoff = restart_backoff()
         while True:
-            failure: ModelLoadError | EngineDeadError | None = None
             try:
                 ended = f"process of the engine of {place} has {await live()}"
-            except ModelLoadError as error:
-                failure = error
-            else:
                 pause_s = backoff.next_pause_s(place.was_ready_s)
                 if backoff.crashes_in_a_row > MAX_RESTARTS:
                     often = f"has been restarted {MAX_RESTARTS} times in a row: giving up."
-                    failure = EngineDeadError(f"The {ended}, and {often}")
-            if failure is None:
+                    raise EngineDeadError(f"The {ended}, and {often}")  # noqa: TRY301  (as if it could not be loaded)
                 place.state = "lost"
                 logger.error("the %s; the next one starts in %g s", ended, pause_s)
-            else:
-                place.state, pause_s = "failed", self.retry_failed_s
-                self._require_others(place, failure)
+            except (ModelLoadError, EngineDeadError) as error:
+                place.state, pause_s = "failed", RETRY_FAILED_S
+                self._require_others(place, error)
                 await self._leave(place)
             await trio.sleep(pause_s)
 
     def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
         """Raise why the last place of a model has failed, unless hosts may compute the model."""
-        of_model = [each for each in self.places if each.model == failed.model and each.is_wanted]
+        of_model = [each for each in self.places if each.replica.model == failed.replica.model and each.is_wanted]
         left = [each for each in of_model if each.state != "failed"]
         if not left and not self.config.hosts.engine_hosts:
             if isinstance(error, ModelLoadError):
-                raise ModelLoadError.of_model(failed.model, error) from error
+                raise ModelLoadError.of_model(failed.replica.model, error) from error
             raise error
         others = f"{len(left)} of {len(of_model)} replicas are left" + ("" if left else ", and --engine-hosts")
-        logger.error("%s has failed, %s; the next attempt is in %g s: %s", failed, others, self.retry_failed_s, error)
+        logger.error("%s has failed, %s; the next attempt is in %g s: %s", failed, others, RETRY_FAILED_S, error)
 
     async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
         """Give back what a place has that has failed. Cancellation: at once."""
+
+    def _job_of(self, place: Place, device: str, **where: str) -> EngineJob:
+        """Return the job of an engine process that computes on a device of torch's; ``where`` are its other fields."""
+        config = evolve(self.config, loading=evolve(self.config.loading, device=device))
+        return EngineJob(encode_config(config), place.replica, self.loader, **where)
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, for ``/load`` and ``/metrics``."""
@@ -118,9 +119,10 @@ class Supervisor(ABC):
             if not place.is_wanted:
                 continue
             told = {"state": place.told_state, "restarts": place.restarts}
-            replicas = load.setdefault(place.model, {"replicas": {}})["replicas"]
-            replicas[place.labels["replica"]] = {"device": place.device, **told}
-            processes[engine_process_name(place.model, place.labels["replica"])] = told
+            model, labels = place.replica.model, place.replica.labels
+            replicas = load.setdefault(model, {"replicas": {}})["replicas"]
+            replicas[labels["replica"]] = {"device": labels["device"], **told}
+            processes[engine_process_name(model, labels["replica"])] = told
             for of, value in (("failed", place.state == "failed"), ("restarts", place.restarts)):
-                gauges.samples.append((name, {"model": place.model, "of": of, **place.labels}, float(value)))
+                gauges.samples.append((name, {"model": model, "of": of, **labels}, float(value)))
         return Snapshot([gauges], {"models": load, "processes": processes})

@@ -89,9 +89,11 @@ class Connector(ABC):
     async def connect(self) -> FramedStream[FromEngine]:
         """Return a new connection.
 
-        Raises ``OSError``, ``LinkRefusedError`` or ``trio.BrokenResourceError``. Cancellation: at once; nothing is left
-        open.
+        Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open.
         """
+
+
+FAILURES_TO_CONNECT = (OSError, LinkRefusedError, trio.BrokenResourceError)
 
 
 @define(eq=False)
@@ -132,7 +134,15 @@ class HostConnector(Connector):
         return f"The connection to the engine at {self.name} is lost."
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
-        return await _connect(self.address, self.keys, self.timeout_s)
+        with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
+            stream = await trio.open_tcp_stream(self.address.host, self.address.port)
+        if limit.cancelled_caught:
+            raise TimeoutError(f"{self.address} does not answer")
+        try:
+            return await greet(stream, self.keys.keys, self.timeout_s)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
 
 
 @define(eq=False)
@@ -153,25 +163,8 @@ class FileConnector(Connector):
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
         while True:
-            try:
+            with suppress(FileNotFoundError, ValueError):
                 address = HostAddress.parse(self.path.read_text())
-            except (FileNotFoundError, ValueError):
-                await trio.sleep(ADDRESS_CHECK_S)
-            else:
-                return await _connect(address, self.keys, self.timeout_s)
-
-
-async def _connect(address: HostAddress, keys: LinkKeys, timeout_s: float) -> FramedStream[FromEngine]:
-    with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
-        stream = await trio.open_tcp_stream(address.host, address.port)
-    if limit.cancelled_caught:
-        raise TimeoutError(f"{address} does not answer")
-    try:
-        return await greet(stream, keys.keys, timeout_s)
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-
-
-FAILURES_TO_CONNECT = (OSError, LinkRefusedError, trio.BrokenResourceError)
-"""What ``Connector.connect`` raises."""
+                break
+            await trio.sleep(ADDRESS_CHECK_S)
+        return await HostConnector(address, self.keys).connect()

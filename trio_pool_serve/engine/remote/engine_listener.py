@@ -4,6 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -34,48 +35,58 @@ class EngineListener:
     refused: int = field(default=0, init=False)
     """Connections that were refused."""
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
-    """Addresses, in order of arrival."""
-    _connections: set[ApiConnection] = field(init=False, factory=set)
+    """The other end's host, in order of arrival."""
     _is_leaving: bool = field(default=False, init=False)
     _disconnected: trio.Event = field(init=False, factory=trio.Event)
     """Set when a connection or a greeting has ended."""
     _logged_at: float = field(default=-math.inf, init=False)
     _logged: int = field(default=0, init=False)
 
-    @property
-    def connections(self) -> int:
-        """API processes that are connected."""
-        return len(self._connections)
+    async def serve_until(
+        self, leaving: trio.Event, listeners: list[trio.SocketListener], drain_timeout_s: float = math.inf
+    ) -> None:
+        """Serve API processes until ``leaving`` is set, and then until they have their answers or the time is over.
+
+        Cancellation: at once; the connections are closed.
+        """
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as listening:
+                listening.start_soon(partial(trio.serve_listeners, self.serve, listeners, handler_nursery=connections))
+                await leaving.wait()
+                listening.cancel_scope.cancel(reason="the process is to end")
+            with trio.move_on_after(drain_timeout_s) as limit:
+                await self.leave()
+            if limit.cancelled_caught:
+                logger.warning("exiting with %d rows unfinished", self.server.worker.statistics().queued_rows)
+            connections.cancel_scope.cancel(reason="drained")
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. Cancellation: at once; its rows leave the queue."""
+        peer = _peer_of(stream)
         async with stream:
             try:
-                greeted = await self._greet(stream)
+                greeted = await self._greet(stream, peer.partition(" port")[0])
             except LinkRefusedError as error:
-                self._log_refused(_peer_of(stream), error)
+                self._log_refused(peer, error)
                 return
             except trio.BrokenResourceError:
                 return  # a probe of the port
             if greeted is None:
                 return
             connection = ApiConnection(self.server, greeted[0], self.hello, greeted[1])
-            self._connections.add(connection)
-            peer = _peer_of(stream)
             logger.info("an API process at %s is connected", peer)
             if self._is_leaving:
                 connection.leave()
             try:
                 await connection.serve()
             finally:
-                self._connections.discard(connection)
                 self._disconnected.set()
                 logger.info("an API process at %s is disconnected", peer)
 
-    async def _greet(self, stream: trio.SocketStream) -> tuple[FramedStream[ToEngine], float] | None:
+    async def _greet(self, stream: trio.SocketStream, host: str) -> tuple[FramedStream[ToEngine], float] | None:
         """Return what ``answer_greeting`` does; ``None`` if there are too many connections in their greeting."""
         with trio.CancelScope() as scope:
-            self._greeting[scope] = _peer_of(stream).partition(" port")[0]
+            self._greeting[scope] = host
             if len(self._greeting) > MAX_GREETING:
                 ((most, _),) = Counter(self._greeting.values()).most_common(1)
                 oldest = next(each for each, address in self._greeting.items() if address == most)
@@ -93,9 +104,9 @@ class EngineListener:
         Cancellation: at once.
         """
         self._is_leaving = True
-        for connection in self._connections:
+        for connection in self.server.connections:
             connection.leave()
-        while self._connections or self._greeting:
+        while self.server.connections or self._greeting:
             self._disconnected = trio.Event()
             await self._disconnected.wait()
 

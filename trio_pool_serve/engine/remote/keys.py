@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import define, field
+from attrs import define
 
 from trio_pool_serve.threads.offload import Offload
 
@@ -27,18 +27,11 @@ class LinkRefusedError(Exception):
 class LinkKeys:
     """The keys of a file, one in each line: the first proves this end to the other, which may use any of them.
 
-    A key that was handed over has no file.
+    Keys that were handed over have no file.
     """
 
     path: Path = Path(os.devnull)
-    keys: Sequence[bytes] = field(init=False, default=())
-
-    @classmethod
-    def of(cls, key: str) -> "LinkKeys":
-        """Return a single key."""
-        keys = cls()
-        keys.keys = (key.encode(),)
-        return keys
+    keys: Sequence[bytes] = ()
 
     def read(self) -> None:
         """Read the file. Blocks. Raises ``ValueError`` or ``OSError`` with a message for the user."""

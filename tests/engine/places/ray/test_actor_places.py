@@ -1,5 +1,6 @@
 """Replicas that Ray places, with a cluster that is made up: nodes, and free places on them."""
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,13 +13,13 @@ from attrs import define, field
 
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.engine.places import supervisor
-from trio_pool_serve.engine.places.engine_job import LoadFailed
+from trio_pool_serve.engine.places.engine_job import Loaded
 from trio_pool_serve.engine.places.ray import actor_places
-from trio_pool_serve.engine.places.ray.actor import SentSnapshot, Started
 from trio_pool_serve.engine.places.ray.actor_places import AVOIDED_S, ActorPlaces
-from trio_pool_serve.engine.places.ray.cluster import NodeLostError, PlacedActor
+from trio_pool_serve.engine.places.ray.cluster import NodeLostError
 from trio_pool_serve.engine.places.ray.queue_scaling import FRESH_S, QueueSeconds
 from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S
+from trio_pool_serve.server.engine_process import SNAPSHOT_S
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 
@@ -47,6 +48,7 @@ class Actor:
 
     cluster: "MadeUpCluster"
     group: Group
+    is_ready: bool = False
     has_left: bool = False
     _ended: trio.Event = field(factory=trio.Event)
     _is_lost: bool = False
@@ -62,29 +64,24 @@ class Actor:
                 await trio.sleep(0.5)
         return self.group.node.name
 
-    async def run(self, _: object) -> str:
+    async def run(self, _: object) -> tuple[str, str]:
         if self.group.node.loading != "loads":
             await trio.sleep(LOADING_S)
-            return "left with status 1"
+            return "left with status 1", "the GPU is broken" if self.group.node.loading == "fails" else ""
         await self._ended.wait()
         if self._is_lost:
             raise NodeLostError("gone")
-        return "left with status 0"
+        return "left with status 0", ""
 
-    async def started(self) -> Started | LoadFailed | None:
-        await trio.sleep(LOADING_S)
-        match self.group.node.loading:
-            case "loads":
-                return Started(f"{self.group.node.name}:1", "a model", 1)
-            case "fails":
-                return LoadFailed("the GPU is broken")
-            case "dies":
-                return None
-
-    async def snapshot(self) -> SentSnapshot:
+    async def status(self) -> tuple[float, Loaded | Snapshot]:
+        if not self.is_ready:
+            await trio.sleep(LOADING_S if self.group.node.loading == "loads" else math.inf)
+            self.is_ready = True
+            return trio.current_time(), Loaded("a model", f"{self.group.node.name}:1", 1)
+        await trio.sleep(SNAPSHOT_S)
         metrics, now = Metrics(), trio.current_time()
         metrics.of_engine("m").busy.inc(self.cluster.busy_share * now)
-        return SentSnapshot(now, Snapshot(families_of(metrics.registry), {}))
+        return now, Snapshot(families_of(metrics.registry), {})
 
     async def leave(self) -> None:
         self.has_left = True
@@ -117,13 +114,13 @@ class MadeUpCluster:
         if group.node is not None:
             group.node.free_places += 1
 
-    async def start(self, _: object, group: Group) -> PlacedActor:
+    async def start(self, _: object, group: Group) -> Actor:
         await trio.lowlevel.checkpoint()
         self.actors.append(Actor(self, group))
-        return PlacedActor(self.actors[-1])
+        return self.actors[-1]
 
-    async def kill(self, actor: PlacedActor) -> None:
-        actor.handle.end()
+    async def kill(self, actor: Actor) -> None:
+        actor.end()
 
     async def call(self, method: Callable, *arguments: object) -> object:
         return await method(*arguments)
@@ -146,12 +143,12 @@ class Running:
     @property
     def ready(self) -> list[int]:
         """The numbers of the replicas that API processes can find."""
-        return [replica.numbers.replica for replica in self.engines.places if replica.path.exists()]
+        return [place.replica.number for place in self.engines.places if place.path.exists()]
 
     @property
     def failed(self) -> list[int]:
         """The numbers of the replicas that have failed; which one is placed first is not known."""
-        return [replica.numbers.replica for replica in self.engines.places if replica.state == "failed"]
+        return [place.replica.number for place in self.engines.places if place.state == "failed"]
 
     async def until_ready(self, *numbers: int, limit_s: float = 30.0) -> None:
         await until(lambda: self.ready == [*numbers], limit_s)

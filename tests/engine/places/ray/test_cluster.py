@@ -5,7 +5,7 @@ import threading
 import trio
 
 from trio_pool_serve.engine.places.ray import cluster as module
-from trio_pool_serve.engine.places.ray.cluster import CONTROL_CALLS, PlacedActor, RayCluster
+from trio_pool_serve.engine.places.ray.cluster import CONTROL_CALLS, RayCluster
 
 
 async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypatch):
@@ -15,7 +15,7 @@ async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypa
     cluster = RayCluster()
     try:
         for _ in range(2 * CONTROL_CALLS):
-            await cluster.kill(PlacedActor(None))
+            await cluster.kill(None)
         with trio.fail_after(60):
             assert await cluster.in_thread(lambda: "called") == "called"
     finally:
@@ -27,5 +27,5 @@ async def test_an_end_that_fails_is_logged_and_raises_nothing(monkeypatch, caplo
         raise ValueError("no such actor")
 
     monkeypatch.setattr("ray.kill", fail)
-    await RayCluster().kill(PlacedActor(None))
+    await RayCluster().kill(None)
     assert "no such actor" in caplog.text

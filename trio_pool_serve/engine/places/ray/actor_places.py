@@ -8,13 +8,11 @@ from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
-from trio_pool_serve.config import encode_config
-from trio_pool_serve.engine.places.engine_job import EngineJob, LoadFailed
+from trio_pool_serve.engine.places.engine_job import Loaded
 from trio_pool_serve.engine.places.place import Place
-from trio_pool_serve.engine.places.ray.actor import SentSnapshot, Started
-from trio_pool_serve.engine.places.ray.cluster import NodeLostError, PlacedActor, RayCluster, open_cluster, resources_of
+from trio_pool_serve.engine.places.ray.cluster import NodeLostError, RayCluster, open_cluster, resources_of
 from trio_pool_serve.engine.places.ray.queue_scaling import (
     SCALING_S,
     BusyShare,
@@ -33,26 +31,21 @@ AVOIDED_S = 60.0
 """How long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. A
 replica whose model could not be loaded on a node waits as long for resources on another."""
 
-SNAPSHOT_S = 2.0
-"""How often the metrics of each engine process are fetched."""
-
 WAITING_S = 10.0
 """After this long without resources the log says what a replica waits for."""
-
-END_TIMEOUT_S = 5.0
 
 
 @define(eq=False)
 class Life:
-    """One actor of a place, from before it is placed until it has ended."""
+    """One engine process of a place, from before an actor is placed for it until it has ended."""
 
-    actor: PlacedActor | None = None
+    actor: Any = None
     """``None`` until it is placed."""
-    status: Started | LoadFailed | None = None
-    is_lost: bool = False
-    """Its node does not answer."""
-    told: trio.Event = field(init=False, factory=trio.Event)
-    """Set once ``status`` is known, or never will be."""
+    node: str = ""
+    """The id of its node."""
+    snapshot: Snapshot | None = None
+    """The one that the engine process has sent last."""
+    busy: BusyShare = field(factory=BusyShare)
 
 
 @define(eq=False)
@@ -74,10 +67,8 @@ class ActorPlaces(Supervisor):
     """When they were lost, by id."""
     _bad_nodes: dict[Place, set[str]] = field(init=False, factory=dict)
     """Where the model could not be loaded, since it was ready or there was no other node."""
-    _snapshots: dict[Place, Snapshot] = field(init=False, factory=dict)
-    """Those that the engine processes have sent last."""
-    _busy: dict[Place, BusyShare] = field(init=False, factory=dict)
-    """How busy the engine processes are that are ready."""
+    _lives: dict[Place, Life] = field(init=False, factory=dict)
+    """Those of the places that have an engine process, or are to have one."""
     _scaled: trio.Event = field(init=False, factory=trio.Event)
     """Set, and replaced, when the number of replicas changes."""
 
@@ -99,59 +90,49 @@ class ActorPlaces(Supervisor):
         """Run an engine process whenever there is to be one, until one ends that was not drained; return how."""
         while True:
             await self._wait_wanted(place, is_wanted=True)
-            life, how = Life(), ""
             place.begin()
+            life = self._lives[place] = Life()
+            how, failure, is_lost = "", "", False
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_unwanted, place, life, nursery.cancel_scope)
                 nursery.start_soon(self._log_waiting, place, life)
                 try:
-                    how = await self._run(place, life)
+                    async with self._placed(place, life):
+                        nursery.start_soon(self._follow, place, life)
+                        # The node has no folder of this server's: neither its sockets nor its files.
+                        job = self._job_of(place, place.replica.device, key=self.key)
+                        how, failure = await self._cluster.call(life.actor.run, job)
                 except PoolServeError as error:
-                    how = f"not been placed: {error}"
+                    how = f"been lost: {error}" if life.actor is not None else f"not been placed: {error}"
+                    is_lost = life.actor is not None and isinstance(error, NodeLostError)
                 nursery.cancel_scope.cancel(reason="it has ended")
-            self._snapshots.pop(place, None)
-            self._busy.pop(place, None)
+            place.path.unlink(missing_ok=True)  # not before: the task that writes it has ended now
+            del self._lives[place]
+            if is_lost:
+                self._lost_nodes[life.node] = trio.current_time()
+            if failure:
+                self._bad_nodes.setdefault(place, set()).add(life.node)
             if not (is_drained := place.state == "draining"):
                 place.state = "lost"
-            if place.ready_at == math.inf or is_drained or life.is_lost:
+            if place.ready_at == math.inf or is_drained or is_lost:
                 await self._leave(place)
             if is_drained:
                 logger.info("%s is drained", place)
                 continue
-            if isinstance(life.status, LoadFailed) and not place.has_loaded:
-                raise ModelLoadError(life.status.message)
+            if failure and not place.has_loaded:
+                raise ModelLoadError(failure)
             return how
 
     async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
         while place.is_wanted is not is_wanted:
             await self._scaled.wait()
 
-    async def _run(self, place: Place, life: Life) -> str:
-        """Place an actor, which may raise ``PoolServeError``, and run an engine process in it; return how it ends."""
-        async with self._placed(place) as life.actor, trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, place, life, life.actor)
-            try:
-                how: str = await self._cluster.call(life.actor.handle.run, self._job_of(place))
-                with trio.move_on_after(END_TIMEOUT_S):
-                    await life.told.wait()
-                if isinstance(life.status, LoadFailed):
-                    self._bad_nodes.setdefault(place, set()).add(life.actor.node)
-            except PoolServeError as error:
-                how = f"been lost: {error}"
-                if isinstance(error, NodeLostError):
-                    life.is_lost = True
-                    self._lost_nodes[life.actor.node] = trio.current_time()
-            finally:
-                place.path.unlink(missing_ok=True)
-                nursery.cancel_scope.cancel(reason="it has ended")
-        return how
-
     @asynccontextmanager
-    async def _placed(self, place: Place) -> AsyncIterator[PlacedActor]:
-        """Open an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
+    async def _placed(self, place: Place, life: Life) -> AsyncIterator[None]:
+        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
 
         After a wait of ``AVOIDED_S`` without resources elsewhere the nodes where the model could not be loaded are
-        allowed again: there may be no others.
+        allowed again: there may be no others. Raises ``PoolServeError``.
         """
         while True:
             if place not in self._groups:
@@ -159,9 +140,10 @@ class ActorPlaces(Supervisor):
             actor = await self._cluster.start(self.config.ray, self._groups[place])
             try:
                 with trio.move_on_after(AVOIDED_S if self._avoided(place) else math.inf) as limit:
-                    actor.node = await self._cluster.call(actor.handle.node)
+                    life.node = await self._cluster.call(actor.node)
                 if not limit.cancelled_caught:
-                    yield actor
+                    life.actor = actor
+                    yield
                     return
             finally:
                 await self._cluster.kill(actor)
@@ -177,31 +159,24 @@ class ActorPlaces(Supervisor):
         if (group := self._groups.pop(place, None)) is not None:
             await self._cluster.give_back(group)
 
-    async def _follow(self, place: Place, life: Life, actor: PlacedActor) -> None:
-        """Write down where the engine process listens once it is ready; then fetch its metrics, forever."""
-        with suppress(PoolServeError):  # the call to ``run`` raises it, too
+    async def _follow(self, place: Place, life: Life) -> None:
+        """Write down where the engine process listens once it is ready; then keep its metrics, forever."""
+        while True:
             try:
-                life.status = await self._cluster.call(actor.handle.started)
-            finally:
-                life.told.set()
-            if not isinstance(life.status, Started):
-                return
-            started, busy = life.status, BusyShare()
-            place.become_ready()
-            self._bad_nodes.pop(place, None)
-            self._busy[place] = busy
-            new = place.path.with_suffix(".new")
-            new.write_text(started.address)
-            new.replace(place.path)
-            logger.info(
-                "engine process %d at %s is ready: %s: %s", started.pid, started.address, place, started.description
-            )
-            while True:
-                sent: SentSnapshot | None = await self._cluster.call(actor.handle.snapshot)
-                if sent is not None:
-                    self._snapshots[place] = sent.snapshot
-                    busy.observe(sent.at, busy_seconds(sent.snapshot))
-                await trio.sleep(SNAPSHOT_S)
+                at, status = await self._cluster.call(life.actor.status)
+            except PoolServeError:
+                return  # the call to ``run`` raises it, too
+            if isinstance(status, Snapshot):
+                life.snapshot = status
+                life.busy.observe(at, busy_seconds(status))
+            elif isinstance(status, Loaded):
+                place.become_ready()
+                self._bad_nodes.pop(place, None)
+                new = place.path.with_suffix(".new")
+                new.write_text(status.address)
+                new.replace(place.path)
+                where = f"engine process {status.pid} at {status.address}"
+                logger.info("%s is ready: %s: %s", where, place, status.description)
 
     async def _end_unwanted(self, place: Place, life: Life, scope: trio.CancelScope) -> None:
         """End an engine process that is not wanted any more, once it has computed its rows."""
@@ -210,7 +185,7 @@ class ActorPlaces(Supervisor):
         if life.actor is not None and was_ready:
             place.path.unlink(missing_ok=True)
             with suppress(PoolServeError):
-                await self._cluster.call(life.actor.handle.leave)
+                await self._cluster.call(life.actor.leave)
             await trio.sleep(self.config.time_limits.drain_timeout_s)
             logger.warning("%s is ended with rows unfinished", place)
         scope.cancel(reason="it is not wanted")
@@ -220,23 +195,16 @@ class ActorPlaces(Supervisor):
         if life.actor is None:
             logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.ray))
 
-    def _job_of(self, place: Place) -> EngineJob:
-        config = evolve(self.config, loading=evolve(self.config.loading, device=place.device))
-        # The node has no folder of this server's: neither its sockets nor its files.
-        return EngineJob(
-            encode_config(config), place.model, self.loader, "", "", place.numbers, place.device, "", self.key
-        )
-
     async def _scale(self, model: int, scaling: QueueScaling) -> None:
         """Have as many replicas of a model as its queue needs, forever."""
         name = self.config.sources[model].name
         queue = QueueSeconds.open(self.socket_folder, model, self.config.processes.api_workers)
-        places = [place for place in self.places if place.model == name]
+        places = [place for place in self.places if place.replica.model == name]
         while True:
             await trio.sleep(SCALING_S)
             before, waiting_s = scaling.wanted, queue.longest
             states = [place.told_state for place in places if place.is_wanted]
-            busy = sum(self._busy[place].share for place in places if place.is_wanted and place.state == "ready")
+            busy = sum(self._lives[place].busy.share for place in places if place.is_wanted and place.state == "ready")
             ready, loading = states.count("ready"), states.count("loading")
             wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=ready, loading=loading)
             if wanted != before:
@@ -248,5 +216,6 @@ class ActorPlaces(Supervisor):
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, and what their engine processes have sent."""
-        all_of_them = [super().snapshot(), *self._snapshots.values()]
+        of_processes = [life.snapshot for life in self._lives.values() if life.snapshot is not None]
+        all_of_them = [super().snapshot(), *of_processes]
         return Snapshot([family for each in all_of_them for family in each.families], merged_load(all_of_them))

@@ -54,15 +54,6 @@ def error_of(error: BaseException) -> EngineProcessDiedError:
 
 
 @define(eq=False)
-class PlacedActor:
-    """The actor of one replica."""
-
-    handle: Any
-    node: str = ""
-    """The id of its node, once that is known."""
-
-
-@define(eq=False)
 class RayCluster:
     """A cluster that this process is connected to."""
 
@@ -118,7 +109,7 @@ class RayCluster:
             partial(placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
         )
 
-    async def start(self, config: RayConfig, group: Any) -> PlacedActor:
+    async def start(self, config: RayConfig, group: Any) -> Any:
         """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -131,13 +122,13 @@ class RayCluster:
             max_concurrency=THREADS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         )
-        return PlacedActor(await self.in_thread(partial(actor.remote, cpus)))
+        return await self.in_thread(partial(actor.remote, cpus))
 
-    async def kill(self, actor: PlacedActor) -> None:
+    async def kill(self, actor: Any) -> None:
         """End an actor. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
         import ray
 
-        await self._end(partial(ray.kill, actor.handle))
+        await self._end(partial(ray.kill, actor))
 
     async def give_back(self, group: Any) -> None:
         """Remove a placement group. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
@@ -146,14 +137,11 @@ class RayCluster:
         await self._end(partial(remove_placement_group, group))
 
     async def _end(self, call: Callable[[], object]) -> None:
-        def end() -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
             try:
-                call()
+                await trio.to_thread.run_sync(call, abandon_on_cancel=True)
             except Exception as error:
                 logger.warning("something is left to Ray until this process ends: %s", error)
-
-        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
-            await trio.to_thread.run_sync(end, abandon_on_cancel=True)
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
@@ -176,11 +164,13 @@ async def open_cluster() -> AsyncIterator[RayCluster]:
         _restore_sigterm()
     if limit.cancelled_caught:
         raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
+    import ray
+
     try:
         yield RayCluster()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
-            await trio.to_thread.run_sync(_disconnect, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(ray.shutdown, abandon_on_cancel=True)
 
 
 async def _require_reachable(address: str) -> None:
@@ -213,9 +203,3 @@ def _restore_sigterm() -> None:
     """Take SIGTERM back from Ray's core, which prints a stack trace before it calls the handler that was there."""
     if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, handler)
-
-
-def _disconnect() -> None:
-    import ray
-
-    ray.shutdown()

@@ -110,7 +110,7 @@ def choose_wanted(places: Sequence[Place], wanted: int) -> None:
     first on.
     """
     ranks = ("ready", "loading", "failed")
-    ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.told_state), each.numbers.replica))
+    ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.told_state), each.replica.number))
     for number, place in enumerate(ranked):
         place.is_wanted = number < wanted
 
@@ -153,9 +153,7 @@ class BusyShare:
     """Times, and the seconds with batches in flight until then."""
 
     def observe(self, at: float, busy_s: float) -> None:
-        """Record the seconds with batches in flight until a time by its machine's clock; older ones change nothing."""
-        if self._counted and at <= self._counted[-1][0]:
-            return
+        """Record the seconds with batches in flight until a time by its machine's clock, later than before."""
         self._counted.append((at, busy_s))
         while len(self._counted) > 1 and self._counted[1][0] <= at - WINDOW_S:
             self._counted.popleft()
