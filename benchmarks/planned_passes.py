@@ -33,7 +33,7 @@ async def batches_of(engine: OwnEngine, path: Path) -> tuple[list[Batch], float]
             entries = [QueueEntry(PoolingRequest(prompt)) for (prompt,) in rendered]
             batches += [
                 Batch(tuple(entry.request for entry in batch))
-                for batch in planned(entries, model.engine.max_batch_tokens)
+                for batch in planned(entries, model.engine.facts.max_batch_tokens)
             ]
     tokens, padded = sum(batch.tokens for batch in batches), sum(batch.padded_tokens for batch in batches)
     return batches, 1 - tokens / padded

@@ -58,9 +58,9 @@ async def test_the_report_is_what_a_server_says_of_the_model(
     async with serving_folder(model) as asked:
         (card,) = (await asked.client.get("/v1/models")).json()["data"]
         info = (await asked.client.get("/info")).json()
-        description = asked.service.default.engine
-        assert report.max_batch_tokens == info["max_batch_tokens"] == description.max_batch_tokens
-        assert report.dimensions == description.dimensions
+        facts = asked.service.default.engine.facts
+        assert report.max_batch_tokens == info["max_batch_tokens"] == facts.max_batch_tokens
+        assert report.dimensions == facts.dimensions
     assert (report.kind, report.task) == (kind, task)
     assert (report.id, report.task, report.tasks) == (card["id"], card["task"], card["tasks"])
     assert report.max_model_len == card["max_model_len"] == info["max_input_length"]

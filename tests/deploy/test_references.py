@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.deploy.manifests import VARIANTS, Manifest, by_name, needs_tools, of_kind, rendered
@@ -107,7 +108,7 @@ def test_keda_alone_decides_how_many_engines_there_are():
 def test_queries_ask_for_metrics_and_labels_that_there_are():
     (scaled,) = of_kind(rendered(ALL), "ScaledObject")
     (container,) = deployments()[ENGINE[0]]["template"]["spec"]["containers"]
-    gauges = EngineStatistics("ready", *[0] * 10).gauges()
+    gauges = EngineStatistics("ready", **{each.name: 0 for each in attrs.fields(EngineStatistics)[1:]}).gauges()
     asked = []
     for trigger in scaled["spec"]["triggers"]:
         ((metric, matchers),) = re.findall(r"(\w+)\{(.*?)\}", trigger["metadata"]["query"])

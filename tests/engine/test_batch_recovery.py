@@ -130,7 +130,7 @@ async def test_an_error_that_passes_costs_nobody_anything(scripted):
 
 
 async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker, "RETRY_S", 0)
+    monkeypatch.setattr(launch_thread, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])
@@ -202,7 +202,7 @@ async def test_the_number_of_passes_is_bounded_even_if_some_succeed():
         if failed:
             return Fault.RAISED
         for row in rows:
-            row.finish(PoolingOutput((), 0, 0, 0))
+            row.output = PoolingOutput((), 0, 0, 0)
         return None
 
     rows = entries(1024)
@@ -453,12 +453,13 @@ def limited(tokens: Callable[[], int], error: type[Exception]) -> Callable[[Batc
 
 
 @pytest.mark.parametrize("error", [MemoryError, OutOfDeviceMemoryError])
-async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error):
+async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error, monkeypatch):
     memory, trimmed = [16], threading.Event()
     scripted.on_launch = limited(lambda: memory[0], error)
     scripted.default_batch_tokens = 128
     metrics = Metrics().of_engine("m")
-    engine = LocalEngine(lambda: scripted, Offload(), metrics, return_freed_memory=trimmed.set)
+    engine = LocalEngine(lambda: scripted, Offload(), metrics)
+    monkeypatch.setattr(worker, "return_freed_memory", trimmed.set)
     async with running(engine):
         outcomes = await computed_together(engine, scripted, [2] * 64)
         assert len(outcomes.answered) == 64

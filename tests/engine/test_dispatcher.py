@@ -136,7 +136,8 @@ class Floor:
         self.dispatcher.free(device, batch)
         for entry in batch.entries:
             if not entry.is_settled:
-                entry.finish(SimpleNamespace(device=device))
+                entry.output = SimpleNamespace(device=device)
+                entry.settled([entry])
         self.dispatcher.forget(batch)
 
     def lose(self, device: ScriptedDevice) -> None:

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import launch_thread
+from trio_pool_serve.engine import launch_thread, worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
@@ -66,7 +66,7 @@ async def in_thread(wait: Callable[[], object]) -> None:
     await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
 
 
-async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batches(scripted, mock_clock):
+async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batches(scripted, mock_clock, monkeypatch):
     returned, loop = trio.Semaphore(0), trio.lowlevel.current_trio_token()
     threads: set[threading.Thread] = set()
 
@@ -74,8 +74,8 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
         threads.add(threading.current_thread())
         loop.run_sync_soon(returned.release)
 
-    engine = LocalEngine(lambda: scripted, Offload(), Metrics().of_engine("m"), return_freed_memory=return_memory)
-    async with running(engine):
+    monkeypatch.setattr(worker, "return_freed_memory", return_memory)
+    async with running(engine_over(lambda: scripted)) as engine:
         await wait_all_tasks_blocked()
         mock_clock.jump(RETURN_EVERY_S)
         await returned.acquire()  # what loading has freed
@@ -410,11 +410,11 @@ async def test_before_the_model_is_loaded_work_is_refused(scripted):
         with pytest.raises(EngineLoadingError):
             engine.admit(EstimatedWork(tokens=1))
         with pytest.raises(EngineLoadingError):
-            _ = engine.dimensions
+            _ = engine.facts.dimensions
         loading.set()
         await engine.wait_ready()
         assert engine.statistics().state == "ready"
-        assert engine.dimensions == 8
+        assert engine.facts.dimensions == 8
         nursery.cancel_scope.cancel()
     assert engine.statistics().state == "dead"
 
@@ -609,7 +609,7 @@ async def test_an_engine_is_ready_once_it_has_computed_a_row():
     async with running(engine_over(lambda: runner)) as engine:
         assert [batch.requests for batch in runner.batches] == [(PROBE,)]
         assert engine.statistics().state == "ready"
-        assert engine.probe_request is PROBE
+        assert engine.facts.probe_request is PROBE
 
 
 async def test_a_model_that_cannot_compute_its_first_row_ends_the_engine_as_one_that_cannot_be_loaded():

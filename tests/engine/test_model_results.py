@@ -53,9 +53,15 @@ async def compute(
     results: ModelResults, engine: LocalEngine, requests: Sequence[PoolingRequest], row_done=None
 ) -> tuple[list[PoolingOutput], str]:
     """Return the outputs, and how many of the rows were cached."""
-    timings = RequestTimings()
-    outputs = await results.submit_all(engine, requests, row_done, timings)
-    return outputs, f"{timings.cached}/{timings.looked_up}"
+    timings, outputs = RequestTimings(), dict[int, PoolingOutput]()
+
+    def note(index: int, output: PoolingOutput) -> None:
+        outputs[index] = output
+        if row_done is not None:
+            row_done(index, output)
+
+    await results.submit_all(engine, requests, note, timings)
+    return [outputs[index] for index in range(len(requests))], f"{timings.cached}/{timings.looked_up}"
 
 
 def rows_computed(runner: ScriptedRunner) -> list[list[int]]:

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from trio_pool_serve.engine import mps
-from trio_pool_serve.engine.mps import mps_directory
+from trio_pool_serve.engine import gpus
+from trio_pool_serve.engine.gpus import mps_directory
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +38,7 @@ def test_a_pipe_does_as_well_and_a_file_does_not(directory):
 
 
 def test_the_default_directory_is_nvidias(directory, monkeypatch):
-    monkeypatch.setattr(mps, "DEFAULT_PIPE_DIRECTORY", str(directory))
+    monkeypatch.setattr(gpus, "MPS_PIPE_DIRECTORY", str(directory))
     os.mkfifo(directory / "control")
     assert mps_directory({}) == mps_directory({"CUDA_MPS_PIPE_DIRECTORY": ""}) == directory
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from trio_pool_serve.engine.in_flight import InFlightBatch
-from trio_pool_serve.engine.queue_entry import MAX_DELIVERED_ROWS, QueueEntry, Settled, by_submitter
+from trio_pool_serve.engine.in_flight import MAX_DELIVERED_ROWS, InFlightBatch, deliver
+from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -36,10 +36,11 @@ async def test_rows_of_one_submitter_are_delivered_together_wherever_they_are_in
         assert each.output.queue_s == in_flight.launched - each.queued_at
 
 
-def test_a_submitter_is_not_given_more_rows_at_once_than_the_limit():
+async def test_a_submitter_is_not_given_more_rows_at_once_than_the_limit():
     one, other = Submitter(), Submitter()
     rows = [entry(one.settled, number) for number in range(2 * MAX_DELIVERED_ROWS + 1)]
     output = PoolingOutput((), 0.0, 0.0, 0.0)
-    slices = by_submitter([(row, output) for row in [*rows, entry(other.settled)]])
-    assert [len(each) for each in slices] == [MAX_DELIVERED_ROWS, MAX_DELIVERED_ROWS, 1, 1]
-    assert [row.number for each in slices[:3] for row, _ in each] == [row.number for row in rows]
+    await deliver([(row, output) for row in [*rows, entry(other.settled)]])
+    assert [len(each) for each in one.deliveries] == [MAX_DELIVERED_ROWS, MAX_DELIVERED_ROWS, 1]
+    assert [number for each in one.deliveries for number in each] == [row.number for row in rows]
+    assert other.deliveries == [[0]]

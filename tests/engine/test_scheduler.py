@@ -74,7 +74,7 @@ def test_a_batch_has_its_rows_in_the_queue_s_order():
 async def test_waiting_ends_with_the_first_entry_and_takes_nothing():
     queue = Scheduler()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.changed.wait)
+        nursery.start_soon(queue.changed.park)
         await wait_all_tasks_blocked()
         queue.put_nowait(entry(1))
     assert len(queue) == 1
@@ -84,12 +84,12 @@ async def test_waiting_can_be_cancelled_and_resumed():
     queue = Scheduler()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await queue.changed.wait()
+        await queue.changed.park()
     assert scope.cancelled_caught
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.changed.wait)
+        nursery.start_soon(queue.changed.park)
         await wait_all_tasks_blocked()
-        queue.changed.note()
+        queue.changed.unpark_all()
 
 
 # -- whose turn it is ---------------------------------------------------------------------------------

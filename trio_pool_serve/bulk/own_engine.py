@@ -175,7 +175,7 @@ async def open_own_engine(
     async with open_own_service(location, options) as service:
         model = service.model()
         model.require(NEEDS[task.task])
-        yield OwnEngine(service, task, text, columns_of(task, model.engine.dimensions))
+        yield OwnEngine(service, task, text, columns_of(task, model.engine.facts.dimensions))
 
 
 @asynccontextmanager

@@ -73,7 +73,7 @@ async def identity_of(service: Service, location: str, sample: str) -> dict[str,
     return {
         "--model": location,
         "the maximum of tokens in a text": str(model.renderer.max_model_len),
-        "the maximum of tokens in a batch": str(model.engine.max_batch_tokens),
+        "the maximum of tokens in a batch": str(model.engine.facts.max_batch_tokens),
         "the digest of the model's files": await service.offload.run("files", lambda: digest_of_folder(folder)),
         "the digest of what the model computes from a sample": sample,
     }

@@ -104,7 +104,7 @@ def _in_this_process(config: Config) -> Config:
 
 async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
     model = service.model()
-    like = model.engine.probe_request
+    like = model.engine.facts.probe_request
     if like is None:  # none of its heads computes made-up rows
         return None, []
     batches = _runner_of(service).concurrent_launches
@@ -152,10 +152,10 @@ def _report(
         device=description.device,
         backend=description.backend,
         computation=", ".join(description.computation),
-        cosine_with_float32=model.engine.cosine_with_float32,
+        cosine_with_float32=model.engine.facts.cosine_with_float32,
         engine=placed.processes.engine,
         replicas=replicas,
-        max_batch_tokens=model.engine.max_batch_tokens,
+        max_batch_tokens=model.engine.facts.max_batch_tokens,
         load_s=load_s,
         memory=memory,
         speed=speed,

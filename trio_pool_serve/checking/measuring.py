@@ -51,7 +51,7 @@ async def measure_speed(engine: Engine, like: PoolingRequest, length: int, *, ba
     ``like`` is a row that the model can compute. Raises as ``Engine.submit_all``. Cancellation: at once.
     """
     alone_s = await _seconds_alone(engine, row_of(like, length))
-    of_batch = max(1, engine.max_batch_tokens // length)
+    of_batch = max(1, engine.facts.max_batch_tokens // length)
     rows = [row_of(like, length)] * min(of_batch, max(1, math.ceil(SECONDS / alone_s)))
     done = 0
     began = time.perf_counter()
@@ -86,8 +86,8 @@ async def peak_of_largest_batch(
 
     Raises as ``Engine.submit_all``. Cancellation: at once.
     """
-    length = min(max_model_len, engine.max_batch_tokens)
-    rows = [row_of(like, length)] * (engine.max_batch_tokens // length)
+    length = min(max_model_len, engine.facts.max_batch_tokens)
+    rows = [row_of(like, length)] * (engine.facts.max_batch_tokens // length)
     reset_peak()
     async with trio.open_nursery() as nursery:
         for _ in range(batches_at_once):

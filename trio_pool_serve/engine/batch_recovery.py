@@ -69,7 +69,9 @@ class BatchRecovery:
             if not rows:
                 continue
             if trio.current_time() >= deadline or self.passes >= MAX_PASSES or self._failures_in_a_row >= max_failures:
-                self._give_up(rows)
+                self.failed_rows += len(rows)
+                for entry in rows:
+                    entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
                 continue
             self.passes += 1
             failed = await self.compute(rows)
@@ -94,11 +96,6 @@ class BatchRecovery:
         self.failed_rows += 1
         rows[0].fail(_error_of_row(fault, rows[0]))
         self._groups.sort(key=len)  # the most rows next, so that a few guilty ones side by side do not look like all
-
-    def _give_up(self, rows: list[QueueEntry]) -> None:
-        for entry in rows:
-            entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
-        self.failed_rows += len(rows)
 
 
 def _error_of_row(fault: Fault, entry: QueueEntry) -> BatchFailedError | OutOfDeviceMemoryError:

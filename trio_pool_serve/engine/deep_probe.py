@@ -22,45 +22,38 @@ must not keep the device busy."""
 
 
 @define(eq=False)
-class ProbeResult:
-    """The result of one pass, once it is there."""
-
-    known: trio.Event = field(factory=trio.Event)
-    failure: str = ""
-
-
-@define(eq=False)
 class DeepProbe:
     """Computes a row when someone asks; all who ask meanwhile share the result. At most one row at a time."""
 
     engine: Engine
     timeout_s: float = TIMEOUT_S
     _wanted: trio.Event = field(init=False, factory=trio.Event)
-    _result: ProbeResult = field(init=False, factory=ProbeResult)
+    _known: trio.Event = field(init=False, factory=trio.Event)
+    """Set while ``_failure`` answers those who ask."""
+    _failure: str = field(init=False, default="")
 
     async def failure(self) -> str:
         """Return why a row does not come back in time; empty if it does. ``run`` has to run.
 
         Cancellation: at once; the pass goes on for others.
         """
-        result = self._result
         self._wanted.set()
-        await result.known.wait()
-        return result.failure
+        await self._known.wait()
+        return self._failure
 
     async def run(self) -> NoReturn:
         """Compute the rows that are asked for, forever. Cancellation: at once; those who ask go on waiting."""
         while True:
             await self._wanted.wait()
-            self._result.failure = await self._compute()
-            self._result.known.set()
+            self._failure = await self._compute()
+            self._known.set()
             await trio.sleep(FRESH_S)
-            self._wanted, self._result = trio.Event(), ProbeResult()
+            self._wanted, self._known = trio.Event(), trio.Event()
 
     async def _compute(self) -> str:
         with trio.move_on_after(self.timeout_s):
             try:
-                request = self.engine.probe_request
+                request = self.engine.facts.probe_request
                 if request is not None:
                     await self.engine.submit_all([request], require_finite)
             except PoolServeError as error:

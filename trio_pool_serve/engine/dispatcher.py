@@ -21,9 +21,9 @@ from typing import NoReturn, Protocol
 import trio
 from attrs import Factory, define, field
 from prometheus_client import Counter
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.change import Change
 from trio_pool_serve.engine.compute_rates import ComputeRates, DrainClock
 from trio_pool_serve.engine.device import Device
 from trio_pool_serve.engine.in_flight import InFlightBatch, InFlightBatches
@@ -49,8 +49,8 @@ class BatchSource(Protocol):
     """What batches are taken from: a ``Scheduler``, or the parts that API processes have sent to a device server."""
 
     tokens: int
-    changed: Change
-    """Noted when rows arrive."""
+    changed: ParkingLot
+    """Unparked when rows arrive."""
 
     def __len__(self) -> int:
         """Return the number of waiting rows, without those of background work."""
@@ -89,8 +89,8 @@ class Dispatcher:
     others_tokens: int = field(init=False, default=0)
     """Tokens that the devices have computed for other processes since this one's last batch."""
     _drain_clock: DrainClock = field(init=False, factory=DrainClock)
-    room: Change = field(init=False, factory=Change)
-    """Noted when a device has more room."""
+    room: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when a device has more room."""
     _look_again_s: float = field(init=False, default=math.inf)
     """After how many seconds another device may get what waits."""
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
@@ -120,12 +120,12 @@ class Dispatcher:
         """Wait until there may be a batch to take: for room, and only if there is some, for rows."""
         available = [each for each in devices if each.is_available]
         if not any(each.room > 0 or each.planned_room(others_wait=False) > 0 for each in available):
-            await self.room.wait()
+            await self.room.park()
         elif self._look_again_s == math.inf:
-            await self.source.changed.wait()
+            await self.source.changed.park()
         else:
             with trio.move_on_after(self._look_again_s):
-                await self.source.changed.wait()
+                await self.source.changed.park()
 
     def _take(self, devices: Sequence[Device]) -> tuple[Device, InFlightBatch] | None:
         """Take a batch for one of the devices that have room; ``None`` if there is none."""
@@ -179,8 +179,8 @@ class Dispatcher:
 
     def note_room(self) -> None:
         """Wake those that wait for a batch: there may be more room, or rows that may be taken now."""
-        self.room.note()
-        self.source.changed.note()
+        self.room.unpark_all()
+        self.source.changed.unpark_all()
 
     def _leaves_long(self, device: Device) -> bool:
         """Return whether long rows are left to other devices, that this one stays free for short ones."""

@@ -6,20 +6,19 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import trio
-from attrs import define, field
+from attrs import asdict, define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
-from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics
+from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
 from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.submission import RowDone, Submission
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError
-from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
@@ -43,9 +42,8 @@ class Engine(ABC):
         self.scheduler = Scheduler(MAX_AGE * self.config.max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
         self.dispatcher = Dispatcher(self.scheduler, self.metrics.busy, self.metrics.queue)
         self.admission = Admission(self.config.max_queue_s, lambda: self.seconds_per_token)
-        self.metrics.add_gauges(self._gauges)
+        self.metrics.add_gauges(lambda: self.statistics().gauges())
 
-    @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model, then compute until cancelled; ``task_status.started`` is called before loading.
 
@@ -53,6 +51,17 @@ class Engine(ABC):
         waiting rows have failed by then. Cancellation: waiting rows fail with ``EngineDeadError``, and a device call
         that is running is abandoned to its thread.
         """
+        task_status.started()
+        try:
+            await self._compute()
+        finally:
+            self.is_dead = True
+            self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
+            self.dispatcher.note_room()  # for those that wait until it is ready
+
+    @abstractmethod
+    async def _compute(self) -> None:
+        """Compute on this engine's own devices, until cancelled."""
 
     @property
     @abstractmethod
@@ -66,29 +75,34 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def takes_rows(self) -> bool:
-        """Whether a device is ready to compute rows."""
-
-    @property
-    @abstractmethod
     def stall_reason(self) -> str:
         """Why the engine's state is stalled; empty if it is not."""
 
-    @abstractmethod
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a device is ready to compute rows."""
+        return bool(self.dispatcher.devices)
+
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.
 
         Cancellation: at once.
         """
+        await trio.lowlevel.checkpoint()
+        while not self.dispatcher.devices and not self.is_dead:
+            await self.dispatcher.room.park()
+        if self.is_dead:
+            raise EngineDeadError("The engine has stopped.")
 
-    @abstractmethod
-    def statistics(self) -> EngineStatistics:
-        """Return the engine's state and load."""
+    def statistics(self) -> QueueStatistics:
+        """Return the engine's state and load, as far as they are known in this process."""
+        queue, admission = self.scheduler, self.admission
+        return QueueStatistics(self.state, len(queue), queue.tokens, admission.tokens, admission.waiting_s)
 
     @property
-    @abstractmethod
     def reported_load(self) -> dict[str, Any]:
         """The engine's part of ``/load``: what no other process of the server reports of it."""
+        return asdict(self.statistics())
 
     async def submit(self, request: PoolingRequest) -> PoolingOutput:
         """Compute one row. Raises and is cancelled as ``submit_all``."""
@@ -122,11 +136,15 @@ class Engine(ABC):
     def submit_nowait(self, *entries: QueueEntry) -> None:
         """Queue rows; their entries are settled on the loop, maybe at once. Raises as ``submit_all`` when not ready."""
         self.require_ready()
-        if empty := [entry for entry in entries if not len(entry.request.prompt.token_ids)]:
+        self.scheduler.put_nowait(*self.fail_refused(entries))
+
+    def fail_refused(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
+        """Fail rows that have no tokens or were refused for ending engine processes; return the others."""
+        if empty := [entry for entry in entries if not entry.request.tokens]:
             for entry in empty:
                 entry.fail(BatchFailedError("An input has no tokens."))
-            entries = tuple([entry for entry in entries if not entry.is_settled])
-        self.scheduler.put_nowait(*self.dispatcher.refuse_known(entries))
+            entries = [entry for entry in entries if not entry.is_settled]
+        return self.dispatcher.refuse_known(entries)
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out of the queue; one that has been launched is computed, and its output dropped.
@@ -164,7 +182,7 @@ class Engine(ABC):
 
     @property
     def state(self) -> EngineState:
-        """The engine's state, which ``statistics`` has too."""
+        """The engine's state."""
         if self.is_dead:
             return "dead"
         if not self.takes_rows:
@@ -172,37 +190,9 @@ class Engine(ABC):
         return "stalled" if self.stall_reason else "ready"
 
     @property
-    def dimensions(self) -> int:
-        """Length of the vectors before truncation. Raises as ``submit`` when not ready."""
-        return self.facts.dimensions
-
-    @property
-    def embeds_width(self) -> int:
-        """Width of token embeddings accepted in place of ids; 0 if none are. Raises as ``submit`` when not ready."""
-        return self.facts.embeds_width
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Token budget of a batch. Raises as ``submit`` when not ready."""
-        return self.facts.max_batch_tokens
-
-    @property
-    def cosine_with_float32(self) -> float | None:
-        """Agreement of a quantised model with float32, else ``None``. Raises as ``submit`` when not ready."""
-        return self.facts.cosine_with_float32
-
-    @property
-    def probe_request(self) -> PoolingRequest | None:
-        """A row of a few tokens that the model can compute; ``None`` if none is known. Raises as ``submit``."""
-        return self.facts.probe_request
-
-    @property
     def seconds_per_token(self) -> SecondsPerToken:
         """The measured rates of all devices together, by work class."""
         return self.dispatcher.rates.seconds_per_token
-
-    def _gauges(self) -> Gauges:
-        return self.statistics().gauges()
 
     def __repr__(self) -> str:
         in_flight = len(self.dispatcher.in_flight)

@@ -32,6 +32,8 @@ MAX_INFORMATION_BYTES = 4096
 
 MAX_NAME = 80
 
+MPS_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108  (NVIDIA's default)
+
 GPU_UUID = re.compile(r"GPU-[0-9A-Fa-f-]{1,60}")
 GPU_LINE = re.compile(rf"GPU ([0-9]{{1,4}}): (.+) \(UUID: ({GPU_UUID.pattern})\)")
 MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+[0-9]+: \(UUID: (MIG-[0-9A-Za-z/-]{1,80})\)")
@@ -200,3 +202,17 @@ def _of_uuid(gpus: Iterable[Gpu], entry: str) -> list[Gpu]:
 
 def _printable(name: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_NAME])
+
+
+def mps_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the directory in which a control daemon of NVIDIA's Multi-Process Service (MPS) has its socket, if any.
+
+    With it, several processes compute on one GPU at the same time. CUDA connects to it in every process that inherits
+    the environment. A daemon that was killed leaves its socket.
+    """
+    directory = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE_DIRECTORY)
+    control = directory / "control"
+    try:
+        return directory if control.is_socket() or control.is_fifo() else None
+    except OSError:  # a path that is too long, or a directory of another user
+        return None

@@ -1,25 +1,29 @@
 """Batches that are launched and not settled, and the delivery of their outputs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import trio
 from attrs import define, field
 from prometheus_client import Counter
 
+from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.compute_rates import work_class
-from trio_pool_serve.engine.queue_entry import (
-    SUBMITTERS_BETWEEN_CHECKPOINTS,
-    Outcome,
-    QueueEntry,
-    by_submitter,
-    finish_together,
-)
+from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
+MAX_DELIVERED_ROWS = 512
+"""Rows of one submitter that are delivered to it at once."""
+
+SUBMITTERS_BETWEEN_CHECKPOINTS = 4
+"""Each may wake a request, which is answered in half a millisecond or more: so other requests, such as ``/health``, do
+not wait for all of a batch."""
+
 RowValues: TypeAlias = list[tuple[PooledValue, ...]]
+
+Outcome: TypeAlias = tuple[QueueEntry, PoolingOutput]
 
 
 @define(eq=False)
@@ -38,8 +42,8 @@ class InFlightBatch:
     """Seconds between the launch and the outputs."""
     device_s: float = field(default=0.0, init=False)
     """Seconds for which it occupied the device; 0 if that says nothing, as when rows were computed again."""
-    handle: PooledBatch | None = field(default=None, init=False)
-    """In this process; ``None`` if no client waits for any of its rows any more."""
+    handle: PooledBatch | Fault | None = field(default=None, init=False)
+    """What a launch in this process has given; ``None`` if no client waited for any of its rows any more."""
     batch: Batch = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,13 +73,23 @@ class InFlightBatch:
         await deliver(outcomes, slowly=self.is_planned)
 
 
-async def deliver(outcomes: Sequence[Outcome], *, slowly: bool = False) -> None:
+async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
     """Finish entries with their outputs, those of one submitter together.
 
     Cancellation: between two slices; the entries that are left are not settled.
     """
-    for index, together in enumerate(by_submitter(outcomes), start=1):
-        finish_together(together)
+    of_submitter: dict[Settled, list[Outcome]] = {}
+    for outcome in outcomes:
+        of_submitter.setdefault(outcome[0].settled, []).append(outcome)
+    slices = [
+        rows[begin : begin + MAX_DELIVERED_ROWS]
+        for rows in of_submitter.values()
+        for begin in range(0, len(rows), MAX_DELIVERED_ROWS)
+    ]
+    for index, rows in enumerate(slices, start=1):
+        for entry, output in rows:
+            entry.output = output
+        rows[0][0].settled([entry for entry, _ in rows])
         if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
 
@@ -111,11 +125,6 @@ class InFlightBatches:
         """Seconds since the launch of the oldest batch that is not planned; 0 without one."""
         now = time.perf_counter()
         return max((now - batch.launched for batch in self._batches if not batch.is_planned), default=0.0)
-
-    def stall_reason(self, timeout_s: float) -> str:
-        """Return why the device counts as stalled: a batch takes longer than ``timeout_s``; empty if none does."""
-        oldest_s = self.oldest_s
-        return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > timeout_s else ""
 
     def __iter__(self) -> Iterator[InFlightBatch]:
         return iter(self._batches)

@@ -1,18 +1,28 @@
 """The device of this process: a thread that launches batches on a worker's runner."""
 
+import logging
+import math
 import time
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.batch_recovery import Fault
+from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device
 from trio_pool_serve.engine.in_flight import InFlightBatch, RowValues
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
+from trio_pool_serve.types import PooledBatch
 
 if TYPE_CHECKING:
     from trio_pool_serve.engine.worker import Worker
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
 """Batches of one launch thread that are launched and not yet copied to the host: one is copied while the next one is
@@ -24,14 +34,16 @@ ThreadKind: TypeAlias = Literal["launch", "background"]
 
 @define(eq=False, repr=False)
 class LaunchThread(Device):
-    """One of a worker's threads, with room for ``MAX_IN_FLIGHT`` batches: one is copied while the next is computed."""
+    """One of a worker's threads, with room for ``MAX_IN_FLIGHT`` batches.
+
+    A batch that fails is computed again in parts here, so that nothing is sent anywhere for it. What fails drops its
+    exception, and with it the tensors that the traceback refers to.
+    """
 
     worker: "Worker"
     kind: ThreadKind = "launch"
-    launching: trio.Lock = field(init=False, factory=trio.Lock)
+    _launching: trio.Lock = field(init=False, factory=trio.Lock)
     """Held for each launch: a batch that is computed again takes turns with new ones."""
-    _faults: dict[InFlightBatch, Fault] = field(init=False, factory=dict)
-    """Of batches whose launch failed."""
 
     def __attrs_post_init__(self) -> None:
         self.bulk = self.worker.bulk
@@ -54,27 +66,106 @@ class LaunchThread(Device):
         return int(self.kind == "launch")
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
-        self.worker.observe(batch)
-        fault = await self.worker.launch(batch, self)
-        if fault is not None:
-            self._faults[batch] = fault
+        metrics, rows = self.worker.metrics, batch.batch
+        metrics.batch_rows.observe(len(batch.entries))
+        metrics.batch_tokens.observe(rows.padded_tokens)
+        metrics.tokens.inc(rows.tokens)
+        metrics.padding_waste.observe(1 - rows.tokens / rows.padded_tokens)
+        await self._launch(batch)
         return True
 
     async def collect(self, batch: InFlightBatch) -> RowValues | None:  # noqa: D102
-        fault = self._faults.pop(batch, None)
-        if fault is None:
-            if batch.handle is None:
-                return None
-            rows = await self.worker.outputs(batch)
-            if not isinstance(rows, Fault):
-                self._note_done(batch)
-                return rows
-            fault = rows
-        await self.worker.recover(batch, fault, self)
-        return None
+        rows = await self._outputs(batch)
+        if isinstance(rows, Fault):
+            await self._recover(batch, rows)
+            return None
+        if rows is not None and not batch.is_planned:  # how long those take depends on what others compute
+            batch.device_s = time.perf_counter() - max(batch.launched, self.freed_at)
+            self.worker.budget.observe(self._budgeted_tokens(batch))
+            self.worker.metrics.forward.observe(batch.forward_s)
+            self.worker.metrics.copy_wait.observe(batch.copy_s)
+        return rows
 
-    def _note_done(self, batch: InFlightBatch) -> None:
-        if batch.is_planned:
-            return  # how long it took depends on what others computed
-        batch.device_s = time.perf_counter() - max(batch.launched, self.freed_at)
-        self.worker.note_done(batch)
+    async def _launch(self, batch: InFlightBatch) -> None:
+        """Launch a batch, unless no client waits for any of its rows any more."""
+
+        def launch() -> PooledBatch | None:
+            if all(entry.is_abandoned for entry in batch.entries):
+                return None
+            return self.worker.loaded.launch(batch.batch)
+
+        async with self._launching:
+            batch.handle = await self._attempt(lambda: self.worker.run_in_thread(self.kind, launch), batch)
+        batch.forward_s = time.perf_counter() - batch.launched
+
+    async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
+        """Return the outputs of a batch, or how it failed; ``None`` if it was not launched."""
+        if (handle := batch.handle) is None or isinstance(handle, Fault):
+            return handle
+
+        async def collect() -> RowValues:
+            rows = await handle
+            if len(rows) != len(batch.entries):
+                raise ValueError(f"{len(rows)} answers to {len(batch.entries)} rows")
+            self.worker.batches += 1
+            return rows
+
+        rows = await self._attempt(collect, batch)
+        batch.copy_s = time.perf_counter() - batch.launched - batch.forward_s
+        return rows
+
+    async def _recover(self, batch: InFlightBatch, fault: Fault) -> None:
+        """Compute the rows of a batch that failed again, in parts, and settle them: see ``BatchRecovery``.
+
+        Cancellation: at once; rows that are not settled stay so.
+        """
+
+        async def compute(entries: list[QueueEntry]) -> Fault | None:
+            part = InFlightBatch(entries, batch.is_planned)
+            batch.launched = part.launched
+            await self._launch(part)
+            rows = await self._outputs(part)
+            if isinstance(rows, Fault):
+                await self._note_fault(part, rows)
+                return rows
+            if rows is not None:
+                await part.deliver(rows)
+            return None
+
+        self.worker.failed_batches += 1
+        await self._note_fault(batch, fault)
+        recovery = BatchRecovery(compute, math.inf if batch.is_planned else RETRY_S)
+        await recovery.run(batch.entries, fault)
+        faults = self.worker.metrics.faults
+        faults["failed_batches"].inc()
+        faults["retries"].inc(recovery.passes)
+        faults["failed_rows"].inc(recovery.failed_rows)
+
+    async def _note_fault(self, batch: InFlightBatch, fault: Fault) -> None:
+        if fault is Fault.OUT_OF_MEMORY:
+            self.worker.metrics.faults["out_of_memory"].inc()
+            if len(batch.entries) > 1:
+                self.worker.budget.halve(self._budgeted_tokens(batch))
+            await self.worker.return_memory()
+
+    def _budgeted_tokens(self, batch: InFlightBatch) -> int:
+        """Return the tokens of a batch as its budget counts them."""
+        return batch.batch.padded_tokens if self.worker.loaded.pads else batch.batch.tokens
+
+    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault:
+        """Return what ``step`` returns, or how it failed. Raises ``RunnerDeadError``."""
+        timeout_s, rows = self.worker.config.batch_timeout_s, len(batch.entries)
+        try:
+            with trio.fail_after(math.inf if batch.is_planned else timeout_s):
+                return await step()
+        except trio.TooSlowError as error:
+            wedged = f"a batch has not come back for {timeout_s:g} s: the device is wedged"
+            raise RunnerDeadError(wedged) from error
+        except RunnerDeadError:
+            raise
+        except (OutOfDeviceMemoryError, MemoryError) as error:
+            logger.warning("out of memory: a batch of %d rows, %d tokens: %s", rows, batch.batch.padded_tokens, error)
+            return Fault.OUT_OF_MEMORY
+        except Exception:
+            logger.exception("a batch of %d rows failed", rows)
+            return Fault.RAISED

@@ -1,10 +1,8 @@
 """The engine whose model is computed in this process."""
 
 from collections.abc import Callable
-from typing import Any
 
-import trio
-from attrs import asdict, define, evolve, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.device import DeviceFacts
@@ -12,7 +10,6 @@ from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.engine_statistics import EngineStatistics
 from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.worker import Worker
-from trio_pool_serve.processes.allocator import return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
@@ -29,28 +26,14 @@ class LocalEngine(Engine):
     offload: Offload
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
-    return_freed_memory: Callable[[], None] = return_freed_memory
-    """Called in the thread that launches, now and then."""
     worker: Worker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        shared = self.load, self.offload, self.metrics, self.config
-        self.worker = Worker(*shared, self.dispatcher, self.return_freed_memory)
+        self.worker = Worker(self.load, self.offload, self.metrics, self.config, self.dispatcher)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
-        task_status.started()
-        try:
-            await self.worker.run()
-        finally:
-            self.is_dead = True
-
-    async def wait_ready(self) -> None:  # noqa: D102
-        await self.worker.wait_ready()
-
-    @property
-    def takes_rows(self) -> bool:  # noqa: D102
-        return self.worker.is_ready
+    async def _compute(self) -> None:
+        await self.worker.run()
 
     @property
     def facts(self) -> DeviceFacts:  # noqa: D102
@@ -68,7 +51,3 @@ class LocalEngine(Engine):
     def statistics(self) -> EngineStatistics:  # noqa: D102
         admitted = self.admission
         return evolve(self.worker.statistics(), admitted_tokens=admitted.tokens, waiting_s=admitted.waiting_s)
-
-    @property
-    def reported_load(self) -> dict[str, Any]:  # noqa: D102
-        return {**asdict(self.statistics()), "memory_bytes": self.memory.resident_bytes}

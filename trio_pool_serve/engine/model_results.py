@@ -1,6 +1,5 @@
 """The cached results of one loaded model, and the rows that are computed because they are not among them."""
 
-import itertools
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -14,8 +13,6 @@ from trio_pool_serve.engine.result_cache import Key, ResultCache
 from trio_pool_serve.engine.submission import RowDone
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
-
-_numbers = itertools.count(1)
 
 SHARE_WEIGHT = 0.1
 """Weight of the newest rows in the share of rows that are not cached."""
@@ -32,7 +29,6 @@ class ModelResults:
     """
 
     cache: ResultCache
-    model: int = field(init=False, factory=lambda: next(_numbers))
     _missing_share: float = field(init=False, default=1.0)
     """Of rows that are looked up, a moving average."""
     _is_cleared: bool = field(init=False, default=False)
@@ -46,51 +42,40 @@ class ModelResults:
         return evolve(work, tokens=int(work.tokens * self._missing_share))
 
     async def submit_all(
-        self,
-        engine: Engine,
-        requests: Sequence[PoolingRequest],
-        row_done: RowDone | None,
-        timings: RequestTimings,
-    ) -> list[PoolingOutput]:
-        """Return the outputs of rows: those that are cached, and of the others those that the engine computes.
+        self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
+    ) -> None:
+        """Give ``row_done`` the outputs of all rows: cached ones at once, others when the engine has computed them.
 
-        ``row_done`` is called for cached rows at once. A row is cached once it is computed and ``row_done`` has
-        accepted it. Raises and is cancelled as ``Engine.submit_all``; cancelled rows are not cached.
+        A row is cached once it is computed and ``row_done`` has accepted it. Raises and is cancelled as
+        ``Engine.submit_all``; cancelled rows are not cached.
         """
         keys = self._keys_of(requests)
-        outputs: dict[int, PoolingOutput] = {}
-        for index, key in enumerate(keys):
-            values = None if key is None else self.cache.get(key)
+        cached = {index: self.cache.get(key) for index, key in enumerate(keys) if key is not None}
+        missing = [index for index in range(len(keys)) if cached.get(index) is None]
+        timings.note_looked_up(rows=len(cached), cached=len(keys) - len(missing))
+        if cached:
+            missing_share = 1 - (len(keys) - len(missing)) / len(cached)
+            self._missing_share += (missing_share - self._missing_share) * SHARE_WEIGHT
+        for index, values in cached.items():
             if values is not None:
-                outputs[index] = PoolingOutput(values, 0.0, 0.0, 0.0)
-        looked_up = len(keys) - keys.count(None)
-        timings.note_looked_up(rows=looked_up, cached=len(outputs))
-        if looked_up:
-            self._missing_share += (1 - len(outputs) / looked_up - self._missing_share) * SHARE_WEIGHT
-        if row_done is not None:
-            for index, output in outputs.items():
-                row_done(index, output)
-        missing = [index for index in range(len(requests)) if index not in outputs]
-        if not missing:
-            await trio.lowlevel.checkpoint()
-            return [*outputs.values()]
+                row_done(index, PoolingOutput(values, 0.0, 0.0, 0.0))
 
         def computed(number: int, output: PoolingOutput) -> None:
             index = missing[number]
-            if row_done is not None:
-                row_done(index, output)
+            row_done(index, output)
             key = keys[index]
             if key is not None and not self._is_cleared:
                 self.cache.put(key, output.values)
 
-        found = await engine.submit_all([requests[index] for index in missing], computed)
-        outputs.update(zip(missing, found, strict=True))
-        return [outputs[index] for index in range(len(requests))]
+        if missing:
+            await engine.submit_all([requests[index] for index in missing], computed)
+        else:
+            await trio.lowlevel.checkpoint()
 
     def clear(self) -> None:
         """Drop the results and cache no others, of rows in flight either: the model is not loaded any longer."""
         self._is_cleared = True
-        self.cache.forget(self.model)
+        self.cache.forget(self)
 
     def _keys_of(self, requests: Sequence[PoolingRequest]) -> list[Key | None]:
         """Return the keys of rows, ``None`` for those that are not looked up."""
@@ -100,7 +85,7 @@ class ModelResults:
             if request.params is not params:  # which the rows of a request have in common
                 params, encoded = request.params, _encoded(request.params)
             is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
-            keys.append((self.model, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
+            keys.append((self, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
         return keys
 
 

@@ -8,8 +8,7 @@ rows or has ended, all rows that wait are sorted by length and cut into batches.
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import msgspec
@@ -35,40 +34,34 @@ class PlannedWindow:
     size: int
     token_divisor: int = 1
     members: "list[WindowMember]" = field(init=False)
-    _running: int = field(init=False)
+    running: int = field(init=False)
     """Members that may still submit rows before the others have theirs computed."""
 
     def __attrs_post_init__(self) -> None:
         self.members = [WindowMember(self) for _ in range(self.size)]
-        self._running = self.size
+        self.running = self.size
 
     def note_waiting(self) -> None:
         """Count a member no longer as running: it waits, or has ended. Of the last one, plan the batches."""
-        self._running -= 1
-        if self._running:
+        self.running -= 1
+        if self.running:
             return
-        waiting = [member for member in self.members if member.submission is not None]
-        self._running += len(waiting)
-        for engine in dict.fromkeys(member.engine for member in waiting if member.engine is not None):
-            of_engine = [member.submission for member in waiting if member.engine is engine and member.submission]
-            for member in waiting:
-                if member.engine is engine:
-                    member.submission = None
-            self.submit(engine, [entry for submission in of_engine for entry in submission.entries])
-
-    def note_resumed(self) -> None:
-        """Count a member as running again that has waited, and was cancelled."""
-        self._running += 1
+        of_engines: dict[Engine, list[QueueEntry]] = {}
+        for member in self.members:
+            if member.waiting is not None:
+                engine, entries = member.waiting
+                of_engines.setdefault(engine, []).extend(entries)
+                member.waiting = None
+                self.running += 1
+        for engine, entries in of_engines.items():
+            self.submit(engine, entries)
 
     def submit(self, engine: Engine, entries: Sequence[QueueEntry]) -> None:
         """Submit rows in planned batches. What the engine raises is the rows' error."""
         try:
-            max_tokens = max(1, engine.max_batch_tokens // self.token_divisor)
-            # A row without tokens fails at once: the others of its batch would wait for it.
-            engine.submit_nowait(*(entry for entry in entries if not entry.request.tokens))
-            # So does one that has ended engine processes.
-            left = engine.dispatcher.refuse_known([entry for entry in entries if entry.request.tokens])
-            for batch in planned(left, max_tokens):
+            max_tokens = max(1, engine.facts.max_batch_tokens // self.token_divisor)
+            # Those that fail at once are in no batch: the others of it would wait for them.
+            for batch in planned(engine.fail_refused(entries), max_tokens):
                 number = next(_numbers)
                 for entry in batch:
                     of_batch = PlannedBatch(number, len(batch))
@@ -85,16 +78,13 @@ class WindowMember:
     """Submits the rows of one member of a window."""
 
     window: PlannedWindow
-    engine: Engine | None = field(default=None, init=False)
-    submission: Submission | None = field(default=None, init=False)
-    """Whose rows wait for the others of the window."""
+    waiting: tuple[Engine, Collection[QueueEntry]] | None = field(default=None, init=False)
+    """The rows that wait for the others of the window, and what is to compute them."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.window.note_waiting()
 
     async def submit_all(
@@ -102,29 +92,24 @@ class WindowMember:
     ) -> list[PoolingOutput]:
         """Compute rows, together with those of the other members; return them in the order of the requests.
 
-        Rows with images are computed with those of their own request alone, and at once: they hold memory until they
-        are computed. Raises and is cancelled as ``Engine.submit_all``.
+        Rows with images or token embeddings are computed with those of their own request alone, and at once: they hold
+        memory until they are computed. Raises and is cancelled as ``Engine.submit_all``.
         """
         submission = Submission(requests, row_done)
 
         def submit(*entries: QueueEntry) -> None:
-            if any(_is_alone(entry) for entry in entries):
+            if any(entry.key for entry in entries):
                 self.window.submit(engine, entries)
             else:
-                self.engine, self.submission = engine, submission
+                self.waiting = engine, submission.entries
                 self.window.note_waiting()
 
         try:
             return await engine.complete(submission, submit)
         finally:
-            if self.submission is not None:  # cancelled before the batches were planned
-                self.submission = None
-                self.window.note_resumed()
-
-
-def _is_alone(entry: QueueEntry) -> bool:
-    prompt = entry.request.prompt
-    return prompt.images is not None or prompt.embeds is not None
+            if self.waiting is not None:  # cancelled before the batches were planned
+                self.waiting = None
+                self.window.running += 1
 
 
 def planned(entries: Iterable[QueueEntry], max_tokens: int) -> Iterator[list[QueueEntry]]:

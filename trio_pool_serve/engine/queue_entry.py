@@ -1,7 +1,7 @@
-"""A row in a queue, and the delivery of outputs to those that have submitted rows."""
+"""A row in a queue."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -10,13 +10,6 @@ from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 if TYPE_CHECKING:
     from trio_pool_serve.engine.waiting_rows import QueueClass
-
-MAX_DELIVERED_ROWS = 512
-"""Rows of one submitter that are delivered to it at once."""
-
-SUBMITTERS_BETWEEN_CHECKPOINTS = 4
-"""Each may wake a request, which is answered in half a millisecond or more: so other requests, such as ``/health``, do
-not wait for all of a batch."""
 
 
 class QueueEntry(msgspec.Struct, eq=False):
@@ -54,11 +47,6 @@ class QueueEntry(msgspec.Struct, eq=False):
         """Whether the row is finished or has failed."""
         return self.output is not None or self.error is not None
 
-    def finish(self, output: PoolingOutput) -> None:
-        """Set the output and call ``settled``."""
-        self.output = output
-        self.settled([self])
-
     def fail(self, error: Exception) -> None:
         """Set the error and call ``settled``."""
         self.error = error
@@ -70,28 +58,3 @@ class QueueEntry(msgspec.Struct, eq=False):
 
 
 Settled: TypeAlias = Callable[[Sequence[QueueEntry]], None]
-
-Outcome: TypeAlias = tuple[QueueEntry, PoolingOutput]
-
-
-def by_submitter(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
-    """Return the outcomes in slices, each of one submitter's rows. Between some of them there are to be checkpoints."""
-    together: dict[Settled, list[Outcome]] = {}
-    for outcome in outcomes:
-        settled = outcome[0].settled
-        if settled in together:
-            together[settled].append(outcome)
-        else:
-            together[settled] = [outcome]
-    return [
-        rows[begin : begin + MAX_DELIVERED_ROWS]
-        for rows in together.values()
-        for begin in range(0, len(rows), MAX_DELIVERED_ROWS)
-    ]
-
-
-def finish_together(outcomes: Sequence[Outcome]) -> None:
-    """Finish rows of one submitter, at least one."""
-    for entry, output in outcomes:
-        entry.output = output
-    outcomes[0][0].settled([entry for entry, _ in outcomes])

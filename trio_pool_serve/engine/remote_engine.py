@@ -11,12 +11,11 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.engine_statistics import EngineStatistics
 from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.errors import EngineDeadError, EngineProcessDiedError
+from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
 
@@ -39,8 +38,6 @@ class RemoteEngine(Engine):
     _ready: list[RemoteDevice] = field(init=False, factory=list)
     _facts: DeviceFacts = field(init=False)
     """Of the device that was ready first."""
-    _has_ready: trio.Event = field(init=False, factory=trio.Event)
-    """Set once a device server is ready, and if the engine dies before."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -57,35 +54,20 @@ class RemoteEngine(Engine):
             self._facts = _facts_of(device.hello)
         self._ready.append(device)
         self.dispatcher.devices = [*self._ready]
-        self._has_ready.set()
 
     def lose(self, device: RemoteDevice) -> None:
         """Do without a device. With the last one all rows that wait fail, as others may take minutes to load."""
         self._ready.remove(device)
         self.dispatcher.devices = [*self._ready]
-        if self._ready or self.is_dead:
-            return
-        self._has_ready = trio.Event()
-        self.dispatcher.fail_waiting(EngineProcessDiedError(device.connector.loss))
+        if not self._ready and not self.is_dead:
+            self.dispatcher.fail_waiting(EngineProcessDiedError(device.connector.loss))
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
-        task_status.started()
-        try:
-            async with trio.open_nursery() as nursery:
-                for device in self.own_devices:
-                    nursery.start_soon(device.run)
-                # Devices that join are run by others.
-                await self.dispatcher.pull(self._ready, nursery)
-        finally:
-            self.is_dead = True
-            self._has_ready.set()
-            self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
-
-    async def wait_ready(self) -> None:  # noqa: D102
-        while not self.is_dead and not self._ready:
-            await self._has_ready.wait()
-        if self.is_dead:
-            raise EngineDeadError("The engine has stopped.")
+    async def _compute(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for device in self.own_devices:
+                nursery.start_soon(device.run)
+            # Devices that join are run by others.
+            await self.dispatcher.pull(self._ready, nursery)
 
     @property
     def takes_rows(self) -> bool:  # noqa: D102
@@ -113,37 +95,10 @@ class RemoteEngine(Engine):
         others = min(told, default=0.0)  # by which rows are computed: one may have far more than the others, or say so
         return self.dispatcher.rates.seconds_per_token * (1 + others)
 
-    def statistics(self) -> EngineStatistics:  # noqa: D102  (device servers report the rest)
-        return EngineStatistics(
-            state=self.state,
-            queued_rows=len(self.scheduler),
-            queued_tokens=self.scheduler.tokens,
-            admitted_tokens=self.admission.tokens,
-            waiting_s=self.admission.waiting_s,
-        )
-
     @property
     def reported_load(self) -> dict[str, Any]:  # noqa: D102  (device servers do not report that they are silent)
-        load, own = self.statistics(), enumerate(self.own_devices)
-        return {
-            "state": load.state,
-            "queued_rows": load.queued_rows,
-            "queued_tokens": load.queued_tokens,
-            "admitted_tokens": load.admitted_tokens,
-            "waiting_s": load.waiting_s,
-            "replicas": {str(number): {"state": "stalled"} for number, device in own if device.stall_reason},
-        }
-
-    def _gauges(self) -> dict[str, dict[str, float]]:
-        load = self.statistics()
-        return {
-            "engine": {
-                "queued_rows": load.queued_rows,
-                "queued_tokens": load.queued_tokens,
-                "admitted_tokens": load.admitted_tokens,
-                "waiting_seconds": load.waiting_s,
-            }
-        }
+        stalled = [number for number, device in enumerate(self.own_devices) if device.stall_reason]
+        return {**super().reported_load, "replicas": {str(number): {"state": "stalled"} for number in stalled}}
 
 
 def _facts_of(hello: Hello | None) -> DeviceFacts:

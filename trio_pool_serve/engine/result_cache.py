@@ -1,7 +1,7 @@
 """A cache of rows' outputs, for inputs that are computed again and again. Used on the event loop only."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -9,8 +9,8 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.types import PooledValue, SparseVector
 
-Key: TypeAlias = tuple[int, bytes]
-"""The number of a loaded model, and the digest of what it computes."""
+Key: TypeAlias = tuple[Hashable, bytes]
+"""A loaded model, and the digest of what it computes."""
 
 ENTRY_BYTES = 512
 """Counted for each entry: its key, its tuple, and its place in the dictionary."""
@@ -70,7 +70,7 @@ class ResultCache:
             self._drop(next(iter(self._entries)))
             self._evictions += 1
 
-    def forget(self, model: int) -> None:
+    def forget(self, model: Hashable) -> None:
         """Drop all outputs of a loaded model. Takes longer the more entries there are."""
         for key in [key for key in self._entries if key[0] == model]:
             self._drop(key)

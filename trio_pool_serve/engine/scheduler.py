@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import trio
 from attrs import define, field
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, length_class
-from trio_pool_serve.engine.change import Change
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.waiting_rows import (
     BULK_TOKENS,
@@ -86,8 +86,8 @@ class Scheduler:
     """Tokens of the long rows that wait."""
     _kept_together: int = field(default=0, init=False)
     """Tokens of long rows that are still to be kept together."""
-    changed: Change = field(init=False, factory=Change)
-    """Noted when rows arrive."""
+    changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when rows arrive."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -133,7 +133,7 @@ class Scheduler:
         self.tokens += short_tokens + long_tokens
         self._long_tokens += long_tokens
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
-        self.changed.note()
+        self.changed.unpark_all()
 
     def _open_client(self, number: int) -> WaitingClient:
         client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)

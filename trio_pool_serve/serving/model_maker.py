@@ -118,7 +118,7 @@ class ModelMaker:
         """Return a model whose engine is ready."""
         config = self.config
         renderer.embeds_format = embeds_format_of(
-            folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
+            folder, served.engine.facts.embeds_width, enabled=config.input.enable_prompt_embeds
         )
         return Model(
             served.source.name,

@@ -69,7 +69,7 @@ class ServedModel:
     def finish_loading(self, model: Model) -> None:
         """Note that it is loaded: requests can use ``model``."""
         self.loaded, self.folder = model, model.folder
-        self.cosine_with_float32 = model.engine.cosine_with_float32
+        self.cosine_with_float32 = model.engine.facts.cosine_with_float32
         conversations = model.renderer.conversations
         self.reads_images = conversations is not None and conversations.image_format is not None
         self.state, self.is_new = "loaded", False

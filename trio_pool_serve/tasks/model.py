@@ -17,7 +17,7 @@ from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.tasks.request_accounting import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingOutput, PoolingRequest, PoolingTask
+from trio_pool_serve.types import PoolingRequest, PoolingTask
 
 
 @frozen(eq=False)
@@ -42,18 +42,17 @@ class Model:
         with self.engine.admit(work if self.results is None else self.results.to_compute(work)) as admitted:
             yield RequestAccounting(admitted, self.renderer.memory, timings)
 
-    async def submit_all(
-        self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
-    ) -> list[PoolingOutput]:
+    async def submit_all(self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings) -> None:
         """Compute the rows of a request by the engine, or have them from the cache of results.
 
         Raises and is cancelled as ``Engine.submit_all``.
         """
         if self.window is not None:
-            return await self.window.submit_all(self.engine, requests, row_done)
-        if self.results is not None:
-            return await self.results.submit_all(self.engine, requests, row_done, timings)
-        return await self.engine.submit_all(requests, row_done)
+            await self.window.submit_all(self.engine, requests, row_done)
+        elif self.results is not None:
+            await self.results.submit_all(self.engine, requests, row_done, timings)
+        else:
+            await self.engine.submit_all(requests, row_done)
 
     def label(self, index: int) -> str:
         """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""

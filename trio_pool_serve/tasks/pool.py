@@ -41,7 +41,7 @@ class Pooled:
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
     """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to that length."""
-    limit = model.engine.dimensions
+    limit = model.engine.facts.dimensions
     if dimensions is not None and not 1 <= dimensions <= limit:
         raise InvalidRequestError(
             f"{{dimensions}} must be from 1 to {limit}, the model's own, not {dimensions}.", field="dimensions"
@@ -108,10 +108,10 @@ def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], con
     estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(len(rows))
     if not any(row.in_windows for row in rows):
         estimate = min(estimate, len(rows) * model.renderer.max_model_len)
-    numbers = estimate * model.engine.dimensions
+    numbers = estimate * model.engine.facts.dimensions
     if "token_embed" in job.tasks and numbers > MAX_TOKEN_NUMBERS:
         raise InvalidRequestError(
-            f"About {estimate} tokens with {model.engine.dimensions} numbers each are more than the "
+            f"About {estimate} tokens with {model.engine.facts.dimensions} numbers each are more than the "
             f"{MAX_TOKEN_NUMBERS} that one response may have; send fewer inputs at a time.",
             field="prompts",
         )
@@ -122,7 +122,7 @@ def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
     """Reserve memory for vectors before they are computed. Raises ``OverloadedError``."""
     # Responses to lines of batches wait for no client.
     each = BYTES_PER_NUMBER if context.client.is_background else BYTES_PER_NUMBER_OF_RESPONSE
-    context.reservation.grow(vectors * model.engine.dimensions * each)
+    context.reservation.grow(vectors * model.engine.facts.dimensions * each)
 
 
 async def pool(

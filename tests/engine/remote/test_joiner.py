@@ -157,10 +157,11 @@ def test_a_batch_is_done_once_with_its_last_row(joiner, sender):
     taken = joiner.take(limits(512))
     assert taken == [computed, failed, launched]
     joiner.withdraw(launched)
-    computed.finish(output)
+    computed.output = launched.output = output
+    computed.settled([computed])
     failed.fail(BatchFailedError("no"))
     assert not sender.done
-    launched.finish(output)
+    launched.settled([launched])
     assert len(sender.done) == 1
     assert sender.settled == [computed, failed, launched]
     assert repr(joiner) == "<Joiner 0 rows of 0 batches>"
@@ -268,7 +269,8 @@ class JoinerModel(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def settle(self, count):
         for entry in self.taken[:count]:
-            entry.finish(PoolingOutput((), 0.0, 0.0, 0.0))
+            entry.output = PoolingOutput((), 0.0, 0.0, 0.0)
+            entry.settled([entry])
         del self.taken[:count]
 
     @invariant()

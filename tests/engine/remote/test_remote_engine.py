@@ -77,7 +77,7 @@ async def until(condition) -> None:
 async def test_rows_are_computed_at_the_other_end(replica):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        assert (engine.dimensions, engine.embeds_width) == (8, 0)
+        assert (engine.facts.dimensions, engine.facts.embeds_width) == (8, 0)
         outputs = await engine.submit_all([request(5, index, params=(Embed(), SparseEmbed())) for index in range(40)])
         for index, output in enumerate(outputs):
             vector, sparse = output.values
@@ -142,7 +142,7 @@ async def test_a_probe_row_comes_with_the_sizes(replica):
         await engine.wait_ready()
         begun = len(replica.runner.batches)
         assert begun == 1, "the probe at the start"
-        row = engine.probe_request
+        row = engine.facts.probe_request
         assert row.params == (SparseEmbed(),)
         assert row.prompt.token_ids.tolist() == [5, 6]
         assert (await engine.submit(row)).values

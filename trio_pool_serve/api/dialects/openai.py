@@ -94,7 +94,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     """
     encoding: VectorEncoding = call.wire.encoding
     call.model.require("embed")
-    dimensions = call.job.dimensions or call.model.engine.dimensions
+    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
     encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
     if call.wire.stream:
         return stream_embeddings(call, encoding)

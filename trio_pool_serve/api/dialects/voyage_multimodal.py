@@ -81,7 +81,7 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
     check_dimensions(call.model, call.job.dimensions)
-    dimensions = call.job.dimensions or call.model.engine.dimensions
+    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
     call.wire.encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     job = with_input_type(call.job, call.wire.input_type, call.model)
     pooled = await pool(call.model, job, call.context)

@@ -9,8 +9,7 @@ from functools import partial
 import trio
 from attrs import define
 
-from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.mps import mps_directory
+from trio_pool_serve.engine.gpus import Gpu, mps_directory
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.engine_job import MODULE, EngineStatus, Loaded, LoadFailed
 from trio_pool_serve.engine.places.place import Place

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
 
 from attrs import define, field
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.change import Change
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
@@ -73,8 +73,8 @@ class Joiner:
     _planned: dict[SentBatch, None] = field(init=False, factory=dict)
     _kept_together: int = field(init=False, default=0)
     """Tokens of long rows that are still left to the threads that compute such, as short ones have come."""
-    changed: Change = field(init=False, factory=Change)
-    """Noted when rows arrive."""
+    changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when rows arrive."""
 
     def __len__(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
@@ -93,7 +93,7 @@ class Joiner:
             self.tokens += batch.tokens
             if batch.first.tokens <= BULK_TOKENS:
                 self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * batch.tokens)
-        self.changed.note()
+        self.changed.unpark_all()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out, if it waits; of a planned batch only all rows together."""

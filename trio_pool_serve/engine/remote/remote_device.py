@@ -14,8 +14,8 @@ from attrs import define, field
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device
 from trio_pool_serve.engine.dispatcher import Dispatcher
-from trio_pool_serve.engine.in_flight import InFlightBatch, deliver
-from trio_pool_serve.engine.queue_entry import Outcome, QueueEntry
+from trio_pool_serve.engine.in_flight import InFlightBatch, Outcome, deliver
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import read_answers
 from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
@@ -237,7 +237,7 @@ class RemoteDevice(Device):
     async def _leave(self, connection: trio.CancelScope) -> None:
         """End the connection once the device server has no rows of this process, and none wait for it alone."""
         while self.in_flight or (self._is_last and len(self.queue)):
-            await self.dispatcher.room.wait()
+            await self.dispatcher.room.park()
         connection.cancel(reason="the engine process is leaving")
 
     def _lose(self) -> None:

@@ -113,7 +113,7 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
     check_dimensions(call.model, call.wire.output_dimension)
-    dimensions = call.wire.output_dimension or call.model.engine.dimensions
+    dimensions = call.wire.output_dimension or call.model.engine.facts.dimensions
     types: Sequence[EmbeddingType] = list(dict.fromkeys(call.wire.embedding_types or ())) or ["float"]
     for name in types:
         ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)

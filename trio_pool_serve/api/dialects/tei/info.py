@@ -91,7 +91,7 @@ def describe_model(service: Service, among: Collection[str] | None = None) -> In
         # Requests are limited by time and memory instead; clients read a number here.
         max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
         max_input_length=model.renderer.max_model_len,
-        max_batch_tokens=model.engine.max_batch_tokens,
+        max_batch_tokens=model.engine.facts.max_batch_tokens,
         max_client_batch_size=config.network.max_inputs_per_request,
         auto_truncate=model.long_text != "refuse",
         tokenization_workers=config.threads.renderer_num_workers,

@@ -180,7 +180,9 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
             raise InvalidRequestError(f"{param} is not for sparse_embed, which is JSON numbers.", param=param)
         return
     labels = len(call.model.folder.spec.labels)
-    dimensions = labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.dimensions
+    dimensions = (
+        labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.facts.dimensions
+    )
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
 
 
