@@ -41,6 +41,9 @@ ALL_DUE = 1.5 * FAIRNESS
 """Larger requests of one client that come due faster than they are computed: ``FAIRNESS`` of them, and half as many
 more because the queue rounds virtual deadlines up to powers of two."""
 
+NEARLY_FULL = 0.75
+"""Share of ``max_queue_s`` from which on requests that are to be refused are looked for before they are decoded."""
+
 COMES_AGAIN = 2.0
 """Times the work that another client has waiting: in an overloaded server it sends more while this is computed."""
 
@@ -192,6 +195,11 @@ class Admission:
         return int(self.remaining.sum())
 
     @property
+    def clients(self) -> int:
+        """Clients that have admitted requests."""
+        return len(self.sizes)
+
+    @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
         seconds = float(self.remaining @ self.seconds_per_token())
@@ -199,7 +207,14 @@ class Admission:
 
     def is_full(self, waited_s: float = 0.0) -> bool:
         """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
-        return self.waiting_s + self.images.total_s > max(0.0, self.max_queue_s - waited_s)
+        return self._is_filled(1.0, waited_s)
+
+    def is_refusing(self, waited_s: float = 0.0) -> bool:
+        """Return whether such a request may be refused: as clients have turns, some are before the queue is full."""
+        return self._is_filled(NEARLY_FULL, waited_s)
+
+    def _is_filled(self, share: float, waited_s: float) -> bool:
+        return self.waiting_s + self.images.total_s > share * max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:

@@ -173,6 +173,10 @@ class Engine(ABC):
         """Return whether so much waits that a further request, which has waited already, would probably be refused."""
         return self.admission.is_full(waited_s)
 
+    def is_refusing(self, waited_s: float = 0.0) -> bool:
+        """Return whether a further request may be refused, which has waited already."""
+        return self.admission.is_refusing(waited_s)
+
     def require_ready(self) -> None:
         """Raise ``EngineDeadError`` or ``EngineLoadingError`` unless a device takes rows."""
         if self.is_dead:

@@ -1,6 +1,7 @@
 """The engine whose model is computed by device servers: engine processes of this machine, of others, and of Ray."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,6 +9,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.engine import Engine
@@ -38,6 +40,8 @@ class RemoteEngine(Engine):
     _ready: list[RemoteDevice] = field(init=False, factory=list)
     _facts: DeviceFacts = field(init=False)
     """Of the device that was ready first."""
+    _said_tokens: int = field(default=0, init=False)
+    """Tokens of admitted requests when device servers were told of them last, or half as many."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -49,7 +53,7 @@ class RemoteEngine(Engine):
 
     def add_ready(self, device: RemoteDevice) -> None:
         """Use a device server that is ready, one of this engine's own or another that has joined."""
-        device.queue, device.dispatcher = self.scheduler, self.dispatcher
+        device.queue, device.dispatcher, device.admission = self.scheduler, self.dispatcher, self.admission
         if not self._ready:
             self._facts = _facts_of(device.hello)
         self._ready.append(device)
@@ -61,6 +65,16 @@ class RemoteEngine(Engine):
         self.dispatcher.devices = [*self._ready]
         if not self._ready and not self.is_dead:
             self.dispatcher.fail_waiting(EngineProcessDiedError(device.connector.loss))
+
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
+        self.require_ready()
+        if (tokens := self.admission.tokens) > 2 * max(self._said_tokens, self._facts.max_batch_tokens):
+            self._said_tokens = tokens
+            for device in self._ready:
+                device.say_admitted()  # at the start of a flood no credit comes back in time to say it with a batch
+        elif 2 * tokens < self._said_tokens:
+            self._said_tokens = tokens
+        return super().admit(work)
 
     async def _compute(self) -> None:
         async with trio.open_nursery() as nursery:

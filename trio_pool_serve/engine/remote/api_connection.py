@@ -95,6 +95,10 @@ class ApiConnection:
         self._is_leaving = True
         self._has_outcomes.set()
 
+    def wake(self) -> None:
+        """Send answers, also if there are none."""
+        self._has_outcomes.set()
+
     async def _receive(self, connection: trio.CancelScope) -> None:
         while (received := await self.stream.receive()) is not None:
             message, frame_payload = received
@@ -102,7 +106,10 @@ class ApiConnection:
                 case Submit():
                     await self._submit(message, frame_payload)
                 case Heartbeat(queue):
+                    has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
                     self.queue = queue
+                    if has_grown:
+                        self.server.tell_others(self)
                 case Withdraw(ids):
                     for number in ids:
                         if (waiting := self._waiting.pop(number, None)) is not None:

@@ -92,6 +92,12 @@ class DeviceServer:
         shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
         return min(MAX_SHARE, sum(shares))
 
+    def tell_others(self, connection: ApiConnection) -> None:
+        """Send answers to the other API processes, be they empty: what they share the device with has grown."""
+        for each in self.connections:
+            if each is not connection:
+                each.wake()
+
     def others_small_requests(self, connection: ApiConnection) -> int:
         """Return how many small requests the other API processes that are connected have sent."""
         return sum(each.queue.small_requests for each in self.connections if each is not connection)

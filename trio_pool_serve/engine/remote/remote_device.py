@@ -11,6 +11,7 @@ from typing import ClassVar
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device
 from trio_pool_serve.engine.dispatcher import Dispatcher
@@ -53,7 +54,8 @@ STABLE_AFTER_S = 5.0
 class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
-    ``on_ready`` is called when it is ready, and may raise ``LinkRefusedError``; it sets ``queue`` and ``dispatcher``.
+    ``on_ready`` is called when it is ready, and may raise ``LinkRefusedError``; it sets ``queue``, ``dispatcher`` and
+    ``admission``.
     ``on_lost`` is called when the connection to a ready one has ended, before its batches are given back.
     """
 
@@ -67,6 +69,7 @@ class RemoteDevice(Device):
     """What it has said about its model; ``None`` while it is not ready."""
     queue: Scheduler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
+    admission: Admission = field(init=False)
     is_draining: bool = field(default=False, init=False)
     """Whether it is to get no more rows; set by those who operate the server."""
     failure: str = field(default="", init=False)
@@ -76,7 +79,7 @@ class RemoteDevice(Device):
     told: Answers | None = field(default=None, init=False)
     """What it has said last about itself."""
     _said_tokens: int = field(default=0, init=False)
-    """Tokens that wait in this process, as it has told the device server last."""
+    """Tokens of admitted requests, as the device server was told last."""
     _is_leaving: bool = field(default=False, init=False)
     """Whether the device server is to get no more rows."""
     _last_heard: float = field(default=0.0, init=False)
@@ -164,6 +167,10 @@ class RemoteDevice(Device):
             del self._waiting[entry.number]
             self._withdrawn.append(entry.number)
             self._has_work.set()
+
+    def say_admitted(self) -> None:
+        """Tell the device server what this process has admitted, now and not with the next batch."""
+        self._has_work.set()
 
     async def run(self) -> None:
         """Connect, send and receive, forever; reconnect when the engine process dies or the connection fails.
@@ -294,8 +301,8 @@ class RemoteDevice(Device):
             await stream.send(Submit(frame.parts, facts), frame.buffers)
 
     def _queue_state(self) -> QueueState:
-        self._said_tokens = self.queue.tokens
-        return QueueState(self.queue.tokens, max(1, self.queue.clients), self.queue.small_requests)
+        self._said_tokens = tokens = self.admission.tokens
+        return QueueState(tokens, max(1, self.admission.clients), self.queue.small_requests)
 
     def _fail_rows(self, numbers: Iterable[int], error: PoolServeError) -> None:
         for number in numbers:
@@ -310,8 +317,6 @@ class RemoteDevice(Device):
             own = sum([batch.batch.tokens for batch in done])
             self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens - own)
             self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
-        if not self._said_tokens / 2 <= self.queue.tokens <= 2 * self._said_tokens:
-            self._has_work.set()  # at the start of a flood a credit comes back too late to tell the other processes
         for batch in done:
             batch.device_s = 0.0 if batch.is_planned else device_s[batch.entries[0].number]
         if done:
@@ -329,6 +334,8 @@ class RemoteDevice(Device):
             for entry in batch.entries:
                 self._waiting.pop(entry.number, None)
             self.dispatcher.forget(batch)
+        if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
+            self.say_admitted()
 
     def _outcomes_of(self, part: Part, payload: Payload) -> list[Outcome]:
         """Return the outputs of a part's rows that are waited for; fail those that have none."""

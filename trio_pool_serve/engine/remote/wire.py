@@ -94,11 +94,10 @@ Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS
 
 
 class QueueState(msgspec.Struct, array_like=True, frozen=True):
-    """What waits in an API process."""
+    """What an API process has admitted and not answered, the rows included that devices have."""
 
     tokens: Counted = 0
     clients: Clients = 1
-    """Clients that have rows waiting, or had some in the batch that is sent with this."""
     small_requests: Counted = 0
     """Small requests whose rows have all left the queue, so far."""
 
@@ -134,7 +133,7 @@ class Withdraw(msgspec.Struct, tag=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
-    """The API process is there. Sent when there is nothing else to send, or when its queue has doubled or halved."""
+    """The API process is there. Sent if nothing else is, or if it has admitted twice or half as much as it said."""
 
     queue: QueueState
 
