@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -86,6 +87,20 @@ async def test_rows_are_computed_at_the_other_end(replica):
             assert min(output.queue_s, output.forward_s) > 0
         assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
         assert replica.engine.worker.statistics().tokens_per_s > 0
+
+
+async def test_a_device_is_told_without_a_batch_what_is_admitted_once_that_has_doubled(replica):
+    async with replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        (connection,) = replica.engine.connections
+        with ExitStack() as admitted:
+            for _ in range(3):
+                admitted.enter_context(engine.admit(EstimatedWork(tokens=2 * engine.facts.max_batch_tokens)))
+            await until(lambda: connection.queue.tokens >= 4 * engine.facts.max_batch_tokens)
+        replica.runner.gate.set()
+        nursery.start_soon(engine.submit, request(1))  # the answer comes when nothing is admitted any more
+        await until(lambda: connection.queue.tokens == 0)
 
 
 async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(replica):

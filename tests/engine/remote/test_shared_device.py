@@ -1,7 +1,7 @@
 """Several API processes at one device, and one at several, in virtual time."""
 
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from random import Random
 
 import numpy as np
@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation, patch_time, row, simulated
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchBudget
+from trio_pool_serve.engine.remote.api_connection import HEARTBEAT_S
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
 from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
@@ -181,6 +182,17 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         again = await simulation.add_process()
         assert again.own_devices[0].room == other.own_devices[0].room == CREDITS
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
+
+
+async def test_when_a_process_has_admitted_far_more_the_others_are_told_before_the_next_heartbeat(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner())
+        flood, other = [await simulation.add_process() for _ in range(2)]
+        with ExitStack() as admitted:
+            for _ in range(3):
+                admitted.enter_context(flood.admit(EstimatedWork(tokens=2 * BATCH_TOKENS)))
+            await trio.sleep(HEARTBEAT_S / 10)
+            assert other.own_devices[0].told.others_share == 1
 
 
 @pytest.mark.parametrize("processes", [1, 4])
