@@ -47,7 +47,7 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, float]:
     task = TaskOptions(task="embed", columns=("text",))
     async with open_own_engine(model, OwnModelOptions(), task, TextOptions()) as engine:
         batches, padding = await batches_of(engine, path)
-        runner: Runner = engine.service.default.engine.worker.runner  # type: ignore[attr-defined]
+        runner: Runner = engine.service.default.engine.worker.loaded  # type: ignore[union-attr]
         rows, ends = 0, time.perf_counter() + seconds
         turn = iter(batches * 1_000_000)
 

@@ -34,11 +34,12 @@ from benchmarks.report import RESULTS, open_steps, print_table, settings_documen
 from benchmarks.server_state import total_of
 from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.connectors import UnixConnector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import ToEngine
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -176,7 +177,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         connectors = [UnixConnector(path) for _ in range(links)]
         for connector in connectors:
             connector.timeout_s = LINK_TIMEOUT_S
-        api = RemoteEngine(connectors, Metrics().of_engine("m"))
+        api = Engine(RemoteWorkers(connectors, Metrics().of_engine("m")))
         async with trio.open_nursery() as nursery:
             await nursery.start(api.run)
             await measure_thread("api")

@@ -22,7 +22,7 @@ from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.engine import launch_thread
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
@@ -196,7 +196,7 @@ def is_idle(service: Service) -> bool:
 def make_slow(service: Service) -> None:
     """Have the engine's rate be ten seconds per token: nothing may wait behind a request then."""
     for served in service.served.values():
-        assert isinstance(served.engine, LocalEngine)
+        assert isinstance(served.engine.worker, Worker)
         for _ in range(MIN_BATCHES):
             served.engine.dispatcher.rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
 

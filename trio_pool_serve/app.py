@@ -71,7 +71,7 @@ class PoolServeApp(QuartTrio):
     def is_refusing(self, waited_s: float) -> bool:
         """Return whether ``refuse_early`` may refuse a request that has waited so long: some queue is nearly full."""
         served = self.service.served.values()
-        return not self.service.draining and any(each.engine.is_refusing(waited_s) for each in served)
+        return not self.service.draining and any(each.engine.admission.is_refusing(waited_s) for each in served)
 
     def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
         """Return the refusal of a request that no model can take.

@@ -221,12 +221,12 @@ class Service:
             return "dead" if state == "dead" else "loading"
         if self.draining and state != "loading":
             return "draining"
-        return "overloaded" if state == "ready" and any(engine.is_overloaded() for engine in engines) else state
+        return "overloaded" if state == "ready" and any(engine.admission.is_full() for engine in engines) else state
 
     @property
     def stall_reason(self) -> str:
         """Why the state is stalled; empty if no engine's is."""
-        return "; ".join(reason for served in self.models.present if (reason := served.engine.stall_reason))
+        return "; ".join(reason for served in self.models.present if (reason := served.engine.worker.stall_reason))
 
     def model(self, name: str | None = None, *, among: Collection[str] | None = None) -> Model:
         """Return the model of that name, by default the first; only those ``among`` the names are there, if given.

@@ -17,8 +17,9 @@ from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine import launch_thread, worker
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -44,14 +45,14 @@ class Outcomes:
     answered: dict[int, PoolingOutput] = field(factory=dict)
     failed: dict[int, Exception] = field(factory=dict)
 
-    async def submit(self, engine: LocalEngine, number: int, row: PoolingRequest) -> None:
+    async def submit(self, engine: Engine, number: int, row: PoolingRequest) -> None:
         try:
             self.answered[number] = await engine.submit(row)
         except Exception as error:
             self.failed[number] = error
 
 
-async def computed_together(engine: LocalEngine, runner: ScriptedRunner, ids: Iterable[int]) -> Outcomes:
+async def computed_together(engine: Engine, runner: ScriptedRunner, ids: Iterable[int]) -> Outcomes:
     """Submit rows, each by a client of its own, so that all are in one batch; return what became of them."""
     runner.gate.clear()
     runner.launching.clear()
@@ -67,7 +68,7 @@ async def computed_together(engine: LocalEngine, runner: ScriptedRunner, ids: It
 
 
 @asynccontextmanager
-async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[LocalEngine]:
+async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[Engine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch_thread, "MAX_IN_FLIGHT", 1)
@@ -217,7 +218,7 @@ async def test_the_number_of_passes_is_bounded_even_if_some_succeed():
 
 
 async def left_while_computing(
-    engine: LocalEngine, runner: ScriptedRunner, staying: int, leaving: int
+    engine: Engine, runner: ScriptedRunner, staying: int, leaving: int
 ) -> tuple[Outcomes, list[int]]:
     """Have a batch fail after the clients of some rows left; return the others' outcomes, and the sizes of passes."""
     begun, leave = threading.Event(), threading.Event()
@@ -273,7 +274,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_is_not_computed_again(scri
 
 async def test_a_batch_that_nobody_waits_for_any_more_is_not_launched(scripted):
     offload = Offload()
-    engine = LocalEngine(lambda: scripted, offload, Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: scripted, offload, Metrics().of_engine("m")))
     release = threading.Event()
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(offload.run, "launch", release.wait)  # another model's batch
@@ -303,7 +304,7 @@ async def test_the_other_launch_thread_goes_on_while_rows_are_computed_again():
             raise ValueError("poison")
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=fail)
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(engine.submit_all, [request(2), request(3)])
@@ -329,7 +330,7 @@ async def test_a_runner_that_launches_one_batch_at_a_time_is_never_given_two():
         return None
 
     runner = ScriptedRunner(on_launch=compute, default_batch_tokens=16)
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         for number in range(100):
@@ -410,7 +411,7 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
                 while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (a thread that was running finishes)
                     await trio.sleep(0.0005)
             assert engine.statistics().queued_rows == 0
-            assert engine.offload.statistics()["launch"].borrowed == 0
+            assert engine.worker.offload.statistics()["launch"].borrowed == 0
         assert (await engine.submit(request(4))).values
     assert 0 < ended < len(STEPS)
 
@@ -458,7 +459,7 @@ async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error, 
     scripted.on_launch = limited(lambda: memory[0], error)
     scripted.default_batch_tokens = 128
     metrics = Metrics().of_engine("m")
-    engine = LocalEngine(lambda: scripted, Offload(), metrics)
+    engine = Engine(Worker(lambda: scripted, Offload(), metrics))
     monkeypatch.setattr(worker, "return_freed_memory", trimmed.set)
     async with running(engine):
         outcomes = await computed_together(engine, scripted, [2] * 64)
@@ -493,7 +494,7 @@ async def test_a_row_that_does_not_fit_by_itself_fails_alone_and_no_batch_is_sma
 async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_path):
     runner = load(write_family(tmp_path / "bert", "bert"))
     metrics = Metrics().of_engine("m")
-    engine = LocalEngine(lambda: runner, Offload(), metrics)
+    engine = Engine(Worker(lambda: runner, Offload(), metrics))
     async with running(engine):
         assert engine.statistics().batches == 1, "the probe at the start"
         alone = [(await engine.submit(request(5, number))).values[0] for number in range(1, 17)]

@@ -18,9 +18,10 @@ from trio_pool_serve.engine import launch_thread, worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -42,12 +43,12 @@ def request(*ids: int, **kwargs) -> PoolingRequest:
     return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), **kwargs)
 
 
-def engine_over(load: Callable[[], ScriptedRunner], **settings) -> LocalEngine:
-    return LocalEngine(load, Offload(), Metrics().of_engine("m"), SchedulingConfig(**settings))
+def engine_over(load: Callable[[], ScriptedRunner], **settings) -> Engine:
+    return Engine(Worker(load, Offload(), Metrics().of_engine("m"), SchedulingConfig(**settings)))
 
 
 @asynccontextmanager
-async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
+async def running(engine: Engine) -> AsyncIterator[Engine]:
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         await engine.wait_ready()
@@ -56,7 +57,7 @@ async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
 
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
-async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEngine]:
+async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", request.param)
     async with running(engine_over(lambda: scripted)) as ready:
         yield ready
@@ -249,7 +250,7 @@ async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time
     def busy_s() -> float:
         return metrics.registry.get_sample_value("trio_pool_serve_busy_seconds_total", {"model": "m"})
 
-    made = LocalEngine(lambda: scripted, Offload(), metrics.of_engine("m"))
+    made = Engine(Worker(lambda: scripted, Offload(), metrics.of_engine("m")))
     async with running(made) as engine:
         scripted.on_launch = lambda _: Copying()
         before, began = busy_s(), time.perf_counter()
@@ -272,7 +273,7 @@ async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time
 async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time():
     together = threading.Barrier(2)
     runner = ScriptedRunner(concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None)
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     outputs: dict[int, PoolingOutput] = {}
 
     async def one(token: int) -> None:
@@ -287,7 +288,7 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time()
             runner.launching.clear()
     assert runner.rows == [1] * 20
     assert {token: output.values[0][3] for token, output in outputs.items()} == {token: token for token in range(1, 21)}
-    assert engine.offload.statistics()["launch"].borrowed == 0
+    assert engine.worker.offload.statistics()["launch"].borrowed == 0
 
 
 async def test_a_batch_that_fails_in_one_launch_thread_leaves_that_of_the_other_whole(caplog):
@@ -299,7 +300,7 @@ async def test_a_batch_that_fails_in_one_launch_thread_leaves_that_of_the_other_
             raise ValueError("boom")
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=fail_one)
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     async with running(engine), trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -324,7 +325,7 @@ async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arr
         assert gates[length].wait(60)
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     async with running(engine), trio.open_nursery() as nursery:
         gates[3].set()
         for _ in range(100):  # what makes short rows more than an eighth of all tokens
@@ -346,7 +347,7 @@ async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
     runner = ScriptedRunner(
         concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None, default_batch_tokens=300
     )
-    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
     async with running(engine), trio.open_nursery() as nursery:
         for length in (300, 301):
             nursery.start_soon(engine.submit, request(*range(length)))
@@ -551,7 +552,7 @@ async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_e
 
 
 async def test_its_repr_tells_its_state(engine):
-    assert repr(engine) == "<LocalEngine ready, <Scheduler 0 rows, 0 tokens>, 0 batches in flight>"
+    assert repr(engine) == "<Engine ready, <Scheduler 0 rows, 0 tokens>, 0 batches in flight>"
 
 
 async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(scripted):

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.test_local import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.model_results import ModelResults, _digest, _encoded
 from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, NotFiniteError
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-async def engine(scripted: ScriptedRunner) -> AsyncIterator[LocalEngine]:
+async def engine(scripted: ScriptedRunner) -> AsyncIterator[Engine]:
     async with running(engine_over(lambda: scripted)) as ready:
         yield ready
 
@@ -50,7 +50,7 @@ def results() -> ModelResults:
 
 
 async def compute(
-    results: ModelResults, engine: LocalEngine, requests: Sequence[PoolingRequest], row_done=None
+    results: ModelResults, engine: Engine, requests: Sequence[PoolingRequest], row_done=None
 ) -> tuple[list[PoolingOutput], str]:
     """Return the outputs, and how many of the rows were cached."""
     timings, outputs = RequestTimings(), dict[int, PoolingOutput]()

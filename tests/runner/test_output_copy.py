@@ -19,7 +19,8 @@ from tests.simgpu.activity import watched
 from tests.simgpu.device import DeviceModule, simulated_device
 from tests.simgpu.streams import Event
 from trio_pool_serve.engine import launch_thread
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -344,7 +345,7 @@ async def test_a_waiter_cancelled_while_it_waits_for_a_thread_leaves_at_once(
 class Stage:
     """An engine over a ``CopyingRunner``, and who waits for what."""
 
-    engine: LocalEngine
+    engine: Engine
     runner: CopyingRunner
     held: HeldDevice
     offload: Offload
@@ -379,7 +380,7 @@ async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     """Run an engine while the block runs, then until all its children have answers."""
     offload = Offload(copy=max_in_flight)
     runner = CopyingRunner(OutputCopier(held.device, offload), held.trace)
-    engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("m"))
+    engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch_thread, "MAX_IN_FLIGHT", max_in_flight)
         async with trio.open_nursery() as nursery:

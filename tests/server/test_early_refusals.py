@@ -423,6 +423,6 @@ async def test_what_waited_to_be_read_may_wait_less_in_the_queue(server, service
         late = EstimatedWork(tokens=200, client=Client("127.0.0.1"), waited_s=4.0)
         with pytest.raises(OverloadedError, match=r"about 6\.0 s, longer than 5 s"):
             engine.refuse_late(late)
-        assert not engine.is_overloaded()
-        assert engine.is_overloaded(4.0)
+        assert not engine.admission.is_full()
+        assert engine.admission.is_full(4.0)
     engine.refuse_late(late)

@@ -16,7 +16,8 @@ from tests.simgpu.activity import watched
 from tests.simgpu.memory import MEMORY
 from tests.simgpu.serving import BATCH_TOKENS, KINDS, WAYS, on_simulated_device
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
 from trio_pool_serve.runner.batch_memory import full_batch
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
@@ -164,7 +165,7 @@ def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
             runner.prepare(BATCH_TOKENS)
 
 
-async def compute_all(engine: LocalEngine, batch: Sequence[PoolingRequest]) -> list[BaseException | None]:
+async def compute_all(engine: Engine, batch: Sequence[PoolingRequest]) -> list[BaseException | None]:
     errors: list[BaseException | None] = [None] * len(batch)
 
     async def compute(index: int) -> None:
@@ -185,7 +186,7 @@ async def test_out_of_memory_while_serving_splits_the_batch_and_the_budget_recov
         offload = Offload(launch=1)
         runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
         config = SchedulingConfig(max_batch_tokens=BATCH_TOKENS)
-        engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("bert"), config)
+        engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("bert"), config))
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.wait_ready()
@@ -207,7 +208,7 @@ async def test_the_row_that_does_not_fit_fails_alone(tmp_path: Path):
         runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
         needed = await trio.to_thread.run_sync(peak_of, runner, rows(48))
         config = SchedulingConfig(max_batch_tokens=64)
-        engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("bert"), config)
+        engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("bert"), config))
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.wait_ready()

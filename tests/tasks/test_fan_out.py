@@ -14,7 +14,8 @@ from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     BatchFailedError,
     ContextLengthError,
@@ -100,7 +101,7 @@ class Floor:
     runner: ScriptedRunner
     offload: Offload
     renderer: Renderer
-    engine: LocalEngine
+    engine: Engine
 
     async def compute(
         self, *prompts: Prompt | str, timings: RequestTimings | None = None, row_done: RowDone | None = None
@@ -129,7 +130,7 @@ def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     tokenizer = NotingTokenizer(load_tokenizer(folder))
     texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
     renderer = Renderer(texts, offload, loop_characters=0)
-    engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_batch_tokens=16))
+    engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_batch_tokens=16)))
     return Floor(folder, tokenizer, runner, offload, renderer, engine)
 
 

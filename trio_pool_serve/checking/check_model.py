@@ -27,8 +27,8 @@ from trio_pool_serve.checking.model_report import (
     print_report,
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.runner.runner_description import RunnerDescription
@@ -164,10 +164,9 @@ def _report(
 
 
 def _runner_of(service: Service) -> Runner:
-    engine = service.default.engine
-    assert isinstance(engine, LocalEngine)  # noqa: S101  (as ``_in_this_process`` says)
-    assert engine.worker.runner is not None  # noqa: S101  (loaded)
-    return engine.worker.runner
+    worker = service.default.engine.worker
+    assert isinstance(worker, Worker)  # noqa: S101  (as ``_in_this_process`` says)
+    return worker.loaded
 
 
 def _description(service: Service) -> RunnerDescription:

@@ -51,18 +51,19 @@ class DeepProbe:
             self._wanted, self._known = trio.Event(), trio.Event()
 
     async def _compute(self) -> str:
-        with trio.move_on_after(self.timeout_s):
-            try:
-                request = self.engine.facts.probe_request
-                if request is not None:
+        """Return why a row does not come back in time; empty if it does, or if no row is known that could be sent."""
+        try:
+            with trio.fail_after(self.timeout_s):
+                if (request := self.engine.facts.probe_request) is not None:
                     await self.engine.submit_all([request], require_finite)
-            except PoolServeError as error:
-                return f"a probe failed: {error}"
-            except Exception:
-                logger.exception("a probe failed")
-                return "a probe failed"
-            return ""
-        return f"a probe has not come back within {self.timeout_s:g} s"
+        except trio.TooSlowError:
+            return f"a probe has not come back within {self.timeout_s:g} s"
+        except PoolServeError as error:
+            return f"a probe failed: {error}"
+        except Exception:
+            logger.exception("a probe failed")
+            return "a probe failed"
+        return ""
 
 
 async def failures_of(probes: Iterable[DeepProbe]) -> str:
@@ -70,10 +71,9 @@ async def failures_of(probes: Iterable[DeepProbe]) -> str:
     failures: list[str] = []
 
     async def ask(probe: DeepProbe) -> None:
-        if failure := await probe.failure():
-            failures.append(failure)
+        failures.append(await probe.failure())
 
     async with trio.open_nursery() as nursery:
         for probe in probes:
             nursery.start_soon(ask, probe)
-    return "; ".join(failures)
+    return "; ".join(filter(None, failures))

@@ -1,25 +1,22 @@
 """The engine of one model: a queue of rows, a dispatcher, and the devices that pull batches."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
 
 import trio
-from attrs import asdict, define, field
+from attrs import define, evolve, field
 
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
-from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.submission import RowDone, Submission
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError
-from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 MAX_AGE = 2.0
@@ -27,22 +24,28 @@ MAX_AGE = 2.0
 
 
 @define(eq=False)
-class Engine(ABC):
-    """Computes the rows of one model, on devices of this process or of others: the packages above do not know which."""
+class Engine:
+    """Computes the rows of one model: orders them in a queue, from which a worker computes batches.
 
-    metrics: EngineMetrics = field(kw_only=True)
-    config: SchedulingConfig = field(kw_only=True)
-    loading_message: ClassVar[str] = "The model is being loaded."
+    The worker is in this process, or there are some in others: the packages above do not know which.
+    """
+
+    worker: Worker | RemoteWorkers
+    zone: str = ""
     scheduler: Scheduler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
     is_dead: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.scheduler = Scheduler(MAX_AGE * self.config.max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
-        self.dispatcher = Dispatcher(self.scheduler, self.metrics.busy, self.metrics.queue)
-        self.admission = Admission(self.config.max_queue_s, lambda: self.seconds_per_token)
-        self.metrics.add_gauges(lambda: self.statistics().gauges())
+        worker, metrics, max_queue_s = self.worker, self.worker.metrics, self.worker.config.max_queue_s
+        self.scheduler = Scheduler(MAX_AGE * max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
+        self.dispatcher = Dispatcher(self.scheduler, metrics.busy, metrics.queue, zone=self.zone)
+        self.admission = Admission(max_queue_s, lambda: self.seconds_per_token)
+        worker.queue, worker.dispatcher = self.scheduler, self.dispatcher
+        if isinstance(worker, RemoteWorkers):
+            worker.admission = self.admission  # of which device servers are told, as processes share them
+        metrics.add_gauges(lambda: self.statistics().gauges())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model, then compute until cancelled; ``task_status.started`` is called before loading.
@@ -53,35 +56,11 @@ class Engine(ABC):
         """
         task_status.started()
         try:
-            await self._compute()
+            await self.worker.run()
         finally:
             self.is_dead = True
             self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
             self.dispatcher.note_room()  # for those that wait until it is ready
-
-    @abstractmethod
-    async def _compute(self) -> None:
-        """Compute on this engine's own devices, until cancelled."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> DeviceFacts:
-        """What is known of the loaded model. Raises as ``submit`` when not ready."""
-
-    @property
-    @abstractmethod
-    def memory(self) -> ModelMemory:
-        """The memory of the loaded model, in all processes that compute it."""
-
-    @property
-    @abstractmethod
-    def stall_reason(self) -> str:
-        """Why the engine's state is stalled; empty if it is not."""
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether a device is ready to compute rows."""
-        return bool(self.dispatcher.devices)
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.
@@ -94,15 +73,21 @@ class Engine(ABC):
         if self.is_dead:
             raise EngineDeadError("The engine has stopped.")
 
-    def statistics(self) -> QueueStatistics:
-        """Return the engine's state and load, as far as they are known in this process."""
-        queue, admission = self.scheduler, self.admission
-        return QueueStatistics(self.state, len(queue), queue.tokens, admission.tokens, admission.waiting_s)
+    @property
+    def facts(self) -> DeviceFacts:
+        """What is known of the loaded model. Raises as ``submit`` when not ready."""
+        self.require_ready()
+        return self.worker.facts
 
     @property
-    def reported_load(self) -> dict[str, Any]:
-        """The engine's part of ``/load``: what no other process of the server reports of it."""
-        return asdict(self.statistics())
+    def state(self) -> EngineState:
+        """The engine's state."""
+        return "dead" if self.is_dead else self.worker.state
+
+    def statistics(self) -> QueueStatistics:
+        """Return the engine's state and load, as far as they are known in this process."""
+        tokens, waiting_s = self.admission.tokens, self.admission.waiting_s
+        return evolve(self.worker.statistics(), state=self.state, admitted_tokens=tokens, waiting_s=waiting_s)
 
     async def submit(self, request: PoolingRequest) -> PoolingOutput:
         """Compute one row. Raises and is cancelled as ``submit_all``."""
@@ -110,23 +95,21 @@ class Engine(ABC):
         return output
 
     async def submit_all(
-        self, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
+        self,
+        requests: Sequence[PoolingRequest],
+        row_done: RowDone | None = None,
+        submit: Callable[..., object] | None = None,
     ) -> list[PoolingOutput]:
         """Compute rows; return them in the order of the requests.
 
-        Raises ``EngineLoadingError``, ``EngineDeadError``, or the error of the first row that failed:
-        ``BatchFailedError``, or what ``row_done`` raised. Then, and on cancellation, rows that have not been launched
-        leave the queue; those that have are computed, and their outputs dropped.
+        ``submit(*entries)``, by default ``submit_nowait``, submits them now or later. Raises ``EngineLoadingError``,
+        ``EngineDeadError``, or the error of the first row that failed: ``BatchFailedError``, or what ``row_done``
+        raised. Then, and on cancellation, rows that have not been launched leave the queue; those that have are
+        computed, and their outputs dropped.
         """
-        return await self.complete(Submission(requests, row_done), self.submit_nowait)
-
-    async def complete(self, submission: Submission, submit: Callable[..., object]) -> list[PoolingOutput]:
-        """Call ``submit(*entries)``, which submits the entries now or later, and return their outputs.
-
-        Raises and is cancelled as ``submit_all``.
-        """
+        submission = Submission(requests, row_done)
         try:
-            submit(*submission.entries)
+            (submit or self.submit_nowait)(*submission.entries)
             return await submission.wait()
         finally:
             submission.row_done = None  # launched rows may still be finished
@@ -140,11 +123,10 @@ class Engine(ABC):
 
     def fail_refused(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
         """Fail rows that have no tokens or were refused for ending engine processes; return the others."""
-        if empty := [entry for entry in entries if not entry.request.tokens]:
-            for entry in empty:
+        for entry in entries:
+            if not entry.request.tokens:
                 entry.fail(BatchFailedError("An input has no tokens."))
-            entries = [entry for entry in entries if not entry.is_settled]
-        return self.dispatcher.refuse_known(entries)
+        return self.dispatcher.refuse_known([entry for entry in entries if not entry.is_settled])
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out of the queue; one that has been launched is computed, and its output dropped.
@@ -162,6 +144,7 @@ class Engine(ABC):
         Raises ``OverloadedError`` if it would wait for too long, and as ``submit`` when not ready.
         """
         self.require_ready()
+        self.worker.note_admitted(self.admission.tokens)
         return self.admission.admit(work)
 
     def refuse_late(self, work: EstimatedWork) -> None:
@@ -169,35 +152,18 @@ class Engine(ABC):
         self.require_ready()
         self.admission.refuse_late(work)
 
-    def is_overloaded(self, waited_s: float = 0.0) -> bool:
-        """Return whether so much waits that a further request, which has waited already, would probably be refused."""
-        return self.admission.is_full(waited_s)
-
-    def is_refusing(self, waited_s: float = 0.0) -> bool:
-        """Return whether a further request may be refused, which has waited already."""
-        return self.admission.is_refusing(waited_s)
-
     def require_ready(self) -> None:
-        """Raise ``EngineDeadError`` or ``EngineLoadingError`` unless a device takes rows."""
+        """Raise ``EngineDeadError`` or ``EngineLoadingError`` unless a worker takes rows."""
         if self.is_dead:
             raise EngineDeadError("The engine has stopped.")
-        if not self.takes_rows:
-            raise EngineLoadingError(self.loading_message)
-
-    @property
-    def state(self) -> EngineState:
-        """The engine's state."""
-        if self.is_dead:
-            return "dead"
-        if not self.takes_rows:
-            return "loading"
-        return "stalled" if self.stall_reason else "ready"
+        if not self.worker.takes_rows:
+            raise EngineLoadingError(self.worker.loading_message)
 
     @property
     def seconds_per_token(self) -> SecondsPerToken:
-        """The measured rates of all devices together, by work class."""
-        return self.dispatcher.rates.seconds_per_token
+        """The rates of all devices together, by work class: slower by the turns that other API processes have."""
+        return self.dispatcher.rates.seconds_per_token * (1 + self.worker.others_share)
 
     def __repr__(self) -> str:
         in_flight = len(self.dispatcher.in_flight)
-        return f"<{type(self).__name__} {self.state}, {self.scheduler!r}, {in_flight} batches in flight>"
+        return f"<Engine {self.state}, {self.scheduler!r}, {in_flight} batches in flight>"

@@ -1,5 +1,6 @@
 """The state and the load of an engine."""
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from attrs import frozen
@@ -35,6 +36,14 @@ class QueueStatistics:
 
 
 @frozen(kw_only=True)
+class LinkStatistics(QueueStatistics):
+    """The state of an engine that is computed in other processes, which report their load themselves."""
+
+    replicas: Mapping[str, Mapping[str, EngineState]]
+    """The state of those that are stalled, by number, as they cannot report that they are silent."""
+
+
+@frozen(kw_only=True)
 class EngineStatistics(QueueStatistics):
     """The state and the load of an engine at one moment, in the process that computes."""
 
@@ -52,13 +61,11 @@ class EngineStatistics(QueueStatistics):
 
     def gauges(self) -> dict[str, dict[str, float]]:
         """Return what the engine's metrics have of it."""
-        return {
-            "engine": {
-                **super().gauges()["engine"],
-                "ready": float(self.state == "ready"),
-                "stalled": float(self.state == "stalled"),
-                "in_flight_batches": self.in_flight_batches,
-                "oldest_in_flight_seconds": self.oldest_in_flight_s,
-                "batch_token_budget": self.batch_token_budget,
-            }
+        device = {
+            "ready": float(self.state == "ready"),
+            "stalled": float(self.state == "stalled"),
+            "in_flight_batches": self.in_flight_batches,
+            "oldest_in_flight_seconds": self.oldest_in_flight_s,
+            "batch_token_budget": self.batch_token_budget,
         }
+        return {"engine": super().gauges()["engine"] | device}

@@ -125,28 +125,18 @@ class LaunchThread(Device):
             batch.launched = part.launched
             await self._launch(part)
             rows = await self._outputs(part)
-            if isinstance(rows, Fault):
-                await self._note_fault(part, rows)
+            if rows is None or isinstance(rows, Fault):
                 return rows
-            if rows is not None:
-                await part.deliver(rows)
+            await part.deliver(rows)
             return None
 
         self.worker.failed_batches += 1
-        await self._note_fault(batch, fault)
         recovery = BatchRecovery(compute, math.inf if batch.is_planned else RETRY_S)
         await recovery.run(batch.entries, fault)
         faults = self.worker.metrics.faults
         faults["failed_batches"].inc()
         faults["retries"].inc(recovery.passes)
         faults["failed_rows"].inc(recovery.failed_rows)
-
-    async def _note_fault(self, batch: InFlightBatch, fault: Fault) -> None:
-        if fault is Fault.OUT_OF_MEMORY:
-            self.worker.metrics.faults["out_of_memory"].inc()
-            if len(batch.entries) > 1:
-                self.worker.budget.halve(self._budgeted_tokens(batch))
-            await self.worker.return_memory()
 
     def _budgeted_tokens(self, batch: InFlightBatch) -> int:
         """Return the tokens of a batch as its budget counts them."""
@@ -165,7 +155,12 @@ class LaunchThread(Device):
             raise
         except (OutOfDeviceMemoryError, MemoryError) as error:
             logger.warning("out of memory: a batch of %d rows, %d tokens: %s", rows, batch.batch.padded_tokens, error)
-            return Fault.OUT_OF_MEMORY
         except Exception:
             logger.exception("a batch of %d rows failed", rows)
             return Fault.RAISED
+        # The exception is dropped by now, so that what it held can be freed.
+        self.worker.metrics.faults["out_of_memory"].inc()
+        if rows > 1:
+            self.worker.budget.halve(self._budgeted_tokens(batch))
+        await self.worker.return_memory()
+        return Fault.OUT_OF_MEMORY

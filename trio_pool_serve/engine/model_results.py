@@ -50,13 +50,13 @@ class ModelResults:
         ``Engine.submit_all``; cancelled rows are not cached.
         """
         keys = self._keys_of(requests)
-        cached = {index: self.cache.get(key) for index, key in enumerate(keys) if key is not None}
-        missing = [index for index in range(len(keys)) if cached.get(index) is None]
-        timings.note_looked_up(rows=len(cached), cached=len(keys) - len(missing))
-        if cached:
-            missing_share = 1 - (len(keys) - len(missing)) / len(cached)
-            self._missing_share += (missing_share - self._missing_share) * SHARE_WEIGHT
-        for index, values in cached.items():
+        found = [None if key is None else self.cache.get(key) for key in keys]
+        missing = [index for index, values in enumerate(found) if values is None]
+        looked_up, cached = len(keys) - keys.count(None), len(keys) - len(missing)
+        timings.note_looked_up(rows=looked_up, cached=cached)
+        if looked_up:
+            self._missing_share += (1 - cached / looked_up - self._missing_share) * SHARE_WEIGHT
+        for index, values in enumerate(found):
             if values is not None:
                 row_done(index, PoolingOutput(values, 0.0, 0.0, 0.0))
 

@@ -8,16 +8,17 @@ rows or has ended, all rows that wait are sorted by length and cut into batches.
 
 import itertools
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import msgspec
 from attrs import define, field
 
-from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget
+from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.submission import RowDone, Submission
+from trio_pool_serve.engine.submission import RowDone
 from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
 
 _numbers = itertools.count(1 + secrets.randbits(62))
@@ -62,9 +63,8 @@ class PlannedWindow:
             max_tokens = max(1, engine.facts.max_batch_tokens // self.token_divisor)
             # Those that fail at once are in no batch: the others of it would wait for them.
             for batch in planned(engine.fail_refused(entries), max_tokens):
-                number = next(_numbers)
+                of_batch = PlannedBatch(next(_numbers), len(batch))
                 for entry in batch:
-                    of_batch = PlannedBatch(number, len(batch))
                     entry.request = msgspec.structs.replace(entry.request, planned=of_batch)
                 engine.submit_nowait(*batch)
         except Exception as error:
@@ -78,7 +78,7 @@ class WindowMember:
     """Submits the rows of one member of a window."""
 
     window: PlannedWindow
-    waiting: tuple[Engine, Collection[QueueEntry]] | None = field(default=None, init=False)
+    waiting: tuple[Engine, Sequence[QueueEntry]] | None = field(default=None, init=False)
     """The rows that wait for the others of the window, and what is to compute them."""
 
     def __enter__(self) -> Self:
@@ -95,17 +95,16 @@ class WindowMember:
         Rows with images or token embeddings are computed with those of their own request alone, and at once: they hold
         memory until they are computed. Raises and is cancelled as ``Engine.submit_all``.
         """
-        submission = Submission(requests, row_done)
 
         def submit(*entries: QueueEntry) -> None:
             if any(entry.key for entry in entries):
                 self.window.submit(engine, entries)
             else:
-                self.waiting = engine, submission.entries
+                self.waiting = engine, entries
                 self.window.note_waiting()
 
         try:
-            return await engine.complete(submission, submit)
+            return await engine.submit_all(requests, row_done, submit)
         finally:
             if self.waiting is not None:  # cancelled before the batches were planned
                 self.waiting = None
@@ -114,13 +113,9 @@ class WindowMember:
 
 def planned(entries: Iterable[QueueEntry], max_tokens: int) -> Iterator[list[QueueEntry]]:
     """Yield batches of rows of about one length, the longest first; of equal length in the order of ``entries``."""
-    batch: list[QueueEntry] = []
-    budget = BatchBudget(max_tokens, max_tokens // FREE_PADDING_DIVISOR)
-    for entry in sorted(entries, key=lambda entry: -entry.request.tokens):
-        if not budget.try_add(entry.request.tokens):
-            yield batch
-            batch, budget = [], BatchBudget(max_tokens, max_tokens // FREE_PADDING_DIVISOR)
-            budget.try_add(entry.request.tokens)
-        batch.append(entry)
-    if batch:
+    left = deque(sorted(entries, key=lambda entry: -entry.request.tokens))
+    while left:
+        budget, batch = BatchLimits(max_tokens).budget(), list[QueueEntry]()
+        while left and budget.try_add(left[0].request.tokens):
+            batch.append(left.popleft())
         yield batch

@@ -1,7 +1,7 @@
 """A runner and all that belongs to its device: loading, memory, launch threads, budget and state."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import trio
 from attrs import define, field
@@ -9,7 +9,7 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
 from trio_pool_serve.engine.device import DeviceFacts
-from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.dispatcher import BatchSource, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.launch_thread import LaunchThread, ThreadKind
@@ -26,13 +26,21 @@ T = TypeVar("T")
 
 @define(eq=False, repr=False)
 class Worker:
-    """Computes what ``dispatcher`` takes, on one runner, which ``load()`` returns; it is called in a thread."""
+    """Computes what waits in ``queue``, on one runner, which ``load()`` returns; it is called in a thread.
 
+    A batch is formed when it can be launched: batches grow with the load, and no row waits for more.
+    """
+
+    loading_message: ClassVar[str] = "The model is being loaded."
+    others_share: ClassVar[float] = 0.0
+    """How much is computed for other processes, for each token of this one."""
     load: Callable[[], Runner]
     offload: Offload
     metrics: EngineMetrics
-    config: SchedulingConfig
-    dispatcher: Dispatcher
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    queue: BatchSource = field(init=False)
+    """Set by the engine or the device server that it computes for, as the next."""
+    dispatcher: Dispatcher = field(init=False)
     runner: Runner | None = field(default=None, init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
     budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
@@ -70,6 +78,9 @@ class Worker:
             self.dispatcher.note_room()
             self.offload.close()
 
+    def note_admitted(self, tokens: int) -> None:
+        """Do nothing: the device is not shared with other processes."""
+
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if it cannot be. Cancellation: at once."""
         await trio.lowlevel.checkpoint()
@@ -77,6 +88,11 @@ class Worker:
             await self.dispatcher.room.park()
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the model is loaded."""
+        return self._state == "ready"
 
     @property
     def stall_reason(self) -> str:
@@ -87,18 +103,18 @@ class Worker:
     @property
     def state(self) -> EngineState:
         """Its state."""
-        return "stalled" if self._state == "ready" and self.stall_reason else self._state
+        return "stalled" if self.takes_rows and self.stall_reason else self._state
 
     def statistics(self) -> EngineStatistics:
         """Return the state and the load, without what is admitted."""
-        dispatcher = self.dispatcher
+        in_flight = self.dispatcher.in_flight
         return EngineStatistics(
             state=self.state,
-            queued_rows=len(dispatcher.source),
-            queued_tokens=dispatcher.source.tokens,
-            in_flight_batches=len(dispatcher.in_flight),
-            oldest_in_flight_s=dispatcher.in_flight.oldest_s,
-            tokens_per_s=dispatcher.rates.tokens_per_s,
+            queued_rows=len(self.queue),
+            queued_tokens=self.queue.tokens,
+            in_flight_batches=len(in_flight),
+            oldest_in_flight_s=in_flight.oldest_s,
+            tokens_per_s=self.dispatcher.rates.tokens_per_s,
             batches=self.batches,
             failed_batches=self.failed_batches,
             batch_token_budget=self.budget.tokens,
@@ -119,10 +135,10 @@ class Worker:
         return DeviceFacts(*sizes, runner.cosine_with_float32, runner.probe_request)
 
     async def _load(self) -> list[LaunchThread]:
-        runner = self.runner = await self.offload.run("load", _contain_exits(self.memory.measured()(self.load)))
+        runner = self.runner = await self.run_in_thread("load", self.memory.measured()(self.load))
         # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
         prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
-        self.budget = TokenBudget(await self.offload.run("load", _contain_exits(prepare)))
+        self.budget = TokenBudget(await self.run_in_thread("load", prepare))
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
         return threads + [LaunchThread(self, "background") for _ in range(runner.background_launches)]
 
@@ -133,21 +149,30 @@ class Worker:
         submission = Submission([request], require_finite)
         batch = InFlightBatch([*submission.entries])
         await thread.launch(batch)
-        rows = await thread.collect(batch)
-        if rows is not None:
+        if (rows := await thread.collect(batch)) is not None:
             await batch.deliver(rows)
         try:
             await submission.wait()
         except PoolServeError as error:
             raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {error}") from error
 
-    async def run_in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
-        """Return what ``blocking()`` returns, run in a thread that launches. Raises ``RunnerDeadError``.
+    async def run_in_thread(self, kind: ThreadKind | Literal["load"], blocking: Callable[[], T]) -> T:
+        """Return what ``blocking()`` returns, run in a thread that loads or launches.
 
-        Cancellation: at once; what has begun is left to its thread.
+        Raises ``RunnerDeadError`` in place of what is no ``Exception``, such as ``SystemExit``. Cancellation: at once;
+        what has begun is left to its thread.
         """
-        lowers_priority = not self.loaded.has_own_threads
-        return await self.offload.run(kind, _contain_exits(blocking), lowers_priority=lowers_priority)
+
+        def contained() -> T:
+            try:
+                return blocking()
+            except Exception:
+                raise
+            except BaseException as error:
+                raise RunnerDeadError(f"the runner raised {error!r}") from error
+
+        lowers_priority = kind == "load" or not self.loaded.has_own_threads
+        return await self.offload.run(kind, contained, lowers_priority=lowers_priority)
 
     async def return_memory(self) -> None:
         """Return freed memory between two batches, so that none waits for the heap. Cancellation: at once."""
@@ -161,17 +186,3 @@ class Worker:
             if (done := self.batches + self.failed_batches) != returned:
                 returned = done
                 await self.return_memory()
-
-
-def _contain_exits(blocking: Callable[[], T]) -> Callable[[], T]:
-    """Wrap runner code: what is no ``Exception``, such as ``SystemExit``, is raised as ``RunnerDeadError``."""
-
-    def run() -> T:
-        try:
-            return blocking()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RunnerDeadError(f"the runner raised {error!r}") from error
-
-    return run

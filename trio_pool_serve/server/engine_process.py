@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import trio
+from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
@@ -69,7 +70,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
-        families, load = families_of(metrics.registry), engine.reported_load
+        families, load = families_of(metrics.registry), asdict(engine.worker.statistics())
         models = {replica.model: {**load, "replicas": {labels["replica"]: load}}}
         processes = {engine_process_name(replica.model, labels["replica"]): process_usage()}
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})

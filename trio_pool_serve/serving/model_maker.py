@@ -6,10 +6,10 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ResultCache
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model, open_model_folder
@@ -57,7 +57,7 @@ class ModelMaker:
         if self.places is not None:
             return self.places.make_engine(source.name, metrics)
         load = partial(self._runners.load, source, self.load_runner)
-        return LocalEngine(load, self.offload, metrics, self.config.scheduling)
+        return Engine(Worker(load, self.offload, metrics, self.config.scheduling))
 
     async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
         """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
@@ -70,7 +70,7 @@ class ModelMaker:
 
         ``was_frozen``: whether its objects are exempt from garbage collection.
         """
-        if isinstance(ended, LocalEngine):
+        if isinstance(ended.worker, Worker):
             ended.worker.runner = None
         self._runners.free(was_frozen=was_frozen)
 

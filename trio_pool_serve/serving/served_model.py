@@ -4,7 +4,7 @@ import time
 from typing import Any, Literal, Self, TypeAlias
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, asdict, define, field
 
 from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -95,7 +95,7 @@ class ServedModel:
     @property
     def reported_load(self) -> dict[str, Any]:
         """Its part of ``/load``."""
-        load = self.engine.reported_load
+        load = asdict(self.engine.statistics())
         return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
 
     def gauges(self) -> Gauges:

@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ANY_NAME, Config, ModelSource
-from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     ConflictError,
     EngineDeadError,
@@ -135,9 +135,9 @@ class ServedModels:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
-        if isinstance(served.engine, LocalEngine):  # an engine process says it by itself
-            seconds, runner = served.engine.memory.loading_s, served.engine.worker.loaded
-            logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, runner.describe())
+        if isinstance(worker := served.engine.worker, Worker):  # an engine process says it by itself
+            seconds, described = worker.memory.loading_s, worker.loaded.describe()
+            logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, described)
         served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()
 

@@ -115,7 +115,7 @@ async def test_a_draining_server_takes_no_new_work(client, service):
 
 
 async def test_a_server_that_would_refuse_requests_is_not_ready(client, service, monkeypatch):
-    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda *_: True)
+    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
     await assert_probes(client, "overloaded")
 
 
@@ -123,7 +123,7 @@ async def test_a_server_whose_engines_are_all_shared_with_others_stays_ready_whi
     service, monkeypatch
 ):
     """Else a load balancer would take all such servers away at once, and clients would not be told 429."""
-    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda *_: True)
+    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
     processes = attrs.evolve(service.config.processes, engine="hosts")
     monkeypatch.setattr(service, "config", attrs.evolve(service.config, processes=processes))
     async with listening(service) as url, client_of(url) as client:

@@ -16,12 +16,13 @@ from attrs import define, field
 from tests.engine.remote.replicas import Replica, keys_of
 from tests.engine.remote.test_remote_engine import request, until
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_list, host_places
 from trio_pool_serve.engine.places.host_list import HostList, read_hosts
 from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
-from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import ModelDigest
@@ -56,22 +57,30 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @define(eq=False)
+class Hosts(HostPlaces):
+    """The hosts of an API process, and its engines by name."""
+
+    engines: dict[str, Engine] = field(init=False, factory=dict)
+
+
+@define(eq=False)
 class Server:
-    """An API process: its engines by name, and its hosts."""
+    """An API process and its hosts."""
 
     folder: Path
     setting: str
     digests: dict[str, ModelDigest] = field(factory=lambda: {"m": DIGEST})
-    hosts: HostPlaces = field(init=False)
+    hosts: Hosts = field(init=False)
 
     @asynccontextmanager
-    async def run(self) -> AsyncIterator[HostPlaces]:
+    async def run(self) -> AsyncIterator[Hosts]:
         keys = keys_of(self.folder / "key")
-        self.hosts = HostPlaces(HostList(self.setting, self.folder / "hosts.changes"), keys, SchedulingConfig())
+        self.hosts = Hosts(HostList(self.setting, self.folder / "hosts.changes"), keys, SchedulingConfig())
         self.hosts.read()
         async with trio.open_nursery() as nursery:
             for name in self.digests:
-                engine = self.hosts.engines[name] = RemoteEngine([], Metrics().of_engine(name))
+                workers = self.hosts.workers[name] = RemoteWorkers([], Metrics().of_engine(name))
+                engine = self.hosts.engines[name] = Engine(workers)
                 await nursery.start(engine.run)
             nursery.start_soon(self.hosts.run)
             for name, digest in self.digests.items():
@@ -240,12 +249,12 @@ async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make
         path.write_text(f"{first.address}\n{second.address}\n")
         async with Server(tmp_path, str(path)).run() as hosts, trio.open_nursery() as nursery:
             engine = hosts.engines["m"]
-            await until(lambda: len(engine._ready) == 2)
+            await until(lambda: len(engine.dispatcher.devices) == 2)
             leaving = hosts.places[first.address].link
             path.write_text(f"{second.address}\n")
             hosts.read()
             hosts._update(nursery)
-            assert leaving in engine._ready, "its task has not run since"
+            assert leaving in engine.dispatcher.devices, "its task has not run since"
             assert not leaving.takes_rows
             await engine.submit_all([request(5)] * 5)
 
@@ -358,7 +367,7 @@ async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_w
             engine = hosts.engines["m"]
             await until(lambda: sorted(itertools.chain(*states(hosts).values())) == ["connecting", "ready"])
             await until(lambda: any("it is the engine at" in known.link.failure for known in hosts.places.values()))
-            assert len(engine._ready) == 1
+            assert len(engine.dispatcher.devices) == 1
             (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
             (other,) = [known for known in hosts.places.values() if known is not used]
             path.write_text(f"{other.address}\n")

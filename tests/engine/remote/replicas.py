@@ -10,13 +10,14 @@ from attrs import define, field
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig, computing_config
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, HostConnector, UnixConnector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.greeting import answer_greeting
 from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine, Hello
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -108,10 +109,10 @@ class Replica:
 
 
 @asynccontextmanager
-async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[RemoteEngine]:
+async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[Engine]:
     config = SchedulingConfig(batch_timeout_s=stall_timeout_s / computing_config.STALL_SHARE)
     connectors = [replica.connector for replica in replicas]
-    engine = RemoteEngine(connectors, Metrics().of_engine("m"), config, **settings)
+    engine = Engine(RemoteWorkers(connectors, Metrics().of_engine("m"), config), **settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -19,12 +19,13 @@ from trio.testing import memory_stream_pair
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine import compute_rates, dispatcher, in_flight, launch_thread, scheduler, submission
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.remote import api_connection, joiner, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -209,7 +210,7 @@ class Simulation:
     runners: list[SimulatedRunner] = field(init=False, factory=list)
     answered: int = field(init=False, default=0)
     """Rows of all closed-loop clients."""
-    _running: dict[RemoteEngine, trio.CancelScope] = field(init=False, factory=dict)
+    _running: dict[Engine, trio.CancelScope] = field(init=False, factory=dict)
 
     async def add_device(self, runner: SimulatedRunner, *, launches_block: bool = False) -> DeviceServer:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
@@ -220,25 +221,25 @@ class Simulation:
         self.runners.append(runner)
         return server
 
-    async def add_process(self, loop: LateLoop | None = None) -> RemoteEngine:
+    async def add_process(self, loop: LateLoop | None = None) -> Engine:
         """Return the engine of another API process, connected to the devices that are there."""
         connectors = [MemoryConnector(server, self.nursery, loop or LateLoop(is_late=False)) for server in self.servers]
-        engine = RemoteEngine(connectors, Metrics().of_engine("m"), config=SchedulingConfig())
+        engine = Engine(RemoteWorkers(connectors, Metrics().of_engine("m"), SchedulingConfig()))
         self._running[engine] = await self.nursery.start(self._run, engine)
-        while not all(device.told for device in engine.own_devices):  # noqa: ASYNC110  (it comes by a connection)
+        while not all(device.told for device in engine.worker.links):  # noqa: ASYNC110  (it comes by a connection)
             await trio.sleep(0.001)
         return engine
 
-    async def _run(self, engine: RemoteEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    async def _run(self, engine: Engine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope() as scope:
             task_status.started(scope)
             await engine.run()
 
-    def kill(self, engine: RemoteEngine) -> None:
+    def kill(self, engine: Engine) -> None:
         """End an API process: its connections end, with whatever is on the way."""
         self._running[engine].cancel()
 
-    async def ask_again(self, engine: RemoteEngine, tokens: int, client: int = 0) -> None:
+    async def ask_again(self, engine: Engine, tokens: int, client: int = 0) -> None:
         """Be a client that sends a row whenever it has the answer to its last one."""
         while True:
             await engine.submit(row(tokens, client=client))

@@ -131,7 +131,7 @@ async def test_a_connection_that_is_cut_leaves_no_row_and_no_credit_behind(repli
         replica.runner.gate.set()
         before = len(replica.runner.batches)
         await engine.submit(request(7))
-        assert engine.own_devices[0].room == CREDITS
+        assert engine.worker.links[0].room == CREDITS
         assert len(replica.runner.batches) == before + 1
         assert not len(replica.engine.worker.dispatcher.in_flight)
 

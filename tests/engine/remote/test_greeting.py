@@ -13,6 +13,7 @@ import trio
 
 from tests.engine.remote.replicas import Replica, asking, keys_of
 from tests.engine.remote.test_remote_engine import request, until
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import engine_listener, greeting
 from trio_pool_serve.engine.remote.greeting import (
     MAGIC,
@@ -26,7 +27,6 @@ from trio_pool_serve.engine.remote.greeting import (
     greet,
 )
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError, key_of_proof, proof
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -41,14 +41,14 @@ async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
 
 
 @pytest.fixture
-async def engine(replica: Replica) -> AsyncIterator[RemoteEngine]:
+async def engine(replica: Replica) -> AsyncIterator[Engine]:
     """A link that has been made before, and is there at the end of each test as it was."""
     async with asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.own_devices[0].hello
+        hello = engine.worker.links[0].hello
         yield engine
         assert (await engine.submit(request(5))).values[0][1] == 5
-        assert engine.own_devices[0].hello is hello, "it is the same connection"
+        assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
 async def connect(replica: Replica, source: str = "127.0.0.1") -> trio.SocketStream:

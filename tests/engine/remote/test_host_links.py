@@ -46,22 +46,22 @@ async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_ag
                 await until(lambda: failed)
         assert isinstance(failed[0], EngineProcessDiedError)
         assert "is lost" in str(failed[0])
-        assert engine.own_devices[0].losses == 1
-        assert "nothing was received" in engine.own_devices[0].failure
+        assert engine.worker.links[0].losses == 1
+        assert "nothing was received" in engine.worker.links[0].failure
         async with replica.live():
             await engine.wait_ready()
             assert (await engine.submit(request(9))).values[0][2] == 9
-            assert engine.own_devices[0].failure == ""
+            assert engine.worker.links[0].failure == ""
 
 
 async def test_an_engine_that_only_sends_heartbeats_is_not_lost(make):
     replica = make(timeout_s=SHORT_S)
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.own_devices[0].hello
+        hello = engine.worker.links[0].hello
         for _ in range(4):
             await trio.sleep(SHORT_S)
-        assert engine.own_devices[0].hello is hello, "it is the same connection"
+        assert engine.worker.links[0].hello is hello, "it is the same connection"
         assert len(replica.engine.connections) == 1
 
 
@@ -158,7 +158,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
         nursery.start_soon(outcome_of, engine, request(*range(10**6)))
         await until(lambda: rows)
         assert rows == [4 * 10**6]
-        assert engine.own_devices[0].losses == 0
+        assert engine.worker.links[0].losses == 0
         nursery.cancel_scope.cancel()
 
 
@@ -168,7 +168,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
 async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make):
     first, second = make(0), make(1)
     async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine._ready) == 2)
+        await until(lambda: len(engine.dispatcher.devices) == 2)
         first.runner.gate.clear()
         second.runner.gate.clear()
         outputs: list[PoolingOutput] = []
@@ -186,7 +186,7 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
                 left.set()
 
             nursery.start_soon(leave)
-            await until(lambda: not engine.own_devices[0].takes_rows)
+            await until(lambda: not engine.worker.links[0].takes_rows)
             before = sum(first.runner.rows)
             second.runner.gate.set()
             await engine.submit_all([request(7)] * 10)
@@ -213,10 +213,10 @@ async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(make,
             await until(lambda: len(engine.dispatcher.in_flight) == 2)
             assert engine.statistics().queued_rows > 0
             if by_operator:
-                engine.own_devices[0].is_draining = True
+                engine.worker.links[0].is_draining = True
             else:
                 nursery.start_soon(replica.listener.leave)
-                await until(lambda: not engine.own_devices[0].takes_rows)
+                await until(lambda: not engine.worker.links[0].takes_rows)
             with pytest.raises(EngineLoadingError):
                 await engine.submit(request(1))
             replica.runner.gate.set()
@@ -239,7 +239,7 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
         (frame,) = answer_frames([outcomes])
         answers = frame_of(Answers(frame.parts, [Done(message.batch.number, 0.1)], 2048), b"".join(frame.buffers))
         await stream.send_all(frame_of(Leaving()) + answers)
-        await until(lambda: engine.own_devices[0].losses == 1)
+        await until(lambda: engine.worker.links[0].losses == 1)
         await until(lambda: all(entry.output is not None for entry in entries))
         assert not len(engine.dispatcher.in_flight)
 
@@ -260,11 +260,11 @@ async def test_leaving_can_be_cancelled(make):
 async def test_a_link_that_is_drained_gets_no_more_rows_until_it_is_used_again(make):
     first, second = make(0), make(1)
     async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine._ready) == 2)
-        engine.own_devices[0].is_draining = True
+        await until(lambda: len(engine.dispatcher.devices) == 2)
+        engine.worker.links[0].is_draining = True
         await engine.submit_all([request(7)] * 20)
         assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 20)
-        engine.own_devices[0].is_draining = False
+        engine.worker.links[0].is_draining = False
         await engine.submit_all([request(7)] * 20)
         assert sum(first.runner.rows) > 0
 

@@ -11,15 +11,13 @@ from tests.engine.remote.replicas import Replica, asking
 from tests.engine.remote.test_remote_engine import frame_of, until
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.wire import Answers, Hello
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import OverloadedError
 
 
 @asynccontextmanager
-async def telling(
-    *replicas: Replica, shares: Sequence[float], stalled: Sequence[int] = ()
-) -> AsyncIterator[RemoteEngine]:
+async def telling(*replicas: Replica, shares: Sequence[float], stalled: Sequence[int] = ()) -> AsyncIterator[Engine]:
     """Devices that compute nothing and tell what share others have; together a millisecond for a token."""
 
     async def tell(replica: Replica, share: float, stall_reason: str) -> None:
@@ -37,7 +35,7 @@ async def telling(
         async with trio.open_nursery() as nursery:
             for number, (replica, share) in enumerate(zip(replicas, shares, strict=True)):
                 nursery.start_soon(tell, replica, share, "a batch does not come back" if number in stalled else "")
-            await until(lambda: all(device.told is not None for device in engine.own_devices))
+            await until(lambda: all(device.told is not None for device in engine.worker.links))
             yield engine
             nursery.cancel_scope.cancel()
 
@@ -61,5 +59,5 @@ async def test_a_device_at_which_others_have_far_more_has_no_request_refused(mak
 async def test_a_drained_device_does_not_hide_that_all_others_stall(make):
     async with telling(*map(make, range(2)), shares=(0.0, 0.0), stalled=(1,)) as engine:
         assert engine.state == "ready"
-        engine.own_devices[0].is_draining = True
+        engine.worker.links[0].is_draining = True
         assert engine.state == "stalled"

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.engine.remote.replicas import Replica, asking
 from tests.engine.remote.test_remote_engine import compute_window, frame_of, request, until
 from trio_pool_serve.engine.dispatcher import REFUSAL
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
@@ -23,23 +23,23 @@ class Devices:
     """Device servers that can be lost one by one, and the engine that gives them batches."""
 
     replicas: Sequence[Replica]
-    engine: RemoteEngine
+    engine: Engine
     ends: list[trio.Event] = field(factory=list)
 
     async def lose(self, index: int) -> None:
         """Lose one, and wait until the engine has noticed."""
         self.ends[index].set()
-        await until(lambda: self.engine.own_devices[index].hello is None)
+        await until(lambda: self.engine.worker.links[index].hello is None)
 
     async def lose_holder(self) -> None:
         """Lose the only one that computes a batch, once it does."""
         await until(lambda: any(replica.engine.worker.statistics().in_flight_batches for replica in self.replicas))
-        (holder,) = [index for index, device in enumerate(self.engine.own_devices) if device.in_flight]
+        (holder,) = [index for index, device in enumerate(self.engine.worker.links) if device.in_flight]
         await self.lose(holder)
 
     def let(self, *indices: int) -> None:
         """Have only these get rows."""
-        for index, device in enumerate(self.engine.own_devices):
+        for index, device in enumerate(self.engine.worker.links):
             device.is_draining = index not in indices
         self.engine.dispatcher.note_room()
 
@@ -62,14 +62,14 @@ def devices(make):
                 replica.runner.gate.clear()
                 await nursery.start(live, replica, end)
             async with asking(*replicas) as engine:
-                await until(lambda: len(engine._ready) == count)
+                await until(lambda: len(engine.dispatcher.devices) == count)
                 yield Devices(replicas, engine, ends)
             nursery.cancel_scope.cancel()
 
     return devices
 
 
-def submit(engine: RemoteEngine, *asked: PoolingRequest) -> list[QueueEntry]:
+def submit(engine: Engine, *asked: PoolingRequest) -> list[QueueEntry]:
     """Submit rows at once, so that they are of one batch."""
     entries = [QueueEntry(each) for each in asked]
     engine.submit_nowait(*entries)
@@ -103,9 +103,9 @@ async def test_a_row_that_two_devices_were_lost_with_is_refused_and_so_are_equal
         (refused,) = await settled(entries)
         assert isinstance(refused, EngineProcessDiedError)
         assert str(refused) == REFUSAL
-        (left,) = engine._ready
+        (left,) = engine.dispatcher.devices
         assert not left.in_flight
-        three.replicas[engine.own_devices.index(left)].runner.gate.set()
+        three.replicas[engine.worker.links.index(left)].runner.gate.set()
         refused, computed = await settled(submit(engine, request(5), request(6)))
         assert str(refused) == REFUSAL
         assert isinstance(computed, PoolingOutput)
@@ -190,8 +190,8 @@ async def test_rows_that_were_not_sent_to_a_lost_device_only_wait_again(make):
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine:
         async with await bad.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2**24)))
-            await until(lambda: len(engine._ready) == 2)
-            fast, unread = engine.own_devices
+            await until(lambda: len(engine.dispatcher.devices) == 2)
+            fast, unread = engine.worker.links
             fast.is_draining = True
             sent = submit(engine, request(*range(2**22)))  # more than the buffers of both ends
             await until(lambda: unread.in_flight)
@@ -212,8 +212,8 @@ async def test_rows_that_were_not_sent_fail_as_those_that_were_when_the_last_dev
     async with bad.listen(), asking(bad) as engine:
         async with await bad.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2**24)))
-            await until(lambda: engine._ready)
-            (unread,) = engine.own_devices
+            await until(lambda: engine.dispatcher.devices)
+            (unread,) = engine.worker.links
             entries = submit(engine, request(*range(2**22)))
             await until(lambda: unread.in_flight)
             entries += submit(engine, request(5))
@@ -232,8 +232,8 @@ async def test_a_planned_batch_that_was_not_sent_to_a_lost_device_is_computed_by
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         async with await bad.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2**24)))
-            await until(lambda: len(engine._ready) == 2)
-            fast, unread = engine.own_devices
+            await until(lambda: len(engine.dispatcher.devices) == 2)
+            fast, unread = engine.worker.links
             fast.is_draining = True
             (sent,) = submit(engine, request(*range(2**22)))
             await until(lambda: unread.in_flight)

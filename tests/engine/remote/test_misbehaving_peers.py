@@ -52,17 +52,17 @@ async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_le
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(never_read)
-        await until(lambda: len(engine._ready) == 2)
-        engine.own_devices[0].is_draining = True
+        await until(lambda: len(engine.dispatcher.devices) == 2)
+        engine.worker.links[0].is_draining = True
         for _ in range(16):  # more than the buffers of both ends
             nursery.start_soon(ask, engine, request(*range(2**20)))
-        await until(lambda: engine.own_devices[1].waiting_rows == 16)
-        engine.own_devices[0].is_draining = False
-        engine.own_devices[1].is_draining = True
+        await until(lambda: engine.worker.links[1].waiting_rows == 16)
+        engine.worker.links[0].is_draining = False
+        engine.worker.links[1].is_draining = True
         await engine.submit_all([request(5)] * 20)
         assert not computed
         await until(lambda: len(computed) == 16)
-        assert engine.own_devices[1].losses == 1
+        assert engine.worker.links[1].losses == 1
         nursery.cancel_scope.cancel()
 
 
@@ -77,13 +77,13 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(hold)
-        await until(lambda: len(engine._ready) == 2)
-        device = engine.own_devices[1]
+        await until(lambda: len(engine.dispatcher.devices) == 2)
+        device = engine.worker.links[1]
         device.stall_timeout_s = math.inf
-        engine.own_devices[0].is_draining = True
+        engine.worker.links[0].is_draining = True
         nursery.start_soon(outcome_of, engine, request(5))
         await until(lambda: device.waiting_rows)
-        engine.own_devices[0].is_draining = False
+        engine.worker.links[0].is_draining = False
         assert device.stall_reason == ""
         device.stall_timeout_s, device._last_heard = 0.1, math.inf
         await until(lambda: "has answered none" in device.stall_reason)
@@ -102,7 +102,7 @@ async def test_an_engine_that_leaves_twice_leaves_once(make):
     ):
         await stream.send_all(frame_of(HELLO))
         await engine.wait_ready()
-        (device,) = engine.own_devices
+        (device,) = engine.worker.links
         nursery.start_soon(outcome_of, engine, request(5))  # for which it stays connected
         await until(lambda: device.waiting_rows)
         tasks = trio.lowlevel.current_statistics().tasks_living
@@ -126,7 +126,7 @@ async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(make, me
     replica = make()
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello, stream = engine.own_devices[0].hello, await replica.connect()
+        hello, stream = engine.worker.links[0].hello, await replica.connect()
         await stream.receive()
         await stream.send(message)
         with trio.fail_after(10):
@@ -134,7 +134,7 @@ async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(make, me
                 """Until the engine ends the connection."""
         await stream.aclose()
         assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-        assert engine.own_devices[0].hello is hello
+        assert engine.worker.links[0].hello is hello
 
 
 async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
@@ -175,8 +175,8 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
     async with replica.listen(), asking(replica) as engine:
         async with await replica.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2048)) * 2)
-            await until(lambda: "twice" in engine.own_devices[0].failure)
-        assert engine._ready == []
+            await until(lambda: "twice" in engine.worker.links[0].failure)
+        assert engine.dispatcher.devices == []
 
 
 NONSENSE = {
@@ -203,7 +203,7 @@ async def test_an_engine_that_says_what_cannot_be_is_left(make, message, caplog)
             with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
                 while await stream.receive_some():
                     """Until the link is given up."""
-        assert engine._ready == []
+        assert engine.dispatcher.devices == []
         assert "an invalid frame" in caplog.text
 
 
@@ -239,7 +239,7 @@ async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(make, contents,
         await framed.send(Answers([Part(part.ids, 0, content) for content in contents], ended, 2048))
         await until(lambda: outcomes)
         assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
-        (device,) = engine.own_devices
+        (device,) = engine.worker.links
         assert device.waiting_rows == device.losses == 0
         assert len(device.in_flight) == (done is None)
 
@@ -250,11 +250,11 @@ async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(mak
         nothing = msgspec.Raw(msgspec.msgpack.encode(Outputs(0.1, 0.1, 0.1, [])))
         for computed in (10**9, 0, 5):  # it may count as it likes
             answers = Answers([Part([3, 3, 2**63], 0, nothing)], [Done(8, 0.0), Done(8, 1e9)], computed, computed)
-            hello = frame_of(HELLO) if engine.own_devices[0].hello is None else b""
+            hello = frame_of(HELLO) if engine.worker.links[0].hello is None else b""
             await stream.send_all(hello + frame_of(answers))
-            await until(lambda computed=computed: (told := engine.own_devices[0].told) and told.budget == computed)
-        assert engine.own_devices[0].losses == 0
-        assert engine.own_devices[0].tokens_per_s == 0
+            await until(lambda computed=computed: (told := engine.worker.links[0].told) and told.budget == computed)
+        assert engine.worker.links[0].losses == 0
+        assert engine.worker.links[0].tokens_per_s == 0
         assert engine.dispatcher.others_tokens == 5
 
 

@@ -1,4 +1,4 @@
-"""A ``RemoteEngine`` over real sockets; the engines at their other ends run in this process."""
+"""An ``Engine`` over real sockets; what computes at their other ends runs in this process."""
 
 import struct
 import threading
@@ -19,12 +19,13 @@ from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import TokenBudget
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Rows, Submit, parts_of
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import (
     BatchFailedError,
     EngineDeadError,
@@ -168,21 +169,21 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make, mon
     stalling = make(0, stall_timeout_s=0.05)
     healthy = make(1)
     async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine._ready) == 2)
+        await until(lambda: len(engine.dispatcher.devices) == 2)
         stalling.runner.gate.clear()
         healthy.runner.gate.clear()
         for batches in (1, 2):  # each device gets one
             nursery.start_soon(engine.submit, request(1))
             await until(lambda number=batches: len(engine.dispatcher.in_flight) == number)
         healthy.runner.gate.set()
-        await until(lambda: engine.own_devices[0].stall_reason)
+        await until(lambda: engine.worker.links[0].stall_reason)
         assert engine.statistics().state == "ready"
-        assert engine.stall_reason == ""
+        assert engine.worker.stall_reason == ""
         before = sum(stalling.runner.rows)
         await engine.submit_all([request(2)] * 40)
         assert sum(stalling.runner.rows) == before
         stalling.runner.gate.set()
-        await until(lambda: not engine.own_devices[0].stall_reason and engine.own_devices[0].room > 0)
+        await until(lambda: not engine.worker.links[0].stall_reason and engine.worker.links[0].room > 0)
 
 
 async def test_an_engine_process_that_says_nothing_is_stalled(replica):
@@ -190,11 +191,11 @@ async def test_an_engine_process_that_says_nothing_is_stalled(replica):
         await stream.send_all(frame_of(Hello(8, 0, 2048)))
         await engine.wait_ready()
         await until(lambda: engine.statistics().state == "stalled")
-        assert "silent" in engine.stall_reason
+        assert "silent" in engine.worker.stall_reason
         await stream.send_all(frame_of(Answers([], [], 2048)))
         await until(lambda: engine.statistics().state == "ready")
         await stream.send_all(frame_of(Answers([], [], 2048, stall_reason="a batch has been in flight")))
-        await until(lambda: engine.stall_reason == "a batch has been in flight")
+        await until(lambda: engine.worker.stall_reason == "a batch has been in flight")
 
 
 async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
@@ -230,8 +231,8 @@ async def test_while_one_replica_is_alive_the_engine_is_ready(make):
     first, second = (make(index) for index in range(2))
     async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
         async with second.live():
-            await until(lambda: len(engine._ready) == 2)
-        await until(lambda: len(engine._ready) == 1)
+            await until(lambda: len(engine.dispatcher.devices) == 2)
+        await until(lambda: len(engine.dispatcher.devices) == 1)
         assert engine.statistics().state == "ready"
         await engine.submit_all([request(1)] * 10)
         assert sum(first.runner.rows) == 10
@@ -276,7 +277,7 @@ async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
-        engine = RemoteEngine([replica.connector], Metrics().of_engine("m"))
+        engine = Engine(RemoteWorkers([replica.connector], Metrics().of_engine("m")))
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()
@@ -301,7 +302,7 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_delivers_the_r
         return QueueEntry(request(token), lambda entries: answered.extend(entries))  # of a client of its own
 
     async with replica.live(), trio.open_nursery() as nursery:
-        engine = RemoteEngine([replica.connector], Metrics().of_engine("m"))
+        engine = Engine(RemoteWorkers([replica.connector], Metrics().of_engine("m")))
         running = await nursery.start(scoped, engine)
         await engine.wait_ready()
         replica.engine.worker.budget = TokenBudget(10_000)
@@ -319,7 +320,7 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_delivers_the_r
     assert sorted(entry.output.values[0][1] for entry in answered) == list(range(500))
 
 
-async def scoped(engine: RemoteEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+async def scoped(engine: Engine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
     with trio.CancelScope() as scope:
         task_status.started(scope)
         await engine.run()
@@ -361,14 +362,14 @@ class Unsendable(PoolingParams):
     value: object = field(factory=object)
 
 
-async def outcome_of(engine: RemoteEngine, asked: PoolingRequest) -> PoolingOutput | Exception:
+async def outcome_of(engine: Engine, asked: PoolingRequest) -> PoolingOutput | Exception:
     try:
         return await engine.submit(asked)
     except PoolServeError as error:
         return error
 
 
-async def outcomes(engine: RemoteEngine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
+async def outcomes(engine: Engine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
     """Have rows of as many requests computed at the same time; they go in one frame."""
     found: dict[int, PoolingOutput | Exception] = {}
 
@@ -393,12 +394,12 @@ async def outcomes(engine: RemoteEngine, *asked: PoolingRequest) -> list[Pooling
 async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.own_devices[0].hello
+        hello = engine.worker.links[0].hello
         first, failed, last = await outcomes(engine, request(5), wrong, request(6))
         assert isinstance(failed, UnsendableError)
         assert [first.values[0][1], last.values[0][1]] == [5, 6]
         assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-        assert engine.own_devices[0].hello is hello, "it is the same connection"
+        assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
 async def test_a_value_that_cannot_be_sent_fails_its_row_alone(replica):
@@ -447,7 +448,7 @@ GARBAGE = {
 async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.own_devices[0].hello
+        hello = engine.worker.links[0].hello
         async with (await replica.connect()).stream as stream:
             await stream.send_all(garbage)
             await stream.send_eof()
@@ -455,7 +456,7 @@ async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
                 while await stream.receive_some():
                     """The greeting, and the end."""
         assert (await engine.submit(request(5))).values[0][1] == 5
-        assert engine.own_devices[0].hello is hello
+        assert engine.worker.links[0].hello is hello
 
 
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
@@ -497,12 +498,12 @@ async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make,
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(break_connections)
         await until(lambda: connections >= 2)
-        await until(lambda: engine.own_devices[0].hello is not None)
+        await until(lambda: engine.worker.links[0].hello is not None)
         for _ in range(5):
             found = await outcomes(engine, request(5), request(5), request(5))
             for outcome in found:
                 assert isinstance(outcome, EngineDeadError) or outcome.values[0][1] == 5
-        await until(lambda: engine.own_devices[1].hello is None)
+        await until(lambda: engine.worker.links[1].hello is None)
         assert (await engine.submit(request(5))).values[0][1] == 5
         nursery.cancel_scope.cancel()
 
@@ -515,7 +516,7 @@ async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch
         assert [output.values[0][1] for output in outputs] == list(range(50))
 
 
-async def compute_window(engine: RemoteEngine, *of_members: list[PoolingRequest]) -> list[list[object] | Exception]:
+async def compute_window(engine: Engine, *of_members: list[PoolingRequest]) -> list[list[object] | Exception]:
     """Return the lengths that each member of a window is given for its rows, or its error."""
     window = PlannedWindow(len(of_members))
     results: list[list[object] | Exception] = [[] for _ in of_members]
@@ -539,7 +540,7 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
     replicas = [make(number) for number in range(2)]
     rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
     async with two_alive(*replicas), asking(*replicas) as engine:
-        await until(lambda: len(engine._ready) == 2)
+        await until(lambda: len(engine.dispatcher.devices) == 2)
         results = await compute_window(engine, *rows)
     assert results == [[each.tokens for each in of_member] for of_member in rows]
     assert all(replica.runner.batches for replica in replicas)
@@ -552,11 +553,11 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
 async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_beside_other_rows(make):
     replicas = [make(number) for number in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine._ready) == 2)
+        await until(lambda: len(engine.dispatcher.devices) == 2)
         for replica in replicas:
             replica.runner.gate.clear()
         nursery.start_soon(compute_window, engine, [request(*range(1, 17)) for _ in range(1000)])
-        await until(lambda: [len(device.in_flight) for device in engine.own_devices] == [1, 1])
+        await until(lambda: [len(device.in_flight) for device in engine.worker.links] == [1, 1])
         await until(lambda: all(replica.runner.batches for replica in replicas))
         assert engine.scheduler.planned.rows == 998
         assert engine.statistics().queued_rows == 0
@@ -580,7 +581,7 @@ async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other
         assert isinstance(results[0], UnsendableError)
         assert isinstance(results[1], BatchFailedError) or results[1] == [4]
         assert await compute_window(engine, [request(1, 2)]) == [[2]]
-        assert [link.waiting_rows for link in engine.own_devices] == [0]
+        assert [link.waiting_rows for link in engine.worker.links] == [0]
 
 
 async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica):

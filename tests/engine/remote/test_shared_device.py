@@ -12,9 +12,9 @@ from trio.testing import MockClock
 from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation, patch_time, row, simulated
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchBudget
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.api_connection import HEARTBEAT_S
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
-from trio_pool_serve.engine.remote_engine import RemoteEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
 from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest
 
@@ -63,7 +63,7 @@ async def test_a_lone_request_crosses_twice(clock):
         await simulation.add_device(SimulatedRunner())
         engine, _ = [await simulation.add_process() for _ in range(2)]
         await engine.submit(row(5))
-        stream = engine.own_devices[0].connector.stream
+        stream = engine.worker.links[0].connector.stream
         assert [type(message) for message in stream.sent] == [Submit]
         assert sum(isinstance(message, Answers) and bool(message.parts or message.done) for message in stream.got) == 1
 
@@ -88,7 +88,7 @@ async def send_together(simulation: Simulation, *requests: list[PoolingRequest])
     engines = [await simulation.add_process() for _ in requests]
     outcomes: list[list[object]] = [[] for _ in requests]
 
-    async def ask(engine: RemoteEngine, request: PoolingRequest, found: list[object]) -> None:
+    async def ask(engine: Engine, request: PoolingRequest, found: list[object]) -> None:
         try:
             found.append(await engine.submit(request))
         except (BatchFailedError, EngineDeadError) as error:
@@ -163,14 +163,14 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
             await trio.sleep(0.001)
             nursery.start_soon(other.submit_all, [row(ROW_TOKENS)] * 8)
             if state == "answered":
-                dying.own_devices[0].connector.loop.stopped_s = 0.1
+                dying.worker.links[0].connector.loop.stopped_s = 0.1
                 await trio.sleep(0.02)  # a pass takes 13 ms
             waiting = server.joiner._batches
             connection = [*server.connections][1]
             where = {
                 "waiting": any(2 in [entry.request.prompt.token_ids[-1] for entry in batch.rows] for batch in waiting),
                 "computing": bool(connection._waiting) and 2 in runner.passes[0],
-                "answered": not connection._waiting and bool(dying.own_devices[0]._waiting),
+                "answered": not connection._waiting and bool(dying.worker.links[0]._waiting),
             }
             assert where[state]
             simulation.kill(dying)
@@ -180,7 +180,7 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         assert len(server.connections) == 1
         assert len(server.joiner) == server.joiner.tokens == len(server.worker.dispatcher.in_flight) == 0
         again = await simulation.add_process()
-        assert again.own_devices[0].room == other.own_devices[0].room == CREDITS
+        assert again.worker.links[0].room == other.worker.links[0].room == CREDITS
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
 
 
@@ -192,7 +192,7 @@ async def test_when_a_process_has_admitted_far_more_the_others_are_told_before_t
             for _ in range(3):
                 admitted.enter_context(flood.admit(EstimatedWork(tokens=2 * BATCH_TOKENS)))
             await trio.sleep(HEARTBEAT_S / 10)
-            assert other.own_devices[0].told.others_share == 1
+            assert other.worker.links[0].told.others_share == 1
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -200,7 +200,7 @@ async def test_requests_admitted_in_a_flood_are_computed_in_time(clock, processe
     capacity = 1 / (0.003 + ROW_TOKENS * 1e-4)
     answered_s: list[float] = []
 
-    async def ask(engine: RemoteEngine, client: Client) -> None:
+    async def ask(engine: Engine, client: Client) -> None:
         began, request = trio.current_time(), row(ROW_TOKENS, client=client.number)
         with (
             suppress(OverloadedError),

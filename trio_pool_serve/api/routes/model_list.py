@@ -79,8 +79,8 @@ def describe_served(service: Service, served: ServedModel, name: str) -> ModelCa
         tasks=tasks or msgspec.UNSET,
         state=served.shown_state,
         last_used=msgspec.UNSET if served.last_used is None else int(served.last_used),
-        memory_bytes=served.engine.memory.resident_bytes or msgspec.UNSET,
-        device_memory_bytes=served.engine.memory.device_bytes or msgspec.UNSET,
+        memory_bytes=served.engine.worker.memory.resident_bytes or msgspec.UNSET,
+        device_memory_bytes=served.engine.worker.memory.device_bytes or msgspec.UNSET,
         cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
     )
 

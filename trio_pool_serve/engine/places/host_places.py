@@ -14,7 +14,7 @@ from trio_pool_serve.engine.places.place import PlaceState
 from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
-from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 from trio_pool_serve.processes.child_process import restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
@@ -30,7 +30,7 @@ class Served:
     """A model of this server, and the digest of its files here."""
 
     name: str
-    engine: RemoteEngine
+    workers: RemoteWorkers
     files: ModelDigest
     """Of the files here; without weights if they are not here."""
     digest: ModelDigest
@@ -87,7 +87,7 @@ class HostPlaces:
     listed: HostList
     keys: LinkKeys
     scheduling: SchedulingConfig
-    engines: dict[str, RemoteEngine] = field(init=False, factory=dict)
+    workers: dict[str, RemoteWorkers] = field(init=False, factory=dict)
     """Of the models of this server, by name."""
     places: dict[HostAddress, HostPlace] = field(init=False, factory=dict)
     """By resolved address, in order of arrival."""
@@ -102,8 +102,8 @@ class HostPlaces:
 
     def serve(self, name: str, digest: ModelDigest) -> None:
         """Use engines with the same files for the model of that name. No link is made before all models are named."""
-        self._served.append(Served(name, self.engines[name], digest, digest))
-        if len(self._served) == len(self.engines):
+        self._served.append(Served(name, self.workers[name], digest, digest))
+        if len(self._served) == len(self.workers):
             self._knows_models.set()
 
     async def run(self) -> None:
@@ -160,11 +160,11 @@ class HostPlaces:
         for served in self._served:
             if theirs.agrees_with(served.digest):
                 served.digest = served.digest.completed_by(theirs)
-                served.engine.add_ready(link)
+                served.workers.add_ready(link)
                 place.served = served
                 logger.info("the engine at %s computes %s", place.address, served.name)
                 return
-        if hello.model in self.engines:
+        if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
         raise LinkRefusedError(f"its model {hello.model} is none of this server's")
 
@@ -173,7 +173,7 @@ class HostPlaces:
         assert served is not None  # noqa: S101  (it was ready)
         if not any(each.served is served for each in self.places.values()):
             served.digest = served.files  # the next engine's weights may be other ones
-        served.engine.lose(link)
+        served.workers.lose(link)
 
     def add(self, name: str) -> None:
         """Make all processes of the server use a host: a new one, or one that was drained by any of its names.

@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import Config
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.places.host_list import HostList
 from trio_pool_serve.engine.places.host_places import HostPlaces
@@ -17,7 +18,7 @@ from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_pa
 from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
 from trio_pool_serve.engine.remote.connectors import Connector, FileConnector, UnixConnector
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.engine.remote_engine import RemoteEngine
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.telemetry.snapshots import Snapshot
@@ -49,7 +50,7 @@ class ServerPlaces:
     supervisor: Supervisor | None = field(init=False, default=None)
     """Of the engine processes that this process starts."""
     hosts: HostPlaces | None = field(init=False, default=None)
-    _engines: list[RemoteEngine] = field(init=False, factory=list)
+    _engines: list[Engine] = field(init=False, factory=list)
     """In the order of the models."""
 
     def __attrs_post_init__(self) -> None:
@@ -60,7 +61,7 @@ class ServerPlaces:
             listed = HostList(hosts.engine_hosts, self.folder / "hosts.changes")
             self.hosts = HostPlaces(listed, LinkKeys(hosts.key_file), self.config.scheduling)
 
-    def make_engine(self, name: str, metrics: EngineMetrics) -> RemoteEngine:
+    def make_engine(self, name: str, metrics: EngineMetrics) -> Engine:
         """Return the engine of the next model, in the order of the settings."""
         paths = paths_of(self.config, self.folder, model=len(self._engines))
         connectors: list[Connector] = [UnixConnector(path) for path in paths]
@@ -68,9 +69,10 @@ class ServerPlaces:
             keys = LinkKeys(key_path(self.folder))
             keys.read()
             connectors = [FileConnector(path, keys) for path in paths]
-        engine = RemoteEngine(connectors, metrics, self.config.scheduling, zone=self.config.hosts.zone)
+        workers = RemoteWorkers(connectors, metrics, self.config.scheduling)
         if self.hosts is not None:
-            self.hosts.engines[name] = engine
+            self.hosts.workers[name] = workers
+        engine = Engine(workers, self.config.hosts.zone)
         self._engines.append(engine)
         return engine
 

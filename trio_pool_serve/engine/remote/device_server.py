@@ -5,10 +5,9 @@ credit for it. Credits stand: one comes back with the answers to its batch, or w
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import trio
-from attrs import asdict, define, field
+from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
@@ -41,8 +40,9 @@ class DeviceServer:
     """Whether rows were waiting when the latest batch was computed."""
 
     def __attrs_post_init__(self) -> None:
-        dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
-        self.worker = Worker(self.load, self.offload, self.metrics, self.config, dispatcher)
+        self.worker = Worker(self.load, self.offload, self.metrics, self.config)
+        self.worker.queue = self.joiner
+        self.worker.dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
         self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -109,11 +109,6 @@ class DeviceServer:
         self.computed_tokens += batch.batch.tokens
         for sent in {entry.holder for entry in batch.entries}:
             sent.device_s += batch.device_s
-
-    @property
-    def reported_load(self) -> dict[str, Any]:
-        """Its part of ``/load``."""
-        return {**asdict(self.worker.statistics()), "memory_bytes": self.worker.memory.resident_bytes}
 
     def __repr__(self) -> str:
         return f"<DeviceServer {self.worker.state}, {self.joiner!r}, {len(self.connections)} API processes>"

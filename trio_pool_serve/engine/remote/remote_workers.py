@@ -1,0 +1,132 @@
+"""What computes for an engine in other processes: engine processes of this machine, of others, and of Ray."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.device import DeviceFacts
+from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics
+from trio_pool_serve.engine.model_memory import ModelMemory
+from trio_pool_serve.engine.remote.connectors import Connector
+from trio_pool_serve.engine.remote.remote_device import RemoteDevice
+from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.errors import EngineProcessDiedError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
+
+
+@define(eq=False)
+class RemoteWorkers:
+    """Links to the device servers of one model, to which one task gives batches.
+
+    ``connectors`` are for replicas which are there now or later, and are restarted elsewhere: while none is there, the
+    state is loading. More device servers may join and leave.
+    """
+
+    loading_message: ClassVar[str] = "No engine process is ready."
+    connectors: Sequence[Connector]
+    metrics: EngineMetrics
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    queue: Scheduler = field(init=False)
+    """Set by the engine, as dispatcher and admission."""
+    dispatcher: Dispatcher = field(init=False)
+    admission: Admission = field(init=False)
+    links: list[RemoteDevice] = field(init=False)
+    """Those of ``connectors``."""
+    _ready: list[RemoteDevice] = field(init=False, factory=list)
+    """The links that are ready, those of others included that have joined."""
+    _said_tokens: int = field(init=False, default=0)
+    """Tokens of admitted requests when device servers were told of them last, or half as many."""
+    facts: DeviceFacts = field(init=False)
+    """What is known of the model, from the device server that was ready first; known once one was."""
+
+    def __attrs_post_init__(self) -> None:
+        stall_timeout_s = self.config.stall_timeout_s
+        self.links = [RemoteDevice(each, self.add_ready, self.lose, stall_timeout_s) for each in self.connectors]
+
+    async def run(self) -> None:
+        """Connect, and give batches to the links that are ready, until cancelled. Cancellation: at once."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links:
+                nursery.start_soon(link.run)
+            # Those that join are run by others.
+            await self.dispatcher.pull(self._ready, nursery)
+
+    def add_ready(self, link: RemoteDevice) -> None:
+        """Use a device server that is ready, one of ``connectors`` or another that has joined."""
+        link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
+        if not self._ready:
+            self.facts = _facts_of(link.hello)
+        self._ready.append(link)
+        self.dispatcher.devices = [*self._ready]
+
+    def lose(self, link: RemoteDevice) -> None:
+        """Do without a device server. With the last one all waiting rows fail, as others may take minutes to load."""
+        self._ready.remove(link)
+        self.dispatcher.devices = [*self._ready]
+        if not self._ready:
+            self.dispatcher.fail_waiting(EngineProcessDiedError(link.connector.loss))
+
+    def note_admitted(self, tokens: int) -> None:
+        """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""
+        if tokens > 2 * max(self._said_tokens, self.facts.max_batch_tokens):
+            self._said_tokens = tokens
+            for link in self._ready:
+                link.say_admitted()
+        elif 2 * tokens < self._said_tokens:
+            self._said_tokens = tokens
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a device server is ready to compute rows."""
+        return any(link.takes_rows for link in self._ready)
+
+    @property
+    def stall_reason(self) -> str:
+        """Why no batches come back from any device server; empty if some do."""
+        reasons = [link.stall_reason for link in self._ready if link.takes_rows]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    @property
+    def state(self) -> EngineState:
+        """The state of all of them together."""
+        if not self.takes_rows:
+            return "loading"
+        return "stalled" if self.stall_reason else "ready"
+
+    @property
+    def memory(self) -> ModelMemory:
+        """The memory of the loaded model in all processes, those of other machines included."""
+        hellos = [link.hello for link in self._ready if link.hello is not None]
+        return ModelMemory(sum(each.resident_bytes for each in hellos), sum(each.device_bytes for each in hellos))
+
+    @property
+    def others_share(self) -> float:
+        """How much is computed for other API processes, for each token of this one.
+
+        The least that any device server says: by that one rows are computed, and one may have far more, or say so.
+        """
+        told = [link.told.others_share for link in self._ready if link.told and link.is_available]
+        return min(told, default=0.0)
+
+    def statistics(self) -> LinkStatistics:
+        """Return the state, and what waits in this process; without what is admitted."""
+        silent = [str(number) for number, link in enumerate(self.links) if link.stall_reason]
+        replicas: dict[str, dict[str, EngineState]] = {number: {"state": "stalled"} for number in silent}
+        return LinkStatistics(self.state, len(self.queue), self.queue.tokens, replicas=replicas)
+
+
+def _facts_of(hello: Hello | None) -> DeviceFacts:
+    assert hello is not None  # noqa: S101  (the device is ready)
+    probe = None
+    if hello.probe is not None and (kind := PoolingParams.by_name.get(hello.probe[1])) is not None:
+        probe = PoolingRequest(RenderedPrompt(np.array(hello.probe[0], np.int32)), (kind(),))
+    sizes = hello.dimensions, hello.embeds_width, hello.max_batch_tokens
+    return DeviceFacts(*sizes, hello.cosine_with_float32, probe)
