@@ -15,9 +15,9 @@ def entry(tokens: int, planned: PlannedBatch | None = None) -> QueueEntry:
     return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), planned=planned))
 
 
-def take(queue: Scheduler, max_tokens: int, **limits: bool) -> list[QueueEntry]:
+def take(queue: Scheduler, max_tokens: int, *, leaves_long: bool = False) -> list[QueueEntry]:
     """Take a batch as the dispatcher does: a planned one when no other row waits."""
-    return queue.take(BatchLimits(max_tokens, **limits)) or ([] if len(queue) else queue.take_planned())
+    return queue.take(BatchLimits(max_tokens), leaves_long=leaves_long) or ([] if len(queue) else queue.take_planned())
 
 
 def test_a_planned_batch_is_taken_when_no_other_row_waits():
@@ -68,10 +68,10 @@ def test_withdrawn_rows_are_computed_with_their_batch_until_all_are_withdrawn():
     queue.put_nowait(*batch)
     batch[0].is_abandoned = True
     queue.withdraw(batch[0])
-    assert queue.planned.rows == 2
+    assert len([*queue.planned]) == 2
     batch[1].is_abandoned = True
     queue.withdraw(batch[1])
-    assert queue.planned.rows == 0
+    assert len([*queue.planned]) == 0
     assert take(queue, 64) == []
 
 

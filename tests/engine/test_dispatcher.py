@@ -18,9 +18,10 @@ from trio_pool_serve.engine import dispatcher as dispatcher_module
 from trio_pool_serve.engine import in_flight, scheduler
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device
-from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, REFUSAL, REFUSED_S, Dispatcher
+from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, Dispatcher
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
@@ -56,8 +57,9 @@ class ScriptedDevice(Device):
         most = self.planned_launches or (0 if others_wait else 1)
         return most - sum(batch.is_planned for batch in self.in_flight)
 
-    def limits(self, *, leaves_long: bool) -> BatchLimits:
-        return BatchLimits(MAX_TOKENS, leaves_long=leaves_long)
+    @property
+    def limits(self) -> BatchLimits:
+        return BatchLimits(MAX_TOKENS)
 
     def seconds(self, batch: InFlightBatch) -> float:
         return self.overhead_s + self.token_s * batch.batch.tokens
@@ -108,7 +110,7 @@ class Floor:
 
     def submit(self, *rows: PoolingRequest) -> list[QueueEntry]:
         entries = [QueueEntry(row, queued_at=trio.current_time()) for row in rows]
-        self.queue.put_nowait(*self.dispatcher.refuse_known(entries))
+        self.queue.put_nowait(*self.dispatcher.refused.fail_equal(entries))
         return entries
 
     async def settle(self) -> None:
@@ -138,7 +140,6 @@ class Floor:
             if not entry.is_settled:
                 entry.output = SimpleNamespace(device=device)
                 entry.settled([entry])
-        self.dispatcher.forget(batch)
 
     def lose(self, device: ScriptedDevice) -> None:
         """Lose a device, as a ``RemoteDevice`` does."""
@@ -480,4 +481,4 @@ async def test_all_rows_are_failed_wherever_they_are(mock_clock, nursery):
     floor.dispatcher.fail_all(EngineDeadError("It has stopped."))
     rows = suspects + launched + waiting + planned + incomplete
     assert {type(row.error) for row in rows} == {EngineDeadError}
-    assert (len(floor.queue), len(floor.dispatcher.in_flight), floor.queue.planned.rows) == (0, 0, 0)
+    assert (len(floor.queue), len(floor.dispatcher.in_flight), len([*floor.queue.planned])) == (0, 0, 0)

@@ -94,7 +94,7 @@ async def test_a_row_that_is_refused_is_in_no_batch_and_keeps_no_other_waiting(s
             await member.submit_all(engine, [row(3, first=7)])
 
     async with running(engine_over(lambda: scripted)) as engine:
-        engine.dispatcher._refuse(QueueEntry(row(3, first=7)))
+        engine.dispatcher.refused.refuse(QueueEntry(row(3, first=7)))
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(submit_refused)

@@ -23,8 +23,10 @@ def entry(tokens: int, priority: int = 0, group: int = 0, **fields) -> QueueEntr
     return QueueEntry(PoolingRequest(prompt, priority=priority, group=group, **fields))
 
 
-def take(queue: Scheduler, max_tokens: int, bulk_tokens: int | None = None, **limits: bool) -> list[QueueEntry]:
-    return queue.take(BatchLimits(max_tokens, bulk_tokens, **limits))
+def take(
+    queue: Scheduler, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False, **limits: bool
+) -> list[QueueEntry]:
+    return queue.take(BatchLimits(max_tokens, bulk_tokens, **limits), leaves_long=leaves_long)
 
 
 def queue_of(*entries: QueueEntry) -> Scheduler:
@@ -274,8 +276,7 @@ def test_only_rows_with_the_key_of_the_first_are_computed_together():
         each.key = "images"
     queue = queue_of(plain[0], images[0], plain[1], images[1])
     assert take(queue, 1000) == plain
-    assert queue.take(BatchLimits(1000), "embeds") == []
-    assert queue.take(BatchLimits(1000), "images") == images
+    assert take(queue, 1000) == images
 
 
 def settle(budget: BulkBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:

@@ -136,13 +136,10 @@ class QueueModel(RuleBasedStateMachine):
         bulk_tokens=st.none() | BUDGETS,
         leaves_long=st.booleans(),
         pads=st.booleans(),
-        key=st.none() | KEYS,
     )
-    def take_a_batch(
-        self, max_tokens: int, bulk_tokens: int | None, leaves_long: bool, pads: bool, key: str | None = None
-    ) -> None:
-        before = [entry for entry in self.waiting if key in (None, entry.key)]
-        taken = self.queue.take(BatchLimits(max_tokens, bulk_tokens, pads, leaves_long), key)
+    def take_a_batch(self, max_tokens: int, bulk_tokens: int | None, leaves_long: bool, pads: bool) -> None:
+        before = [*self.waiting]
+        taken = self.queue.take(BatchLimits(max_tokens, bulk_tokens, pads), leaves_long=leaves_long)
         virtual_times = dict(self.virtual_times)
         for entry in taken:
             self.virtual_times[entry.request.client] += entry.request.tokens
@@ -155,7 +152,7 @@ class QueueModel(RuleBasedStateMachine):
             return
         least = min(self.virtual_times.values(), default=last_virtual_time)
         self.least_virtual_time = max(self.least_virtual_time, least)
-        assert {entry.key for entry in taken} == {taken[0].key if key is None else key}
+        assert {entry.key for entry in taken} == {taken[0].key}
         self.check_turn(taken, before, virtual_times, leaves_long=leaves_long)
         self.check_budget(taken, max_tokens, pads=pads)
 

@@ -424,5 +424,5 @@ async def test_what_waited_to_be_read_may_wait_less_in_the_queue(server, service
         with pytest.raises(OverloadedError, match=r"about 6\.0 s, longer than 5 s"):
             engine.refuse_late(late)
         assert not engine.admission.is_full()
-        assert engine.admission.is_full(4.0)
+        assert engine.admission.is_refusing(4.0)
     engine.refuse_late(late)

@@ -108,8 +108,10 @@ class AdmittedRequest:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
         if self.work.client.is_background:
             return
-        replaced = self._estimate if rows >= self._unrendered else self._estimate * rows // self._unrendered
+        rendered = min(rows, self._unrendered)
+        replaced = self._estimate if rendered == self._unrendered else self._estimate * rendered // self._unrendered
         self._estimate -= replaced
+        self._unrendered -= rendered
         changes = Counter({self.work.row_class: -replaced} if replaced else {})
         for prompt in prompts:
             changes[class_of(prompt)] += len(prompt.token_ids)
@@ -117,8 +119,7 @@ class AdmittedRequest:
                 self._admission.observe_image(len(prompt.token_ids))
         self._count(changes)
         if self.work.has_images:
-            self._admission.images.note_done(self.work.client.number, min(rows, self._unrendered))
-        self._unrendered = max(0, self._unrendered - rows)
+            self._admission.images.note_done(self.work.client.number, rendered)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
         """Count a rendered row as computed, and with the last one nothing of the request any longer."""
@@ -126,7 +127,7 @@ class AdmittedRequest:
             row_class, tokens = class_of(prompt), len(prompt.token_ids)
             self._computed[row_class] += tokens
             self._admission.remaining[row_class] -= tokens
-            if not self._unrendered and self._computed == self._counted:
+            if not self._unrendered and self._computed.total() == self._counted.total():
                 self.release()
 
     def release(self) -> None:
@@ -205,16 +206,16 @@ class Admission:
         seconds = float(self.remaining @ self.seconds_per_token())
         return 0.0 if math.isnan(seconds) else seconds * self.margin
 
-    def is_full(self, waited_s: float = 0.0) -> bool:
-        """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
-        return self._is_filled(1.0, waited_s)
+    def is_full(self) -> bool:
+        """Return whether all admitted work takes longer than a request may wait."""
+        return self.waiting_s + self.images.total_s > self.max_queue_s
 
     def is_refusing(self, waited_s: float = 0.0) -> bool:
-        """Return whether such a request may be refused: as clients have turns, some are before the queue is full."""
-        return self._is_filled(NEARLY_FULL, waited_s)
+        """Return whether a request may be refused: as clients have turns, some are before the queue is full.
 
-    def _is_filled(self, share: float, waited_s: float) -> bool:
-        return self.waiting_s + self.images.total_s > share * max(0.0, self.max_queue_s - waited_s)
+        It has waited for ``waited_s`` already.
+        """
+        return self.waiting_s + self.images.total_s > NEARLY_FULL * max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:

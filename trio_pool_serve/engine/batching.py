@@ -56,17 +56,15 @@ class BatchBudget:
 
 @frozen
 class BatchLimits:
-    """What the next batch of a device may have.
+    """What a batch of a device may have.
 
-    ``max_tokens`` is the token budget. While small requests arrive, a batch of bulk has at most ``bulk_tokens``. With
-    ``leaves_long``, long rows are left to the devices that compute such already.
+    ``max_tokens`` is the token budget. While small requests arrive, a batch of bulk has at most ``bulk_tokens``.
     """
 
     max_tokens: int
     bulk_tokens: int | None = None
     pads: bool = True
     """Whether padding is computed."""
-    leaves_long: bool = False
 
     def budget(self) -> BatchBudget:
         """Return the budget of a new batch."""

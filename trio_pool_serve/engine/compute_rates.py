@@ -1,6 +1,5 @@
 """How long a device takes to compute a token, measured while serving."""
 
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -16,9 +15,6 @@ LENGTHS = 16
 
 WORK_CLASSES = 2 * LENGTHS
 """Rows without images by length, then those with images: a token of theirs has the cost of an image tower in it."""
-
-RATE_WEIGHT = 0.2
-"""Weight of the newest batch in ``tokens_per_s``, an exponential moving average."""
 
 BATCHES = 16
 """Of a class, whose mean is its rate."""
@@ -60,22 +56,20 @@ class ComputeRates:
     """
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
-    tokens_per_s: float = field(default=0.0, init=False)
-    """Of the latest batches of any class; 0 before the first."""
     _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
     """Seconds and tokens of the latest batches, by class."""
     _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
+    _last_done: float = field(default=0.0, init=False)
+    _left_waiting: bool = field(default=False, init=False)
+    """Whether rows were waiting when the latest batch was done, and have not been withdrawn since."""
 
     def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
         """Record a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
-        seconds = max(seconds, 1e-6)
-        rate = tokens / seconds
-        self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
         if not left_waiting:
             return
         latest = self._latest.setdefault(measured_class, deque(maxlen=BATCHES))
-        latest.append((seconds, tokens))
+        latest.append((max(seconds, 1e-6), tokens))
         if len(latest) < MIN_BATCHES:
             return
         self._known[measured_class] = _mean_rate(latest)
@@ -84,21 +78,8 @@ class ComputeRates:
         # Here, once for each batch, and not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
 
-    def of(self, prompt: RenderedPrompt) -> float:
-        """Return the seconds per token of rows like this one; NaN before the first batch."""
-        return float(self.seconds_per_token[class_of(prompt)])
-
-
-@define(eq=False)
-class DrainClock:
-    """Tells for how long each batch of an engine kept the rows behind it waiting, whichever thread computed it."""
-
-    _last_done: float = field(default=0.0, init=False)
-    _left_waiting: bool = field(default=False, init=False)
-    """Whether rows were waiting when the latest batch was done, and have not been withdrawn since."""
-
-    def note_done(self, launched: float, done: float, *, left_waiting: bool) -> float:
-        """Return the seconds for which a batch occupied the device, without those in which the one before did.
+    def drain_s(self, launched: float, done: float, *, left_waiting: bool) -> float:
+        """Return for how long a batch kept the rows behind it waiting, without the time in which the one before did.
 
         When rows waited behind that one, how long it took to launch more of them is a part of how fast they are
         computed. Times are those of ``time.perf_counter``.
@@ -110,11 +91,6 @@ class DrainClock:
     def note_idle(self) -> None:
         """Note that no rows are waiting: the time until the next batch is launched is not that batch's."""
         self._left_waiting = False
-
-    def restart(self) -> float:
-        """Begin anew, behind batches that do not count; return the time."""
-        self._last_done, self._left_waiting = time.perf_counter(), False
-        return self._last_done
 
 
 def _mean_rate(batches: Collection[tuple[float, int]]) -> float:

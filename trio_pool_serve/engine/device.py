@@ -66,9 +66,10 @@ class Device(ABC):
     def planned_room(self, *, others_wait: bool) -> int:
         """Return how many more planned batches may be launched now, if it is available; others may wait or not."""
 
+    @property
     @abstractmethod
-    def limits(self, *, leaves_long: bool) -> BatchLimits:
-        """Return what its next batch may have."""
+    def limits(self) -> BatchLimits:
+        """What its next batch may have."""
 
     @property
     def launches(self) -> int:

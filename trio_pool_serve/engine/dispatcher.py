@@ -8,41 +8,34 @@ took there: a slow one that is idle leaves a lone row to a fast one that will be
 only what has waited for ``OTHER_ZONE_S``. One device is left free of long rows, as long as there are short ones.
 
 Rows of a device that is lost are computed again by another, one at a time and with nothing beside them there: one of
-them may have killed it. A row that has seen ``MAX_LOSSES`` is refused, and so are equal ones for ``REFUSED_S``.
+them may have killed it. A row that has seen ``MAX_LOSSES`` is refused, and so are equal ones: see ``RefusedRows``.
 """
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import NoReturn, Protocol
 
 import trio
-from attrs import Factory, define, field
+from attrs import define, field
 from prometheus_client import Counter
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.compute_rates import ComputeRates, DrainClock
+from trio_pool_serve.engine.compute_rates import ComputeRates, class_of
 from trio_pool_serve.engine.device import Device
-from trio_pool_serve.engine.in_flight import InFlightBatch, InFlightBatches
-from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
+from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.errors import BatchFailedError, DeadlineExceededError, EngineProcessDiedError
+from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import BatchHistogram
 
 OTHER_ZONE_S = 0.05
 """Between zones, bytes cost money and about a millisecond."""
 
 MAX_LOSSES = 2
-
-REFUSED_S = 300.0
-
-MAX_REFUSED = 1000
-"""Rows that are remembered."""
-
-REFUSAL = "The engine process has died twice while it computed this input."
 
 
 class BatchSource(Protocol):
@@ -55,8 +48,8 @@ class BatchSource(Protocol):
     def __len__(self) -> int:
         """Return the number of waiting rows, without those of background work."""
 
-    def take(self, limits: BatchLimits, /) -> list[QueueEntry]:
-        """Take the rows of one batch; empty if no row may be taken."""
+    def take(self, limits: BatchLimits, /, *, leaves_long: bool) -> list[QueueEntry]:
+        """Take the rows of one batch; empty if no row may be taken, as when long ones are left to other devices."""
 
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of a planned batch; empty if none is complete."""
@@ -82,21 +75,29 @@ class Dispatcher:
     """Called with each batch before its outputs are delivered."""
     zone: str = ""
     devices: list[Device] = field(init=False, factory=list)
-    in_flight: InFlightBatches = field(
-        init=False, default=Factory(lambda self: InFlightBatches(self.busy), takes_self=True)
-    )
     rates: ComputeRates = field(init=False, factory=ComputeRates)
+    refused: RefusedRows = field(init=False, factory=RefusedRows)
     others_tokens: int = field(init=False, default=0)
     """Tokens that the devices have computed for other processes since this one's last batch."""
-    _drain_clock: DrainClock = field(init=False, factory=DrainClock)
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
     _look_again_s: float = field(init=False, default=math.inf)
     """After how many seconds another device may get what waits."""
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows of lost devices, which wait to be computed again."""
-    _refused: dict[bytes, tuple[bytes, float]] = field(init=False, factory=dict)
-    """By the digest of a refused row's ids: the digest of all of the row, and until when it is refused."""
+    _busy_since: float | None = field(init=False, default=None)
+    """Until when the seconds with batches in flight are counted; ``None`` while there are none."""
+
+    @property
+    def in_flight(self) -> list[InFlightBatch]:
+        """The batches that are launched and not back."""
+        return [batch for device in self.devices for batch in device.in_flight]
+
+    @property
+    def oldest_in_flight_s(self) -> float:
+        """Seconds since the launch of the oldest batch in flight that is not planned; 0 without one."""
+        now = time.perf_counter()
+        return max((now - batch.launched for batch in self.in_flight if not batch.is_planned), default=0.0)
 
     async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
         """Launch batches on some of the devices, forever; tasks in ``nursery`` settle them.
@@ -110,7 +111,7 @@ class Dispatcher:
                 continue
             device, batch = taken
             device.in_flight.append(batch)
-            self.in_flight.add(batch)
+            self._count_busy()
             if self.queue_times is not None:
                 self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
             if await device.launch(batch):
@@ -121,8 +122,6 @@ class Dispatcher:
         available = [each for each in devices if each.is_available]
         if not any(each.room > 0 or each.planned_room(others_wait=False) > 0 for each in available):
             await self.room.park()
-        elif self._look_again_s == math.inf:
-            await self.source.changed.park()
         else:
             with trio.move_on_after(self._look_again_s):
                 await self.source.changed.park()
@@ -132,24 +131,23 @@ class Dispatcher:
         self._look_again_s = math.inf
         devices = [each for each in devices if each.is_available]
         held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
-        if held is None and self._suspects and devices:
+        if held is None and devices and (suspect := self._next_suspect()) is not None:
             held = min(devices, key=lambda each: len(each.in_flight))  # which gets no others until it has none
             if not held.in_flight:
-                if (suspect := self._next_suspect()) is not None:
-                    return held, InFlightBatch([suspect], is_suspect=True)
-                held = None
+                self._suspects.popleft()
+                return held, InFlightBatch([suspect], is_suspect=True)
         devices = [each for each in devices if each is not held]
-        for device in self._free(devices):
-            if entries := self.source.take(device.limits(leaves_long=self._leaves_long(device))):
+        for device in self._in_turn(devices):
+            if entries := self.source.take(device.limits, leaves_long=self._leaves_long(device)):
                 return device, InFlightBatch(entries)
-        self._drain_clock.note_idle()
+        self.rates.note_idle()
         others_wait = len(self.source) > 0
         for device in devices:
             if device.planned_room(others_wait=others_wait) > 0 and (entries := self.source.take_planned()):
-                return device, InFlightBatch(entries, is_planned=True)
+                return device, InFlightBatch(entries)
         return None
 
-    def _free(self, devices: Sequence[Device]) -> Sequence[Device]:
+    def _in_turn(self, devices: Sequence[Device]) -> Sequence[Device]:
         """Return the devices that may get the next batch now, the one that would be done with it first at the front.
 
         Others get what those before them leave: long rows.
@@ -171,7 +169,7 @@ class Dispatcher:
         seconds = min(map(done_in_s, free))
         for busy in devices:
             if busy not in free and done_in_s(busy) < seconds:
-                waiting -= busy.limits(leaves_long=False).max_tokens
+                waiting -= busy.limits.max_tokens
         if waiting <= 0:
             self._look_again_s = seconds
             return []
@@ -179,8 +177,16 @@ class Dispatcher:
 
     def note_room(self) -> None:
         """Wake those that wait for a batch: there may be more room, or rows that may be taken now."""
+        self._count_busy()
         self.room.unpark_all()
         self.source.changed.unpark_all()
+
+    def _count_busy(self) -> None:
+        """Count the seconds until now if batches were in flight; those with several count once."""
+        now = time.perf_counter()
+        if self._busy_since is not None:
+            self.busy.inc(now - self._busy_since)
+        self._busy_since = now if any(device.in_flight for device in self.devices) else None
 
     def _leaves_long(self, device: Device) -> bool:
         """Return whether long rows are left to other devices, that this one stays free for short ones."""
@@ -194,9 +200,11 @@ class Dispatcher:
         """Settle the rows of a batch, and free its room."""
         rows = await device.collect(batch)
         self.free(device, batch)
-        if rows is not None:
-            await batch.deliver(rows)
-        self.forget(batch)
+        try:
+            if rows is not None:
+                await batch.deliver(rows)
+        finally:  # for those that are left no client waits, unless the engine ends
+            fail_unsettled(batch.entries, EngineDeadError("The engine has stopped."))
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:
         """Free the room of batches that were computed together: the next one may be taken before they are delivered."""
@@ -204,118 +212,76 @@ class Dispatcher:
             device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
         self.note_room()
-        if measured := [batch for batch in batches if batch.device_s]:
-            self._observe(device, measured)
-        elif not all(batch.is_planned for batch in batches):
-            self._drain_clock.restart()
+        self._observe(device, batches)
         if self.on_computed is not None:
             for batch in batches:
                 self.on_computed(batch)
 
-    def forget(self, batch: InFlightBatch) -> None:
-        """Forget a batch whose rows are settled. Not earlier: ``fail_all`` fails the rows that are left."""
-        for entry in [entry for entry in batch.entries if entry.output is None and entry.error is None]:
-            entry.fail(BatchFailedError("This input was not computed: no client waits for it."))
-        self.in_flight.discard(batch)
-
     def _observe(self, device: Device, batches: Sequence[InFlightBatch]) -> None:
-        for batch in batches:
+        measured = [batch for batch in batches if batch.device_s]
+        if not measured:
+            if not all(batch.is_planned for batch in batches):  # of which some were computed again, in parts
+                self.rates.drain_s(device.freed_at, device.freed_at, left_waiting=False)
+            return
+        for batch in measured:
             device.observe(batch)
         left_waiting = len(self.source) > 0 or device.has_waiting
         # Without the time in which those before were computed, by whichever device.
-        seconds = self._drain_clock.note_done(batches[0].launched, time.perf_counter(), left_waiting=left_waiting)
-        tokens = sum([batch.batch.tokens for batch in batches]) + self.others_tokens
+        seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
+        tokens = sum([batch.batch.tokens for batch in measured]) + self.others_tokens
         self.others_tokens = 0
-        self.rates.observe(batches[0].work_class, tokens, seconds, left_waiting=left_waiting)
+        self.rates.observe(measured[0].work_class, tokens, seconds, left_waiting=left_waiting)
 
     def seconds_of(self, entries: Sequence[QueueEntry]) -> float:
         """Return how long a batch of rows of about one length will take (seconds); 0 if that is unknown."""
-        seconds = sum([entry.tokens for entry in entries]) * self.rates.of(entries[0].request.prompt)
+        per_token = float(self.rates.seconds_per_token[class_of(entries[0].request.prompt)])
+        seconds = sum([entry.tokens for entry in entries]) * per_token
         return seconds if math.isfinite(seconds) else 0.0
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError) -> None:
         """Queue the rows of a lost device for another one, if there is any; refuse rows that were lost with two."""
-        for entry in batch.entries:
-            if entry.is_settled or entry.is_abandoned:
-                continue
+        for entry in batch.waited_for:
             entry.losses += 1
             if entry.losses >= MAX_LOSSES:
-                self._refuse(entry)
+                self.refused.refuse(entry)
             elif batch.is_planned or not self.devices:
                 entry.fail(lost)
             else:
                 self._suspects.append(entry)
-        self.in_flight.discard(batch)
         self.note_room()
 
     def give_back(self, batch: InFlightBatch, queue: Scheduler) -> None:
         """Queue the rows of a batch again that a lost device has not been sent: they are not why it was lost."""
-        left = [entry for entry in batch.entries if not (entry.is_settled or entry.is_abandoned)]
         if batch.is_suspect:
-            self._suspects += left
-        elif left:
-            queue.put_nowait(*(batch.entries if batch.is_planned else left))  # a planned batch is computed whole
-        self.in_flight.discard(batch)
+            self._suspects += batch.waited_for
+        elif waited_for := batch.waited_for:
+            queue.put_nowait(*(batch.entries if batch.is_planned else waited_for))  # a planned batch is computed whole
         self.note_room()
 
     def _next_suspect(self) -> QueueEntry | None:
+        """Return the first suspect; those before it that need not be computed any more leave."""
         while self._suspects:
-            entry = self._suspects.popleft()
+            entry = self._suspects[0]
             if entry.request.deadline < trio.current_time():
                 entry.fail(DeadlineExceededError("The deadline has passed while this input was computed."))
             elif not entry.is_abandoned:
                 return entry
+            self._suspects.popleft()
         return None
-
-    def _refuse(self, entry: QueueEntry) -> None:
-        if len(self._refused) >= MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        self._refused[_digest_of_ids(entry)] = _digest(entry), trio.current_time() + REFUSED_S
-        entry.fail(EngineProcessDiedError(REFUSAL))
-
-    def refuse_known(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
-        """Fail rows that are equal to one that was refused within ``REFUSED_S``; return the others."""
-        if not self._refused:
-            return entries
-        now = trio.current_time()
-        self._refused = {ids: known for ids, known in self._refused.items() if known[1] > now}
-        for entry in entries:
-            known = self._refused.get(_digest_of_ids(entry))
-            if known is not None and known[0] == _digest(entry):
-                entry.fail(EngineProcessDiedError(REFUSAL))
-        return [entry for entry in entries if not entry.is_settled]
 
     def fail_waiting(self, error: Exception) -> None:
         """Fail all rows that wait, those of background work and of lost devices included."""
         waiting = [*self.source.take_all(), *self._suspects]
         self._suspects.clear()
-        _fail(waiting, error)
+        fail_unsettled(waiting, error)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all rows that are not settled, those that are launched included."""
         self.fail_waiting(error)
-        launched = [entry for batch in self.in_flight for entry in batch.entries]
-        self.in_flight.clear()
-        _fail(launched, error)
+        for device in self.devices:
+            launched = [entry for batch in device.in_flight for entry in batch.entries]
+            device.in_flight.clear()
+            fail_unsettled(launched, error)
 
     def __repr__(self) -> str:
         return f"<Dispatcher, {len(self.devices)} devices, {len(self.in_flight)} batches in flight, {self.source!r}>"
-
-
-def _fail(entries: Sequence[QueueEntry], error: Exception) -> None:
-    for entry in entries:
-        if not entry.is_settled:
-            entry.fail(error)
-
-
-def _digest_of_ids(entry: QueueEntry) -> bytes:
-    return blake2b(entry.request.prompt.token_ids.tobytes(), digest_size=16).digest()
-
-
-def _digest(entry: QueueEntry) -> bytes:
-    """Return a digest of all that a row's computation reads; takes a millisecond for an image."""
-    prompt, digest = entry.request.prompt, blake2b(digest_size=16)
-    images = {} if prompt.images is None else prompt.images.arrays
-    for array in (prompt.token_ids, prompt.type_ids, prompt.embeds, *images.values()):
-        digest.update(b"" if array is None else array.tobytes())
-    return digest.digest()

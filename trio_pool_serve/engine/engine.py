@@ -126,7 +126,7 @@ class Engine:
         for entry in entries:
             if not entry.request.tokens:
                 entry.fail(BatchFailedError("An input has no tokens."))
-        return self.dispatcher.refuse_known([entry for entry in entries if not entry.is_settled])
+        return self.dispatcher.refused.fail_equal([entry for entry in entries if not entry.is_settled])
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out of the queue; one that has been launched is computed, and its output dropped.

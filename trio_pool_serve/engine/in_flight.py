@@ -1,12 +1,11 @@
 """Batches that are launched and not settled, and the delivery of their outputs."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import trio
 from attrs import define, field
-from prometheus_client import Counter
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.compute_rates import work_class
@@ -31,8 +30,6 @@ class InFlightBatch:
     """A batch that is launched and not settled, with the times of its last pass."""
 
     entries: Sequence[QueueEntry]
-    is_planned: bool = False
-    """Whether it is background work, which may not come back for as long as others keep the cores busy."""
     is_suspect: bool = False
     """Whether its only row was lost with another device, and may be why."""
     launched: float = field(factory=time.perf_counter)
@@ -48,6 +45,16 @@ class InFlightBatch:
 
     def __attrs_post_init__(self) -> None:
         self.batch = Batch(tuple([entry.request for entry in self.entries]))
+
+    @property
+    def waited_for(self) -> list[QueueEntry]:
+        """The entries that are not settled, and that clients wait for."""
+        return [entry for entry in self.entries if not (entry.is_settled or entry.is_abandoned)]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is background work, which may not come back for as long as others keep the cores busy."""
+        return self.batch.is_planned
 
     @property
     def is_long(self) -> bool:
@@ -92,42 +99,3 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
         rows[0][0].settled([entry for entry, _ in rows])
         if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
-
-
-@define(eq=False)
-class InFlightBatches:
-    """The batches of one engine that are in flight; ``busy`` counts the seconds in which there were any."""
-
-    busy: Counter
-    _batches: dict[InFlightBatch, None] = field(init=False, factory=dict)
-    """In the order of their launches."""
-    _counted_until: float = field(default=0.0, init=False)
-
-    def add(self, in_flight: InFlightBatch) -> None:
-        """Add a batch that is launched."""
-        if not self._batches:
-            self._counted_until = in_flight.launched
-        self._batches[in_flight] = None
-
-    def discard(self, in_flight: InFlightBatch) -> None:
-        """Remove a batch that is settled. The time in which others were in flight too counts once."""
-        now = time.perf_counter()
-        self.busy.inc(now - self._counted_until)
-        self._counted_until = now
-        self._batches.pop(in_flight, None)
-
-    def clear(self) -> None:
-        """Remove all of them."""
-        self._batches.clear()
-
-    @property
-    def oldest_s(self) -> float:
-        """Seconds since the launch of the oldest batch that is not planned; 0 without one."""
-        now = time.perf_counter()
-        return max((now - batch.launched for batch in self._batches if not batch.is_planned), default=0.0)
-
-    def __iter__(self) -> Iterator[InFlightBatch]:
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)

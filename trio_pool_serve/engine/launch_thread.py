@@ -57,9 +57,10 @@ class LaunchThread(Device):
             return 1 - len(self.in_flight)
         return 0 if others_wait or self.worker.loaded.background_launches else self.room
 
-    def limits(self, *, leaves_long: bool) -> BatchLimits:  # noqa: D102
+    @property
+    def limits(self) -> BatchLimits:  # noqa: D102
         worker = self.worker
-        return BatchLimits(worker.budget.tokens, self.bulk.tokens, worker.loaded.pads, leaves_long)
+        return BatchLimits(worker.budget.tokens, self.bulk.tokens, worker.loaded.pads)
 
     @property
     def launches(self) -> int:  # noqa: D102
@@ -121,7 +122,7 @@ class LaunchThread(Device):
         """
 
         async def compute(entries: list[QueueEntry]) -> Fault | None:
-            part = InFlightBatch(entries, batch.is_planned)
+            part = InFlightBatch(entries)
             batch.launched = part.launched
             await self._launch(part)
             rows = await self._outputs(part)

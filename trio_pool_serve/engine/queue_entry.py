@@ -1,7 +1,7 @@
 """A row in a queue."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -58,3 +58,10 @@ class QueueEntry(msgspec.Struct, eq=False):
 
 
 Settled: TypeAlias = Callable[[Sequence[QueueEntry]], None]
+
+
+def fail_unsettled(entries: Iterable[QueueEntry], error: Exception) -> None:
+    """Fail the entries that are not settled."""
+    for entry in entries:
+        if not entry.is_settled:
+            entry.fail(error)

@@ -157,13 +157,12 @@ class Scheduler:
             del waiting.entries[entry], arrived[entry]
             if not waiting.entries:
                 self._drop(waiting)
-            number = entry.request.group
-            if (group := groups.get(number)) is not None:
+            group = groups.get(entry.request.group)
+            if group is not None:
                 group.rows -= 1
                 if not group.rows:
-                    del groups[number]
-                    ended += not waiting.is_bulk
-            else:
+                    del groups[entry.request.group]
+            if group is None or not group.rows:
                 ended += not waiting.is_bulk
             tokens += entry.tokens
             if entry.tokens > BULK_TOKENS:
@@ -178,14 +177,13 @@ class Scheduler:
         if not client.classes:
             del self._clients[client.number]
 
-    def take(self, limits: BatchLimits, key: str | None = None) -> list[QueueEntry]:
+    def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
         """Take the rows of one batch within the limits, all with the same batch key; fail those that would be late.
 
-        With a ``key``, only rows with that key are taken. Empty if no row may be taken: none waits, or long ones are
-        left to other devices, as long as short rows are at least an eighth of all tokens and not too many long ones
-        wait.
+        With ``leaves_long``, long rows are left to other devices as long as short ones are at least an eighth of all
+        tokens and not too many long ones wait. Empty if no row may be taken.
         """
-        while entries := self._form(limits, key):
+        while entries := self._form(limits, leaves_long=leaves_long):
             if in_time := self._without_late(entries):
                 return in_time
         return []
@@ -207,10 +205,10 @@ class Scheduler:
         oldest = next(iter(self._entries), None)
         return 0.0 if oldest is None else time.perf_counter() - oldest.queued_at
 
-    def _form(self, limits: BatchLimits, key: str | None) -> list[QueueEntry]:
-        leaves_long = limits.leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
-        classes = self._classes_in_turn(key, leaves_long=leaves_long)
-        opening = self._opening(classes, key, leaves_long=leaves_long)
+    def _form(self, limits: BatchLimits, *, leaves_long: bool) -> list[QueueEntry]:
+        leaves_long = leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
+        classes = self._classes_in_turn(leaves_long=leaves_long)
+        opening = self._opening(classes, leaves_long=leaves_long)
         if opening is None:
             return []
         budget = limits.budget()
@@ -240,12 +238,12 @@ class Scheduler:
         done_at = trio.current_time() + (self.seconds_of(entries) if self._entries else 0.0)
         if soonest >= done_at:
             return entries
-        late = [entry for entry in entries if entry.request.deadline < done_at]
-        for entry in late:
-            entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
+        for entry in entries:
+            if entry.request.deadline < done_at:
+                entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
         return [entry for entry in entries if not entry.is_settled]
 
-    def _classes_in_turn(self, key: str | None, *, leaves_long: bool) -> list[QueueClass]:
+    def _classes_in_turn(self, *, leaves_long: bool) -> list[QueueClass]:
         """Return the queue classes of the clients whose turn it is, those of short rows with ``leaves_long``."""
         clients: Iterable[WaitingClient] = self._clients.values()
         if len(self._clients) > MAX_CLIENTS_OF_BATCH:
@@ -253,17 +251,14 @@ class Scheduler:
                 MAX_CLIENTS_OF_BATCH, clients, key=lambda client: (client.rank, client.virtual_time)
             )
         classes = [waiting for client in clients for waiting in client.classes.values()]
-        if leaves_long:
-            classes = [waiting for waiting in classes if waiting.first.tokens <= BULK_TOKENS]
-        return classes if key is None else [waiting for waiting in classes if waiting.key == key]
+        return [waiting for waiting in classes if waiting.first.tokens <= BULK_TOKENS] if leaves_long else classes
 
-    def _opening(self, classes: list[QueueClass], key: str | None, *, leaves_long: bool) -> QueueClass | None:
+    def _opening(self, classes: list[QueueClass], *, leaves_long: bool) -> QueueClass | None:
         """Return the queue class whose first row opens the next batch."""
-        oldest = next(iter(self._entries), None)
-        if oldest is not None and not self._opened_old and time.perf_counter() - oldest.queued_at > self.max_age_s:
-            is_left = (leaves_long and oldest.tokens > BULK_TOKENS) or key not in (None, oldest.key)
-            self._opened_old = not is_left
-            if not is_left:
+        if not self._opened_old and self.oldest_s > self.max_age_s:
+            oldest = next(iter(self._entries))
+            if not (leaves_long and oldest.tokens > BULK_TOKENS):
+                self._opened_old = True
                 return oldest.queue_class
         self._opened_old = False
         return min(
@@ -334,9 +329,9 @@ class Scheduler:
 
     def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
         """Take entries out of the queue, which a batch will have."""
-        long_tokens = self._long_tokens
-        self.clock += sum([entry.tokens for entry in entries])
+        tokens, long_tokens = self.tokens, self._long_tokens
         self.small_requests += self._remove(entries)
+        self.clock += tokens - self.tokens
         self._kept_together = max(0, self._kept_together - (long_tokens - self._long_tokens))
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:

@@ -59,7 +59,7 @@ class Submission:
 
     async def wait(self) -> list[PoolingOutput]:
         """Wait for all rows. Raises the error of the first that failed. Cancellation: at once."""
-        if self.entries or self._error is not None:
+        if self.requests:
             await self._ended.wait()
         if self._error is not None:
             raise self._error

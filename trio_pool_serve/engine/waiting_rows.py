@@ -84,7 +84,6 @@ class PlannedBatches:
     the rows beside it in the last bits. A batch of withdrawn rows alone leaves at once.
     """
 
-    rows: int = field(default=0, init=False)
     _batches: dict[int, list[QueueEntry]] = field(init=False, factory=dict)
     """The entries that have arrived, by the number of their batch."""
 
@@ -95,24 +94,18 @@ class PlannedBatches:
     def put_nowait(self, entry: QueueEntry, number: int) -> None:
         """Add an entry of a batch."""
         self._batches.setdefault(number, []).append(entry)
-        self.rows += 1
 
     def withdraw(self, number: int) -> None:
         """Drop a batch if all of its entries that have arrived are abandoned."""
         entries = self._batches.get(number, [])
         # The last ones first: rows are withdrawn in the order of their arrival.
         if entries and all(entry.is_abandoned for entry in reversed(entries)):
-            self._drop(number)
+            del self._batches[number]
 
     def take(self) -> list[QueueEntry]:
         """Take the entries of the first batch that is complete; none if there is none."""
         for number, entries in self._batches.items():
             planned = entries[0].request.planned
             if planned is not None and len(entries) >= planned.rows:
-                return self._drop(number)
+                return self._batches.pop(number)
         return []
-
-    def _drop(self, number: int) -> list[QueueEntry]:
-        entries = self._batches.pop(number)
-        self.rows -= len(entries)
-        return entries

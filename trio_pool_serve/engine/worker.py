@@ -97,7 +97,7 @@ class Worker:
     @property
     def stall_reason(self) -> str:
         """Why no batches come back; empty if they do."""
-        oldest_s = self.dispatcher.in_flight.oldest_s
+        oldest_s = self.dispatcher.oldest_in_flight_s
         return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > self.config.stall_timeout_s else ""
 
     @property
@@ -107,14 +107,14 @@ class Worker:
 
     def statistics(self) -> EngineStatistics:
         """Return the state and the load, without what is admitted."""
-        in_flight = self.dispatcher.in_flight
+        dispatcher = self.dispatcher
         return EngineStatistics(
             state=self.state,
             queued_rows=len(self.queue),
             queued_tokens=self.queue.tokens,
-            in_flight_batches=len(in_flight),
-            oldest_in_flight_s=in_flight.oldest_s,
-            tokens_per_s=self.dispatcher.rates.tokens_per_s,
+            in_flight_batches=len(dispatcher.in_flight),
+            oldest_in_flight_s=dispatcher.oldest_in_flight_s,
+            tokens_per_s=sum([each.tokens_per_s for each in dispatcher.devices]),
             batches=self.batches,
             failed_batches=self.failed_batches,
             batch_token_budget=self.budget.tokens,

@@ -18,7 +18,7 @@ from trio.testing import memory_stream_pair
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import compute_rates, dispatcher, in_flight, launch_thread, scheduler, submission
+from trio_pool_serve.engine import dispatcher, in_flight, launch_thread, scheduler, submission
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.remote import api_connection, joiner, remote_device
@@ -34,7 +34,7 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 T = TypeVar("T")
 
 TIMED = (
-    *(api_connection, compute_rates, dispatcher, in_flight, joiner),
+    *(api_connection, dispatcher, in_flight, joiner),
     *(launch_thread, remote_device, scheduler, submission),
 )
 """Modules that read ``time.perf_counter``."""

@@ -142,12 +142,11 @@ def test_planned_batches_are_whole_whoever_waits_for_their_rows(joiner, sender):
 
 def test_long_batches_are_left_to_other_threads_while_short_ones_come(joiner, sender):
     long, short = sender.send([BULK_TOKENS + 1]), sender.send([64])
-    left = limits(2048, leaves_long=True)
-    assert joiner.take(left) == short
-    assert joiner.take(left) == []
+    assert joiner.take(limits(2048), leaves_long=True) == short
+    assert joiner.take(limits(2048), leaves_long=True) == []
     assert joiner.take(limits(2048)) == long
     again = sender.send([BULK_TOKENS + 1])
-    assert joiner.take(left) == again, "short ones are less than an eighth of all"
+    assert joiner.take(limits(2048), leaves_long=True) == again, "short ones are less than an eighth of all"
 
 
 def test_a_batch_is_done_once_with_its_last_row(joiner, sender):
@@ -221,7 +220,7 @@ class JoinerModel(RuleBasedStateMachine):
     )
     def take(self, max_tokens, pads, leaves_long):
         waiting = self.waiting
-        taken = self.joiner.take(BatchLimits(max_tokens, None, pads, leaves_long))
+        taken = self.joiner.take(BatchLimits(max_tokens, None, pads), leaves_long=leaves_long)
         self.taken += taken
         self.waiting = [entry for entry in waiting if entry not in taken]
         if not taken:

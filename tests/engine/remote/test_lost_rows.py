@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tests.engine.remote.replicas import Replica, asking
 from tests.engine.remote.test_remote_engine import compute_window, frame_of, request, until
-from trio_pool_serve.engine.dispatcher import REFUSAL
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.refused_rows import REFUSAL
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
@@ -175,11 +175,11 @@ async def test_planned_batches_that_wait_fail_with_the_last_device_and_later_one
             await engine.wait_ready()
             replica.runner.gate.clear()
             nursery.start_soon(ask, engine)
-            await until(lambda: engine.scheduler.planned.rows == 3)
+            await until(lambda: len([*engine.scheduler.planned]) == 3)
             await until(lambda: replica.runner.batches)
         await until(lambda: found)
         assert [type(outcome) for outcome in found] == [EngineProcessDiedError] * 4
-        assert engine.scheduler.planned.rows == 0
+        assert len([*engine.scheduler.planned]) == 0
         async with replica.live():
             await engine.wait_ready()
             assert await compute_window(engine, [request(5)]) == [[1]]

@@ -222,7 +222,8 @@ async def test_requests_admitted_in_a_flood_are_computed_in_time(clock, processe
             for _ in range(round(10 * 5 * capacity)):
                 nursery.start_soon(ask, draws.choice(engines), draws.choice(clients))
                 await trio.sleep(draws.expovariate(5 * capacity))
-    assert np.quantile(answered_s, 0.99) <= engines[0].admission.max_queue_s + 1
+    # A second more than is promised: these are a few hundred requests, each an eighth of a batch.
+    assert np.quantile(answered_s, 0.99) <= engines[0].admission.max_queue_s + 2
     assert len(answered_s) >= 0.95 * 10 * capacity
 
 

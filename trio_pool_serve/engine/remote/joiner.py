@@ -108,10 +108,10 @@ class Joiner:
             self._leave_if_empty(batch)
             batch.note_withdrawn(1)
 
-    def take(self, limits: BatchLimits) -> list[QueueEntry]:
+    def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
         """Take the rows of one pass; empty if none may be taken."""
         batches = sorted(self._batches, key=lambda each: each.facts.rank)
-        if limits.leaves_long:
+        if leaves_long:
             short = [each for each in batches if each.first.tokens <= BULK_TOKENS]
             long_tokens = sum([each.tokens for each in batches if each not in short])
             if long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG):  # as in a scheduler

@@ -141,10 +141,11 @@ class RemoteDevice(Device):
         most = self.hello.planned_launches or (0 if others_wait else self.hello.launches)
         return most - sum([each.is_planned for each in self.in_flight])
 
-    def limits(self, *, leaves_long: bool) -> BatchLimits:  # noqa: D102
+    @property
+    def limits(self) -> BatchLimits:  # noqa: D102
         assert self.hello is not None  # noqa: S101  (it has room)
         budget = self.hello.max_batch_tokens if self.told is None else self.told.budget
-        return BatchLimits(budget, self.bulk.tokens, self.hello.pads, leaves_long)
+        return BatchLimits(budget, self.bulk.tokens, self.hello.pads)
 
     @property
     def launches(self) -> int:  # noqa: D102
@@ -292,7 +293,6 @@ class RemoteDevice(Device):
             frames.clear()
         if not frames:
             self.dispatcher.free(self, batch)
-            self.dispatcher.forget(batch)
             return
         first, left = batch.entries[0], len(rows) - len(refused)
         about = (first.key, first.request.rank, self._queue_state(), batch.is_planned, batch.is_suspect)
@@ -331,9 +331,8 @@ class RemoteDevice(Device):
         with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
             await deliver(outcomes)
         for batch in done:
-            for entry in batch.entries:
-                self._waiting.pop(entry.number, None)
-            self.dispatcher.forget(batch)
+            numbers = [entry.number for entry in batch.entries]
+            self._fail_rows(numbers, BatchFailedError("The engine process has not computed this input."))
         if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
             self.say_admitted()
 

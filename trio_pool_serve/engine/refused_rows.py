@@ -1,0 +1,56 @@
+"""Rows that are refused, as two devices were lost while they computed them."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.errors import EngineProcessDiedError
+from trio_pool_serve.types import RenderedPrompt
+
+REFUSED_S = 300.0
+
+MAX_REFUSED = 1000
+"""Rows that are remembered."""
+
+REFUSAL = "The engine process has died twice while it computed this input."
+
+
+@define(eq=False)
+class RefusedRows:
+    """Digests of rows that were refused within ``REFUSED_S``: equal ones are refused, too."""
+
+    _known: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
+    """By the hash of a row's ids: the digest of all of the row, and until when it is refused."""
+
+    def refuse(self, entry: QueueEntry) -> None:
+        """Fail a row, and remember it."""
+        if len(self._known) >= MAX_REFUSED:
+            del self._known[next(iter(self._known))]
+        prompt = entry.request.prompt
+        self._known[hash(prompt.token_ids.tobytes())] = _digest(prompt), trio.current_time() + REFUSED_S
+        entry.fail(EngineProcessDiedError(REFUSAL))
+
+    def fail_equal(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
+        """Fail rows that are equal to a refused one; return the others."""
+        if not self._known:
+            return entries
+        now = trio.current_time()
+        self._known = {ids: known for ids, known in self._known.items() if known[1] > now}
+        for entry in entries:
+            prompt = entry.request.prompt
+            known = self._known.get(hash(prompt.token_ids.tobytes()))
+            if known is not None and known[0] == _digest(prompt):
+                entry.fail(EngineProcessDiedError(REFUSAL))
+        return [entry for entry in entries if not entry.is_settled]
+
+
+def _digest(prompt: RenderedPrompt) -> bytes:
+    """Return a digest of all that a row's computation reads; takes a millisecond for an image."""
+    digest = blake2b(digest_size=16)
+    images = {} if prompt.images is None else prompt.images.arrays
+    for array in (prompt.token_ids, prompt.type_ids, prompt.embeds, *images.values()):
+        digest.update(b"" if array is None else array.tobytes())
+    return digest.digest()
