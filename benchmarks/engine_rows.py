@@ -104,7 +104,7 @@ async def measure(settings: Settings, rows: int) -> Cost:
         await listening.bind(str(path))
         listening.listen()
         async with trio.open_nursery() as nursery, trio.SocketListener(listening) as listener:
-            await nursery.start(server.run)
+            nursery.start_soon(server.worker.run)
             await server.worker.wait_ready()
             nursery.start_soon(trio.serve_listeners, server.serve, [listener])
             cost = await _measure(settings, rows, path)

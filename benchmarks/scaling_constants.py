@@ -36,7 +36,7 @@ from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.api_connection import ApiConnection
-from trio_pool_serve.engine.remote.connectors import UnixConnector
+from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import ToEngine
@@ -48,7 +48,7 @@ from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 ANSWERED = "trio_pool_serve_requests_total"
 
 LINK_TIMEOUT_S = 1.5
-"""As ``HostConnector`` has it by default."""
+"""As ``host_connector`` has it by default."""
 
 SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 128), (4, 128), (16, 128), (1, 512), (4, 512))
 """Rows and tokens of each of the batches."""
@@ -160,13 +160,13 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
 
         async def serve_one(stream: trio.SocketStream) -> None:
             framed: FramedStream[ToEngine] = FramedStream(stream, ToEngine)
-            await ApiConnection(server, framed, server.hello, LINK_TIMEOUT_S).serve()
+            await ApiConnection(server, framed, LINK_TIMEOUT_S).serve()
 
         with trio.socket.socket(trio.socket.AF_UNIX) as listening:
             await listening.bind(str(path))
             listening.listen(links)
             async with trio.open_nursery() as nursery:
-                await nursery.start(server.run)
+                nursery.start_soon(server.worker.run)
                 await server.worker.wait_ready()
                 nursery.start_soon(trio.serve_listeners, serve_one, [trio.SocketListener(listening)])
                 is_listening.set()
@@ -174,9 +174,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
                 nursery.cancel_scope.cancel()
 
     async def connect(path: Path) -> None:
-        connectors = [UnixConnector(path) for _ in range(links)]
-        for connector in connectors:
-            connector.timeout_s = LINK_TIMEOUT_S
+        connectors = [attrs.evolve(unix_connector(path), timeout_s=LINK_TIMEOUT_S) for _ in range(links)]
         api = Engine(RemoteWorkers(connectors, Metrics().of_engine("m")))
         async with trio.open_nursery() as nursery:
             await nursery.start(api.run)

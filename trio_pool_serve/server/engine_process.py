@@ -87,7 +87,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
                 if not job.key:
                     await nursery.start(serve_at, Path(job.address), serve)
-                nursery.start_soon(engine.run)
+                nursery.start_soon(engine.worker.run)
                 await engine.worker.wait_ready()
                 freeze_objects()
                 address, listeners = job.address, list[trio.SocketListener]()
@@ -100,7 +100,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 else:
                     nursery.start_soon(_send_snapshots, channel, snapshot)
                 if job.key:
-                    listener = EngineListener(engine, LinkKeys(keys=[job.key.encode()]), engine.hello)
+                    listener = EngineListener(engine, LinkKeys(keys=[job.key.encode()]))
                     await listener.serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
     except ModelLoadError as error:

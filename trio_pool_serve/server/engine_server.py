@@ -18,7 +18,6 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
@@ -76,13 +75,14 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             except ValueError as error:
                 raise ModelLoadError(str(error)) from error
             digest = await offload.run("load", partial(_digest_of, source))
-            listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest))
+            engine.about = {"model": source.name, **digest._asdict(), "identity": IDENTITY}
+            listener = EngineListener(engine, keys)
             metrics.add_gauges(
                 lambda: {"api_processes": {"connected": len(engine.connections), "refused": listener.refused}}
             )
             if settings.probe_listen is not None:
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
-            await nursery.start(engine.run)
+            nursery.start_soon(engine.worker.run)
             nursery.start_soon(_leave_while_loading, engine, ending)
             await engine.worker.wait_ready()
             logger.info(
@@ -114,12 +114,6 @@ async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None
 
 def _digest_of(source: ModelSource) -> ModelDigest:
     return digest_of(locate_model(source.location, revision=source.loading.revision), source.loading)
-
-
-def _hello(engine: DeviceServer, model: str, digest: ModelDigest) -> Hello:
-    hello = engine.hello()
-    hello.model, hello.files, hello.weights, hello.identity = model, digest.files, digest.weights, IDENTITY
-    return hello
 
 
 async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Metrics, ending: trio.Event) -> None:

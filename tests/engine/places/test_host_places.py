@@ -20,7 +20,7 @@ from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_list, host_places
 from trio_pool_serve.engine.places.host_list import HostList, read_hosts
 from trio_pool_serve.engine.places.host_places import HostPlaces
-from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
+from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
@@ -38,17 +38,16 @@ class Host(Replica):
     identity: str = ""
     digest: ModelDigest = DIGEST
 
-    def _hello(self):
-        hello = super()._hello()
-        hello.model, hello.files, hello.weights, hello.identity = self.model, *self.digest, self.identity
-        return hello
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.about = {"model": self.model, **self.digest._asdict(), "identity": self.identity}
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host_list, "CHANGES_S", 0.02)
     monkeypatch.setattr(host_list, "RESOLVE_S", 0.1)
-    monkeypatch.setattr(host_places, "HostConnector", partial(HostConnector, timeout_s=30.0))
+    monkeypatch.setattr(host_places, "host_connector", partial(host_connector, timeout_s=30.0))
 
     def make(number: int = 0, **options) -> Host:
         return Host(tmp_path / f"{number}.engine", by_tcp=True, **options)

@@ -24,7 +24,7 @@ from trio_pool_serve.engine.placement import with_replicas
 from trio_pool_serve.engine.places import supervisor
 from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.place import Place
-from trio_pool_serve.engine.remote.connectors import UnixConnector
+from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -82,7 +82,7 @@ async def running(engines: LocalPlaces) -> AsyncIterator[None]:
 @asynccontextmanager
 async def asking(engines: LocalPlaces) -> AsyncIterator[Engine]:
     engine = Engine(
-        RemoteWorkers([UnixConnector(replica.path) for replica in engines.places], Metrics().of_engine("m"))
+        RemoteWorkers([unix_connector(replica.path) for replica in engines.places], Metrics().of_engine("m"))
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)

@@ -11,13 +11,13 @@ from attrs import define, field
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig, computing_config
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, HostConnector, UnixConnector
+from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, host_connector, unix_connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.greeting import answer_greeting
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
-from trio_pool_serve.engine.remote.wire import FromEngine, Hello
+from trio_pool_serve.engine.remote.wire import FromEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -47,6 +47,11 @@ class Replica:
     keys: LinkKeys = field(init=False)
     engine: DeviceServer = field(init=False)
     listener: EngineListener | None = field(init=False, default=None)
+    leaving: trio.Event = field(init=False, factory=trio.Event)
+    """Set to have it leave, if it listens by TCP."""
+    has_left: bool = field(init=False, default=False)
+    about: dict[str, str] = field(init=False, factory=dict)
+    """What it says of itself."""
     listening: trio.socket.SocketType = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -65,7 +70,7 @@ class Replica:
 
     @property
     def connector(self) -> Connector:
-        return HostConnector(self.address, self.keys, self.timeout_s) if self.by_tcp else UnixConnector(self.path)
+        return host_connector(self.address, self.keys, self.timeout_s) if self.by_tcp else unix_connector(self.path)
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
@@ -74,13 +79,14 @@ class Replica:
         config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
         offload = Offload(launch=self.runner.concurrent_launches)
         self.engine = DeviceServer(lambda: self.runner, offload, Metrics().of_engine("m"), config, self.zone)
+        self.engine.about, self.leaving, self.has_left = self.about, trio.Event(), False
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.engine.run)
+            nursery.start_soon(self.engine.worker.run)
             await self.engine.worker.wait_ready()
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
             if self.by_tcp:
-                self.listener = EngineListener(self.engine, self.keys, self._hello)
-                nursery.start_soon(trio.serve_listeners, self.listener.serve, [listener])
+                self.listener = EngineListener(self.engine, self.keys)
+                nursery.start_soon(self._serve_until_leaving, [listener])
             else:
                 nursery.start_soon(trio.serve_listeners, self.engine.serve, [listener])
             try:
@@ -89,8 +95,9 @@ class Replica:
                 self.runner.gate.set()
                 nursery.cancel_scope.cancel()
 
-    def _hello(self) -> Hello:
-        return self.engine.hello()
+    async def _serve_until_leaving(self, listeners: list[trio.SocketListener]) -> None:
+        await self.listener.serve_until(self.leaving, listeners)
+        self.has_left = True
 
     async def connect(self) -> FramedStream[FromEngine]:
         """Connect as an API process does, with what has to be said first."""

@@ -21,7 +21,7 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine import dispatcher, in_flight, launch_thread, scheduler, submission
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.in_flight import InFlightBatch
-from trio_pool_serve.engine.remote import api_connection, joiner, remote_device
+from trio_pool_serve.engine.remote import api_connection, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -34,7 +34,7 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 T = TypeVar("T")
 
 TIMED = (
-    *(api_connection, dispatcher, in_flight, joiner),
+    *(api_connection, dispatcher, in_flight),
     *(launch_thread, remote_device, scheduler, submission),
 )
 """Modules that read ``time.perf_counter``."""
@@ -182,16 +182,10 @@ class LateStream(FramedStream[FromEngine]):
 class MemoryConnector(Connector):
     """Connects an API process to a device server of this process."""
 
-    server: DeviceServer
-    nursery: trio.Nursery
-    loop: LateLoop = field(factory=LateLoop)
+    server: DeviceServer = field(kw_only=True)
+    nursery: trio.Nursery = field(kw_only=True)
+    loop: LateLoop = field(kw_only=True)
     stream: LateStream = field(init=False)
-    timeout_s = math.inf
-    pauses_s = (0.1,)
-
-    @property
-    def name(self) -> str:
-        return "memory"
 
     async def connect(self) -> FramedStream[FromEngine]:
         near, far = memory_stream_pair()
@@ -215,7 +209,7 @@ class Simulation:
     async def add_device(self, runner: SimulatedRunner, *, launches_block: bool = False) -> DeviceServer:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
         server = DeviceServer(lambda: runner, offload, metrics, SchedulingConfig())
-        await self.nursery.start(server.run)
+        self.nursery.start_soon(server.worker.run)
         await server.worker.wait_ready()
         self.servers.append(server)
         self.runners.append(runner)
@@ -223,7 +217,11 @@ class Simulation:
 
     async def add_process(self, loop: LateLoop | None = None) -> Engine:
         """Return the engine of another API process, connected to the devices that are there."""
-        connectors = [MemoryConnector(server, self.nursery, loop or LateLoop(is_late=False)) for server in self.servers]
+        loop = loop or LateLoop(is_late=False)
+        connectors = [
+            MemoryConnector("memory", trio.sleep_forever, server=server, nursery=self.nursery, loop=loop)
+            for server in self.servers
+        ]
         engine = Engine(RemoteWorkers(connectors, Metrics().of_engine("m"), SchedulingConfig()))
         self._running[engine] = await self.nursery.start(self._run, engine)
         while not all(device.told for device in engine.worker.links):  # noqa: ASYNC110  (it comes by a connection)

@@ -10,9 +10,9 @@ from attrs import define, field
 
 from tests.engine.remote.replicas import Replica, asking
 from tests.engine.remote.test_remote_engine import request, until
+from tests.engine.remote.test_wire import types_of
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import TokenBudget
-from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
@@ -23,12 +23,11 @@ from trio_pool_serve.engine.remote.wire import (
     Hello,
     QueueState,
     Submit,
-    parts_of,
 )
 from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.types import PoolingRequest
+from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 POISON = 666
 
@@ -59,8 +58,7 @@ class ApiProcess:
             message, frame_payload = received
             if isinstance(message, Hello):
                 continue
-            for part, payload in parts_of(message.parts, frame_payload):
-                self.answers.update(dict.fromkeys(part.ids, type(read_answers(part, payload))))
+            self.answers.update(types_of(message.parts, frame_payload))
             self.done += [done.batch for done in message.done]
             self.told = message
 
@@ -169,7 +167,7 @@ async def test_a_row_that_fails_in_a_joined_batch_fails_alone_and_costs_the_othe
         await until(lambda: len(guilty.answers) == 9 and len(other.answers) == 8)
         failed = [number for number, kind in guilty.answers.items() if kind is BatchFailedError]
         assert failed == [poisoned[3]]
-        assert {*other.answers.values()} == {ReadOutputs}
+        assert {*other.answers.values()} == {PoolingOutput}
         with_other = [batch for batch in replica.runner.batches if batch.requests[-1].prompt.token_ids[0] == 7]
         assert [len(batch.requests) for batch in with_other] == [16, 8]
 

@@ -12,8 +12,9 @@ from tests.engine.remote.replicas import asking, two_alive
 from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import answer_frames
+from trio_pool_serve.engine.remote.keys import LinkRefusedError
+from trio_pool_serve.engine.remote.link import wait_silent
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.silence import wait_silent
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     BatchFacts,
@@ -97,7 +98,9 @@ async def test_silence_is_counted_in_the_time_in_which_this_process_ran(mock_clo
     found = []
 
     async def wait() -> None:
-        found.append(await wait_silent(stream, 6.0))
+        with pytest.raises(LinkRefusedError) as refusal:
+            await wait_silent(stream, 6.0)
+        found.append(str(refusal.value))
 
     async def pass_s(seconds: float) -> None:
         setattr(stream, moving, getattr(stream, moving) + 1)
@@ -179,21 +182,15 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await until(lambda: first.runner.rows and second.runner.rows)
-            left = trio.Event()
-
-            async def leave() -> None:
-                await first.listener.leave()
-                left.set()
-
-            nursery.start_soon(leave)
+            first.leaving.set()
             await until(lambda: not engine.worker.links[0].takes_rows)
             before = sum(first.runner.rows)
             second.runner.gate.set()
             await engine.submit_all([request(7)] * 10)
             assert sum(first.runner.rows) == before
-            assert not left.is_set(), "it has rows"
+            assert not first.has_left, "it has rows"
             first.runner.gate.set()
-            await left.wait()
+            await until(lambda: first.has_left)
         assert [output.values[0][1] for output in outputs] == list(range(20))
 
 
@@ -215,7 +212,7 @@ async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(make,
             if by_operator:
                 engine.worker.links[0].is_draining = True
             else:
-                nursery.start_soon(replica.listener.leave)
+                replica.leaving.set()
                 await until(lambda: not engine.worker.links[0].takes_rows)
             with pytest.raises(EngineLoadingError):
                 await engine.submit(request(1))
@@ -246,15 +243,15 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
 
 async def test_leaving_can_be_cancelled(make):
     replica = make()
-    async with replica.listen(), replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
-        await engine.wait_ready()
-        replica.runner.gate.clear()
-        nursery.start_soon(engine.submit, request(1))
-        await until(lambda: replica.engine.worker.statistics().in_flight_batches)
-        with trio.move_on_after(0.05) as limit:
-            await replica.listener.leave()
-        assert limit.cancelled_caught
-        replica.runner.gate.set()
+    async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
+        async with replica.live():
+            await engine.wait_ready()
+            replica.runner.gate.clear()
+            nursery.start_soon(outcome_of, engine, request(1))
+            await until(lambda: replica.engine.worker.statistics().in_flight_batches)
+            replica.leaving.set()
+            await until(lambda: not engine.worker.links[0].takes_rows)
+        assert not replica.has_left
 
 
 async def test_a_link_that_is_drained_gets_no_more_rows_until_it_is_used_again(make):

@@ -162,7 +162,7 @@ def test_a_batch_is_done_once_with_its_last_row(joiner, sender):
     assert not sender.done
     launched.settled([launched])
     assert len(sender.done) == 1
-    assert sender.settled == [computed, failed, launched]
+    assert sender.settled == [withdrawn, computed, failed, launched]
     assert repr(joiner) == "<Joiner 0 rows of 0 batches>"
 
 

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from tests.engine.remote.replicas import asking
 from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from tests.engine.remote.test_wire import types_of
 from trio_pool_serve.engine.batching import TokenBudget
-from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     BatchFacts,
     Done,
-    Failure,
     FromEngine,
     Hello,
     Leaving,
@@ -26,7 +25,6 @@ from trio_pool_serve.engine.remote.wire import (
     Submit,
     ToEngine,
     Withdraw,
-    parts_of,
 )
 from trio_pool_serve.errors import BatchFailedError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
@@ -142,15 +140,15 @@ async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unrea
     async with replica.listen(), replica.live():
         stream = await replica.connect()
         await stream.receive()
-        content = msgspec.Raw(msgspec.msgpack.encode([[1], [["x" * 40_000, {}]]]))
+        content = msgspec.Raw(msgspec.msgpack.encode([[1], [0], [None], None, None, None, None, [["x" * 40_000, {}]]]))
         await stream.send(Submit([Part([7], 0, content)], BatchFacts(0, 1)))
         while not (received := await stream.receive())[0].parts:
             """A heartbeat."""
         await stream.aclose()
         (part,) = received[0].parts
-        failure = msgspec.msgpack.decode(part.content, type=Failure)
+        outputs = msgspec.msgpack.decode(part.content, type=Outputs)
         assert part.ids == [7]
-        assert "are too many" in failure.message
+        assert "are too many" in outputs.failure.message
 
 
 async def test_many_rows_are_withdrawn_in_several_frames(make):
@@ -310,8 +308,7 @@ async def answers_to(stream: FramedStream[FromEngine], batch: int) -> dict[int, 
             message, frame_payload = await stream.receive()
             if isinstance(message, Hello):
                 continue
-            for part, payload in parts_of(message.parts, frame_payload):
-                found.update(dict.fromkeys(part.ids, type(read_answers(part, payload))))
+            found.update(types_of(message.parts, frame_payload))
             if batch in [done.batch for done in message.done]:
                 return found
 
@@ -325,6 +322,6 @@ async def test_rows_without_tokens_fail_alone(make):
         for batch, row in enumerate((request(), request(5))):
             (frame,) = row_frames([(batch, row)], pytest.fail)
             await stream.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
-        assert await answers_to(stream, 1) == {0: UnsendableError, 1: ReadOutputs}
+        assert await answers_to(stream, 1) == {0: UnsendableError, 1: PoolingOutput}
         await stream.aclose()
         assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)

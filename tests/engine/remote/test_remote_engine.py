@@ -14,7 +14,7 @@ from attrs import field, frozen
 from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.remote.replicas import Replica, asking, two_alive
-from tests.engine.remote.test_wire import COLUMNS
+from tests.engine.remote.test_wire import alike, types_of
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -22,10 +22,9 @@ from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.remote.answers import ReadOutputs, read_answers
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Rows, Submit, parts_of
+from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,
     EngineDeadError,
@@ -464,17 +463,15 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         stream = await replica.connect()
         assert isinstance((await stream.receive())[0], Hello)
         (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
-        frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
-        frame.add([5], Rows([1], [("nowhere:Nothing", {})], *COLUMNS))
+        frame.add([2, 4], alike([1, 1], [("nowhere:Nothing", {})]))
+        frame.add([5], alike([1], [("nowhere:Nothing", {})], 0))
         await stream.send(Submit(frame.parts, BatchFacts(0, 6)), frame.buffers)
         found: dict[int, type] = {}
         while len(found) < 5:
             message, behind = await stream.receive()
-            for part, payload in parts_of(message.parts, behind):
-                answers = read_answers(part, payload)
-                found.update(dict.fromkeys(part.ids, type(answers)))
+            found.update(types_of(message.parts, behind))
         assert {number for number, kind in found.items() if kind is UnsendableError} == {2, 4, 5}
-        assert {number for number, kind in found.items() if kind is ReadOutputs} == {1, 3}
+        assert {number for number, kind in found.items() if kind is PoolingOutput} == {1, 3}
         await stream.aclose()
         await until(lambda: not replica.engine.worker.statistics().queued_rows)
         async with asking(replica) as engine:
@@ -509,7 +506,7 @@ async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make,
 
 
 async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_ROWS", 7)
+    monkeypatch.setattr("trio_pool_serve.engine.remote.frames.FULL_FRAME_ROWS", 7)
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         outputs = await engine.submit_all([request(index) for index in range(50)])

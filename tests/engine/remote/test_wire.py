@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,20 +12,10 @@ from msgspec.structs import replace
 
 from trio_pool_serve import errors
 from trio_pool_serve.engine.remote.answers import FAILURES, answer_frames, read_answers
-from trio_pool_serve.engine.remote.arrays import Payload
+from trio_pool_serve.engine.remote.arrays import ArrayHeader, Received
+from trio_pool_serve.engine.remote.frames import MAX_PART_BYTES, Frame, ReceivedPart, received_parts
 from trio_pool_serve.engine.remote.rows import read_rows, row_frames
-from trio_pool_serve.engine.remote.wire import (
-    MAX_PART_BYTES,
-    Answers,
-    BatchFacts,
-    Frame,
-    OptionalArrays,
-    Part,
-    Rows,
-    Submit,
-    Values,
-    parts_of,
-)
+from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, LonePrompt, Part, Rows, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,
     EngineDeadError,
@@ -56,18 +46,18 @@ from trio_pool_serve.types import (
 pytestmark = pytest.mark.unit
 
 
-def sent(frame: Frame, kind: type) -> list[tuple[Part, Payload]]:
+def sent(frame: Frame, kind: type) -> list[ReceivedPart]:
     """Send a frame's parts through the wire's bytes."""
     message = Submit(frame.parts, BatchFacts(1, 1)) if kind is Submit else Answers(frame.parts, [], 2048)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
-    return list(parts_of(decoded.parts, memoryview(bytearray(b"".join(frame.buffers)))))
+    return list(received_parts(decoded.parts, memoryview(bytearray(b"".join(frame.buffers)))))
 
 
 def read(frame: Frame) -> dict[int, PoolingRequest]:
     """Return a frame's rows, as they arrive, by number."""
     found: dict[int, PoolingRequest] = {}
-    for part, payload in sent(frame, Submit):
-        found.update(zip(part.ids, read_rows(part, payload), strict=True))
+    for part in sent(frame, Submit):
+        found.update(zip(part.ids, read_rows(part), strict=True))
     return found
 
 
@@ -87,16 +77,27 @@ def refused(*requests: PoolingRequest) -> tuple[list[int], dict[int, UnsendableE
     return [number for frame in frames for number in read(frame)], errors
 
 
+def outcomes_of(part: ReceivedPart) -> dict[int, PoolingOutput | PoolServeError]:
+    """Return the outcomes of a part's rows by number."""
+    try:
+        answer, rows = read_answers(part)
+    except PoolServeError as error:
+        return dict.fromkeys(part.ids, error)
+    times = answer.queue_s, answer.forward_s, answer.copy_s
+    return dict(zip(part.ids, [PoolingOutput(row, *times) for row in rows], strict=True))
+
+
+def types_of(parts: Sequence[Part], frame_payload: memoryview) -> dict[int, type]:
+    """Return of which type the outcome of each row of a frame is."""
+    arrived = [outcomes_of(part) for part in received_parts(parts, frame_payload)]
+    return {number: type(outcome) for outcomes in arrived for number, outcome in outcomes.items()}
+
+
 def answers_of(frame: Frame) -> dict[int, PoolingOutput | PoolServeError]:
     """Return a frame's outcomes, as they arrive, by number."""
     found: dict[int, PoolingOutput | PoolServeError] = {}
-    for part, payload in sent(frame, Answers):
-        answers = read_answers(part, payload)
-        if isinstance(answers, PoolServeError):
-            found.update(dict.fromkeys(part.ids, answers))
-            continue
-        times = answers.queue_s, answers.forward_s, answers.copy_s
-        found.update(zip(part.ids, [PoolingOutput(row, *times) for row in answers.rows], strict=True))
+    for part in sent(frame, Answers):
+        found.update(outcomes_of(part))
     return found
 
 
@@ -219,9 +220,9 @@ def test_a_row_of_which_more_is_said_than_it_has_is_refused(said):
     """On a GPU such numbers would be addresses of other rows."""
     prompt = RenderedPrompt(np.array([1, 2], dtype=np.int32), **said)
     (frame,) = row_frames([(0, PoolingRequest(prompt))], pytest.fail)
-    ((part, payload),) = sent(frame, Submit)
+    (part,) = sent(frame, Submit)
     with pytest.raises(UnsendableError, match="cannot read an input"):
-        read_rows(part, payload)
+        read_rows(part)
 
 
 def test_arrays_that_do_not_lie_together_arrive_as_they_are():
@@ -343,13 +344,13 @@ def test_a_row_that_cannot_be_sent_is_refused_and_leaves_nothing_in_the_frame(wr
 @pytest.mark.parametrize(
     "wrong",
     [
-        RenderedPrompt(ROW.token_ids, embeds=[1.0]),
+        RenderedPrompt(ROW.token_ids, embeds=np.array([{}, {}])),
         RenderedPrompt(np.array([0.5, 1.5])),
         RenderedPrompt(np.ones((2, 2), dtype=np.int32)),
         RenderedPrompt(ROW.token_ids, type_ids=np.ones(1, dtype=np.int32)),
         RenderedPrompt(ROW.token_ids, kept=np.ones(2, dtype=np.int32)),
     ],
-    ids=["a list", "broken ids", "a matrix", "too few type ids", "numbers for bools"],
+    ids=["objects", "broken ids", "a matrix", "too few type ids", "numbers for bools"],
 )
 def test_a_prompt_that_cannot_be_sent_is_refused_alone_among_rows_like_it(wrong):
     """They would have been sent as one array."""
@@ -405,29 +406,41 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-COLUMNS: list[list[Any]] = [[0], [None]]
-"""What rows have besides their lengths and params: the same for all."""
+def alike(lengths: list[int], params: list[Any], tokens: int | None = None, **changes: Any) -> Rows:
+    """Return rows of ``tokens`` tokens in all, by default as many as are said of them, as they are sent."""
+    ids = np.ones(sum(lengths) if tokens is None else tokens, np.int32)
+    return replace(Rows(lengths, [0], [None], ids, None, None, None, params), **changes)
+
+
+HUGE = ["<i4", [2**62]]
+"""The header of an array of more bytes than any payload has."""
 
 UNREADABLE = {
-    "unknown params": Rows([2], [("os:system", {"command": "true"})], *COLUMNS),
-    "a class that is not params": Rows([2], [(name_of(Threshold), {"least": 1})], *COLUMNS),
-    "the base of params": Rows([2], [(name_of(PoolingParams), {})], *COLUMNS),
-    "a field of another type": Rows([2], [(Embed.wire_name, {"dimensions": "many"})], *COLUMNS),
-    "no fields": Rows([2], [(Spans.wire_name, {})], *COLUMNS),
-    "no map": Rows([2], [(Embed.wire_name, 5)], *COLUMNS),
-    "a query of no array": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})], *COLUMNS),
-    "a query of half an array": Rows([2], [(MaxSim.wire_name, {"query": ["<f4"]})], *COLUMNS),
-    "a query of more bytes": Rows([2], [(MaxSim.wire_name, {"query": ["<f4", [8192, 128]]})], *COLUMNS),
-    "more tokens than bytes": Rows([3], [], *COLUMNS),
-    "fewer than no tokens": Rows([-1], [], *COLUMNS),
-    "no tokens": Rows([0], [], *COLUMNS),
-    "very many tokens": Rows([2**62], [], *COLUMNS),
-    "more rows than numbers": Rows([1, 1], [], *COLUMNS),
-    "fewer rows than numbers": Rows([], [], *COLUMNS),
-    "more type ids than bytes": Rows([2], [], *COLUMNS, token_arrays=("type_ids",)),
-    "an unknown array": Rows([2], [], *COLUMNS, token_arrays=("token_ids",)),
-    "two instructions of one row": Rows([2], [], [0, 0], [None]),
-    "no instruction": Rows([2], [], [], [None]),
+    "unknown params": alike([2], [("os:system", {"command": "true"})]),
+    "a class that is not params": alike([2], [(name_of(Threshold), {"least": 1})]),
+    "the base of params": alike([2], [(name_of(PoolingParams), {})]),
+    "a field of another type": alike([2], [(Embed.wire_name, {"dimensions": "many"})]),
+    "no fields": alike([2], [(Spans.wire_name, {})]),
+    "no map": alike([2], [(Embed.wire_name, 5)]),
+    "a query of no array": alike([2], [(MaxSim.wire_name, {"query": [{}, {}]})]),
+    "a query of half an array": alike([2], [(MaxSim.wire_name, {"query": ["<f4"]})]),
+    "a query of more bytes": alike([2], [(MaxSim.wire_name, {"query": ["<f4", [8192, 128]]})]),
+    "more tokens than ids": alike([3], [], 2),
+    "fewer tokens than ids": alike([2], [], 3),
+    "ids of more bytes": [[2**62], [0], [None], HUGE, None, None, None, []],
+    "ids of another type": alike([2], [], token_ids=np.ones(2, np.int64)),
+    "a matrix of ids": alike([2], [], token_ids=np.ones((2, 2), np.int32)),
+    "no ids": alike([2], [], token_ids=None),
+    "fewer than no tokens": alike([-1], [], 2),
+    "no tokens": alike([0], []),
+    "more rows than numbers": alike([1, 1], []),
+    "fewer rows than numbers": alike([], []),
+    "more type ids than tokens": alike([2], [], type_ids=np.ones(3, np.int32)),
+    "type ids of more bytes": [[2], [0], [None], ["<i4", [2]], HUGE, None, None, []],
+    "type ids of another type": alike([2], [], type_ids=np.ones(2, np.float32)),
+    "numbers in place of what is kept": alike([2], [], kept=np.ones(2, np.int32)),
+    "two instructions of one row": alike([2], [], instruction_tokens=[0, 0]),
+    "no instruction": alike([2], [], instruction_tokens=[]),
     "no row": [5],
     "not even an array": {"a": 1},
 }
@@ -435,23 +448,22 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("wrong", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_row_that_cannot_be_read_fails_alone(wrong):
-    good, ids = PoolingRequest(ROW), ROW.token_ids.tobytes()
+    good = PoolingRequest(ROW)
     (frame,) = row_frames([(1, good)], pytest.fail)
     (last,) = row_frames([(3, good)], pytest.fail)
-    frame.add([2], wrong, [ids])
+    frame.add([2], wrong)
     frame.parts += last.parts
     frame.buffers += last.buffers
     first, second, third = sent(frame, Submit)
     with pytest.raises(UnsendableError, match="cannot read"):
-        read_rows(*second)
+        read_rows(second)
     for part in (first, third):
-        assert_same(good, *read_rows(*part))
+        assert_same(good, *read_rows(part))
 
 
 def test_arrays_of_one_row_do_not_come_with_several():
     frame = Frame()
-    several = Rows([1, 1], [], *COLUMNS, optional_arrays=OptionalArrays(embeds=("<f4", (1,))))
-    frame.add([1, 2], several, [bytes(12)])
+    frame.add([1, 2], alike([1, 1], [], lone=LonePrompt(np.ones((1, 1), np.float32), None, None)))
     with pytest.raises(UnsendableError, match="alone"):
         read(frame)
 
@@ -518,35 +530,41 @@ def test_vectors_of_one_batch_arrive_as_rows_of_one_matrix():
 
 
 WRONG_VALUES = {
-    "too many": Values([4]),
-    "very many": Values([2**62]),
-    "very many of very many": Values([2**40], (2**40,)),
-    "fewer than none": Values([-1]),
-    "fewer than none of some": Values([2], (-3,)),
-    "a sparse vector": Values([3], is_sparse=True),
-    "a sparse vector that is very long": Values([2**62], is_sparse=True),
-    "values of no row": Values([]),
-    "values of two rows": Values([1, 2]),
+    "too many": [[4], ["<f4", [3]]],
+    "more than there are bytes": [[4], ["<f4", [4]]],
+    "very many": [[2**62], ["<f4", [2**62]]],
+    "very many of very many": [[2**40], ["<f4", [2**40, 2**40]]],
+    "fewer than none": [[-1], ["<f4", [-1]]],
+    "fewer than none of some": [[2], ["<f4", [2, -3]]],
+    "no axis": [[1], ["<f4", []]],
+    "another type": [[3], ["<i4", [3]]],
+    "a sparse vector of half the bytes": [[3], ["<f4", [3]], ["<i4", [3]]],
+    "a sparse vector of pairs": [[1], ["<f4", [1]], ["<i4", [1, 2]]],
+    "a sparse vector that is very long": [[2**62], ["<f4", [1]], ["<i4", [2**62]]],
+    "values of no row": [[], ["<f4", [0]]],
+    "values of two rows": [[1, 2], ["<f4", [3]]],
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES.values(), ids=WRONG_VALUES)
 def test_an_answer_of_a_shape_that_is_not_there_is_an_error(wrong):
     (frame,) = answer_frames([[(1, output(np.ones(3, dtype=np.float32)))]])
-    ((part, payload),) = sent(frame, Answers)
-    content = msgspec.msgpack.encode(["Outputs", 0.0, 0.0, 0.0, [wrong]])
-    assert type(read_answers(Part([1], part.nbytes, content), payload)) is UnsendableError
+    (part,) = sent(frame, Answers)
+    content = msgspec.msgpack.encode([0.0, 0.0, 0.0, [wrong]])
+    with pytest.raises(UnsendableError):
+        read_answers(ReceivedPart(content, part.payload, [1]))
 
 
 def test_outputs_with_a_missing_time_are_an_error():
-    content = msgspec.msgpack.encode(["Outputs", 0.0, 0.0, [[]]])
-    assert type(read_answers(Part([1, 2], 0, content), Payload(memoryview(b"")))) is UnsendableError
+    content = msgspec.msgpack.encode([0.0, 0.0, [[]]])
+    with pytest.raises(UnsendableError):
+        read_answers(ReceivedPart(content, memoryview(b""), [1, 2]))
 
 
 @pytest.mark.parametrize("kind", ["|O", "<U4", "|V4", "|S4", "<M8[s]", "i4,O", "nonsense"])
 def test_arrays_of_a_payload_hold_numbers(kind):
     with pytest.raises((ValueError, TypeError)):
-        Payload(memoryview(bytearray(64))).take((kind, (1,)))
+        Received(b"", memoryview(bytearray(64))).take(ArrayHeader(kind, (1,)))
 
 
 def rows_of(frames: Iterable[Frame]) -> list[list[int]]:
@@ -555,7 +573,7 @@ def rows_of(frames: Iterable[Frame]) -> list[list[int]]:
 
 
 def test_a_part_is_no_larger_than_a_full_frame(monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_BYTES", 100)
+    monkeypatch.setattr("trio_pool_serve.engine.remote.frames.FULL_FRAME_BYTES", 100)
     prompt, params = RenderedPrompt(np.ones(5, dtype=np.int32)), (Embed(),)
     rows = [PoolingRequest(prompt, params) for _ in range(12)]
     assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[3, 3], [3, 3]]

@@ -10,25 +10,26 @@ from typing import get_args
 import attrs
 import msgspec
 
+from trio_pool_serve.engine.remote.arrays import ArrayHeader
 from trio_pool_serve.engine.remote.greeting import WIRE_VERSION, AnyGreeting
 from trio_pool_serve.engine.remote.wire import (
     BatchFacts,
     Done,
     Failure,
     FromEngine,
-    OptionalArrays,
+    LonePrompt,
     Outputs,
     Part,
     Rows,
     ToEngine,
     Values,
 )
-from trio_pool_serve.types import PoolingParams
+from trio_pool_serve.types import ImageFeatures, PoolingParams
 
 RECORD = Path(__file__).with_name("wire_version.txt")
 
 MESSAGES = (*get_args(AnyGreeting), *get_args(ToEngine), *get_args(FromEngine))
-PARTS = (BatchFacts, Part, Rows, OptionalArrays, Outputs, Values, Failure, Done)
+PARTS = (BatchFacts, Part, Rows, LonePrompt, Outputs, Values, Failure, Done, ArrayHeader)
 
 
 def described() -> str:
@@ -37,6 +38,7 @@ def described() -> str:
     for kind in (*MESSAGES, *PARTS):
         fields = ", ".join(f"{field.name}: {field.type}" for field in msgspec.structs.fields(kind))
         lines.append(f"{kind.__name__}({fields})")
+    lines.append(f"images: {[(field.name, field.type) for field in attrs.fields(ImageFeatures)]}")
     for name, kind in sorted(PoolingParams.by_name.items()):
         if name.startswith("trio_pool_serve.types:"):
             fields = ", ".join(f"{field.name}: {field.type}" for field in attrs.fields(kind))

@@ -11,10 +11,11 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.places.host_list import MAX_HOSTS, HostList
 from trio_pool_serve.engine.places.place import PlaceState
-from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
+from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
+from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 from trio_pool_serve.processes.child_process import restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
@@ -128,7 +129,9 @@ class HostPlaces:
             if address not in self.places:
                 place = self.places[address] = HostPlace(hosts, address)
                 use, lose = partial(self._use, place), partial(self._lose, place)
-                place.link = RemoteDevice(HostConnector(address, self.keys), use, lose, self.scheduling.stall_timeout_s)
+                place.link = RemoteDevice(
+                    host_connector(address, self.keys), use, lose, self.scheduling.stall_timeout_s
+                )
                 nursery.start_soon(self._keep, place)
         self._drain()
 
@@ -148,10 +151,8 @@ class HostPlaces:
                     logger.exception("the link to the engine at %s has failed", place.address)
                 await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
-    def _use(self, place: HostPlace, link: RemoteDevice) -> None:
+    def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> None:
         """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
-        hello = link.hello
-        assert hello is not None  # noqa: S101  (it is ready)
         for other in self.places.values():
             known = other.link.hello
             if hello.identity and other is not place and known is not None and known.identity == hello.identity:
@@ -160,7 +161,7 @@ class HostPlaces:
         for served in self._served:
             if theirs.agrees_with(served.digest):
                 served.digest = served.digest.completed_by(theirs)
-                served.workers.add_ready(link)
+                served.workers.add_ready(link, hello)
                 place.served = served
                 logger.info("the engine at %s computes %s", place.address, served.name)
                 return

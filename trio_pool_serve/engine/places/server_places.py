@@ -16,7 +16,7 @@ from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.ray.queue_scaling import SCALING_S, QueueSeconds
 from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_path
 from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
-from trio_pool_serve.engine.remote.connectors import Connector, FileConnector, UnixConnector
+from trio_pool_serve.engine.remote.connectors import file_connector, unix_connector
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import ModelLoadError
@@ -64,11 +64,11 @@ class ServerPlaces:
     def make_engine(self, name: str, metrics: EngineMetrics) -> Engine:
         """Return the engine of the next model, in the order of the settings."""
         paths = paths_of(self.config, self.folder, model=len(self._engines))
-        connectors: list[Connector] = [UnixConnector(path) for path in paths]
+        connectors = [unix_connector(path) for path in paths]
         if self.config.processes.engine == "ray":
             keys = LinkKeys(key_path(self.folder))
             keys.read()
-            connectors = [FileConnector(path, keys) for path in paths]
+            connectors = [file_connector(path, keys) for path in paths]
         workers = RemoteWorkers(connectors, metrics, self.config.scheduling)
         if self.hosts is not None:
             self.hosts.workers[name] = workers

@@ -3,31 +3,29 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import NumberedOutcome, answer_frames
-from trio_pool_serve.engine.remote.arrays import Payload
+from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts
 from trio_pool_serve.engine.remote.joiner import SentBatch
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, run_link
 from trio_pool_serve.engine.remote.rows import read_rows
-from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
 from trio_pool_serve.engine.remote.wire import (
+    MAX_SHARE,
     Answers,
     Done,
-    Frame,
     Heartbeat,
-    Hello,
     Leaving,
-    Part,
     QueueState,
     Submit,
     ToEngine,
     Withdraw,
-    parts_of,
 )
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
@@ -54,12 +52,12 @@ class ApiConnection:
 
     server: "DeviceServer"
     stream: FramedStream[ToEngine]
-    hello: Callable[[], Hello]
     timeout_s: float = math.inf
     """Seconds of silence after which the API process counts as lost."""
     queue: QueueState = field(init=False, factory=QueueState)
     """What waits in the API process, as it has said last."""
-    _is_leaving: bool = field(default=False, init=False)
+    _says_leaving: bool = field(default=False, init=False)
+    """Whether the API process has still to be told that this one leaves."""
     _batches: dict[int, SentBatch] = field(init=False, factory=dict)
     """Those that are not answered."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
@@ -72,52 +70,42 @@ class ApiConnection:
         """Serve until the API process closes the connection. Cancellation: at once; its batches are withdrawn."""
         self.server.connections[self] = None
         try:
-            await self.stream.send(self.hello())
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer)
-                nursery.start_soon(self._receive, nursery.cancel_scope)
-                if self.timeout_s < math.inf:
-                    silence = await wait_silent(self.stream, self.timeout_s)
-                    logger.warning("an API process is lost, and its rows are withdrawn: %s", silence)
-                    nursery.cancel_scope.cancel(reason="the API process is silent")
-        except* trio.BrokenResourceError:
-            logger.info("an API process has disconnected while answers were sent to it")
-        except* Exception:
-            logger.exception("the connection of an API process failed")
+            if silence := await run_link(self.stream, self.timeout_s, "API process", self._receive, self._answer):
+                logger.warning("an API process is lost, and its rows are withdrawn: %s", silence)
         finally:
             del self.server.connections[self]
-            for entry in [*self._waiting.values()]:
-                self.server.joiner.withdraw(entry)
+            self._withdraw([*self._waiting])
             await self.stream.aclose()
 
     def leave(self) -> None:
         """Ask the API process to send no more rows, and to disconnect once all of its rows are answered."""
-        self._is_leaving = True
-        self._has_outcomes.set()
+        self._says_leaving = True
+        self.wake()
 
     def wake(self) -> None:
         """Send answers, also if there are none."""
         self._has_outcomes.set()
 
-    async def _receive(self, connection: trio.CancelScope) -> None:
-        while (received := await self.stream.receive()) is not None:
-            message, frame_payload = received
-            match message:
-                case Submit():
-                    await self._submit(message, frame_payload)
-                case Heartbeat(queue):
-                    has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
-                    self.queue = queue
-                    if has_grown:
-                        self.server.tell_others(self)
-                case Withdraw(ids):
-                    for number in ids:
-                        if (waiting := self._waiting.pop(number, None)) is not None:
-                            self.server.joiner.withdraw(waiting)
-            await trio.lowlevel.checkpoint()  # thousands may have been received at once
-        connection.cancel(reason="the API process has disconnected")
+    async def _receive(self, _: trio.Nursery, message: ToEngine, payload: memoryview) -> None:
+        match message:
+            case Submit():
+                await self._submit(message, payload)
+            case Heartbeat(queue):
+                has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
+                self.queue = queue
+                if has_grown:
+                    for each in self._others:  # their share of the device is smaller now
+                        each.wake()
+            case Withdraw(ids):
+                self._withdraw(ids)
+        await trio.lowlevel.checkpoint()  # thousands may have been received at once
 
-    async def _submit(self, message: Submit, frame_payload: memoryview) -> None:
+    def _withdraw(self, ids: Sequence[int]) -> None:
+        for number in ids:
+            if (entry := self._waiting.pop(number, None)) is not None:
+                self.server.joiner.withdraw(entry)
+
+    async def _submit(self, message: Submit, payload: memoryview) -> None:
         facts = message.batch
         batch = self._batches.get(facts.number)
         if batch is None:
@@ -126,21 +114,21 @@ class ApiConnection:
             batch = self._batches[facts.number] = SentBatch(facts, self._settled)
         elif not batch.arriving:
             raise ValueError("a batch has the number of one that is not answered")
-        for part, payload in parts_of(message.parts, frame_payload):
+        for part in received_parts(message.parts, payload):
             batch.arriving -= len(part.ids)
             if batch.arriving < 0:
                 raise ValueError("a batch has more rows than it was said to have")
-            self._read(part, payload, batch)
+            self._read(part, batch)
             await trio.lowlevel.checkpoint()
         if not batch.arriving:
             self.queue = facts.queue
             if batch.rows:
                 self.server.joiner.put_nowait(batch)
 
-    def _read(self, part: Part, payload: Payload, batch: SentBatch) -> None:
+    def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
         facts = batch.facts
         try:
-            requests = read_rows(part, payload, PlannedBatch(facts.number, facts.rows) if facts.is_planned else None)
+            requests = read_rows(part, PlannedBatch(facts.number, facts.rows) if facts.is_planned else None)
         except UnsendableError as error:
             batch.left -= len(part.ids)
             self._finish(batch, [(number, error) for number in part.ids])
@@ -169,41 +157,50 @@ class ApiConnection:
             self._done.append(Done(batch.facts.number, batch.device_s))
         self._has_outcomes.set()
 
+    @property
+    def _others(self) -> Sequence["ApiConnection"]:
+        """The connections of the other API processes."""
+        return [each for each in self.server.connections if each is not self]
+
+    @property
+    def _others_share(self) -> float:
+        """How much is computed of other API processes meanwhile, for each token that waits in this one.
+
+        They share by their clients, and while a server is overloaded, as much again arrives as waits. The share stays
+        the same while all queues grow alike, as in a flood.
+        """
+        own, others = self.queue, [each.queue for each in self._others]
+        shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
+        return min(MAX_SHARE, sum(shares))
+
     async def _answer(self) -> None:
         """Send outcomes; those that come while a frame is sent go together in the next. While there are none, say so.
 
         A process that is silent has a loop that does not run: the API process then sends rows elsewhere.
         """
-        heartbeat_s = min(
-            HEARTBEAT_S,
-            self.server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
-            self.timeout_s / HEARTBEATS_IN_TIMEOUT,
-        )
-        has_left = False
+        server = self.server
+        within_stall_s = server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT
+        heartbeat_s = min(HEARTBEAT_S, within_stall_s, self.timeout_s / HEARTBEATS_IN_TIMEOUT)
+        await self.stream.send(server.hello())
         while True:
             with trio.move_on_after(heartbeat_s):
                 await self._has_outcomes.wait()
             self._has_outcomes = trio.Event()
-            if self._is_leaving and not has_left:
-                has_left = True
+            if self._says_leaving:
+                self._says_leaving = False
                 await self.stream.send(Leaving())
             outcomes, self._outcomes = self._outcomes, []
             done, self._done = self._done, []
             frames = [*answer_frames(outcomes)] or [Frame()]
-            for frame in frames[:-1]:
-                await self._send(frame, [])
-            await self._send(frames[-1], done)
-
-    async def _send(self, frame: Frame, done: list[Done]) -> None:
-        server = self.server
-        answers = Answers(
-            frame.parts,
-            done,
-            server.worker.budget.tokens,
-            server.computed_tokens,
-            server.others_share(self),
-            server.others_small_requests(self),
-            server.left_waiting,
-            server.worker.stall_reason,
-        )
-        await self.stream.send(answers, frame.buffers)
+            for frame in frames:
+                answers = Answers(
+                    frame.parts,
+                    done if frame is frames[-1] else [],
+                    server.worker.budget.tokens,
+                    server.computed_tokens,
+                    self._others_share,
+                    sum(each.queue.small_requests for each in self._others),
+                    server.left_waiting,
+                    server.worker.stall_reason,
+                )
+                await self.stream.send(answers, frame.buffers)

@@ -1,9 +1,10 @@
-"""How a link connects: to a Unix socket, or to an engine on a host, by TCP."""
+"""How a link connects: by a Unix socket, or by TCP to an engine on a host or one that Ray has placed."""
 
+import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -67,77 +68,30 @@ class HostAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Connector(ABC):
-    """How one engine is connected to."""
-
-    timeout_s: float
-    """Seconds of silence after which the connection counts as lost; infinite where the kernel tells that it is."""
-    pauses_s: Sequence[float]
-    """Between attempts that fail, in order, then the last one again and again."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The engine's address, for logs."""
-
-    @property
-    def loss(self) -> str:
-        """What has happened if the connection is lost, as a sentence."""
-        return "The engine process has died; another one is being started."
-
-    @abstractmethod
-    async def connect(self) -> FramedStream[FromEngine]:
-        """Return a new connection.
-
-        Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open.
-        """
-
-
 FAILURES_TO_CONNECT = (OSError, LinkRefusedError, trio.BrokenResourceError)
 
 
 @define(eq=False)
-class UnixConnector(Connector):
-    """Connects to an engine process of this machine. While there is none, it waits for one."""
+class Connector:
+    """How one engine is connected to: by a new stream, and with a greeting if there are ``keys``."""
 
-    path: Path
-    timeout_s = float("inf")
-    pauses_s = (0.1,)
+    name: str
+    """The engine's address, for logs."""
+    open_stream: Callable[[], Awaitable[trio.SocketStream]]
+    """Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open."""
+    keys: LinkKeys | None = None
+    timeout_s: float = math.inf
+    """Seconds of silence after which the connection counts as lost; infinite where the kernel tells that it is."""
+    pauses_s: Sequence[float] = (0.1,)
+    """Between attempts that fail, in order, then the last one again and again."""
+    loss: str = "The engine process has died; another one is being started."
+    """What has happened if the connection is lost, as a sentence."""
 
-    @property
-    def name(self) -> str:  # noqa: D102
-        return self.path.name
-
-    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
-        while True:
-            if is_private(self.path.parent):
-                with suppress(ConnectionRefusedError, FileNotFoundError):
-                    return FramedStream(await trio.open_unix_socket(self.path), FromEngine)
-            await trio.sleep(ADDRESS_CHECK_S)
-
-
-@define(eq=False)
-class HostConnector(Connector):
-    """Connects to an engine by TCP, and greets it with a key."""
-
-    address: HostAddress
-    keys: LinkKeys
-    timeout_s: float = LINK_TIMEOUT_S
-    pauses_s = (0.1, 0.2, 0.5, 1.0, 2.0)
-
-    @property
-    def name(self) -> str:  # noqa: D102
-        return str(self.address)
-
-    @property
-    def loss(self) -> str:  # noqa: D102
-        return f"The connection to the engine at {self.name} is lost."
-
-    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
-        with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
-            stream = await trio.open_tcp_stream(self.address.host, self.address.port)
-        if limit.cancelled_caught:
-            raise TimeoutError(f"{self.address} does not answer")
+    async def connect(self) -> FramedStream[FromEngine]:
+        """Return a new connection. Raises and is cancelled as ``open_stream``."""
+        stream = await self.open_stream()
+        if self.keys is None:
+            return FramedStream(stream, FromEngine)
         try:
             return await greet(stream, self.keys.keys, self.timeout_s)
         except BaseException:
@@ -145,26 +99,44 @@ class HostConnector(Connector):
             raise
 
 
-@define(eq=False)
-class FileConnector(Connector):
-    """Connects by TCP to an engine process that Ray has placed; its address is in a file, another after each restart.
+def unix_connector(path: Path) -> Connector:
+    """Return a connector to an engine process of this machine. While there is none, it waits for one."""
 
-    While there is no file, there is no engine process: it waits for one.
+    async def open_stream() -> trio.SocketStream:
+        while True:
+            if is_private(path.parent):
+                with suppress(ConnectionRefusedError, FileNotFoundError):
+                    return await trio.open_unix_socket(path)
+            await trio.sleep(ADDRESS_CHECK_S)
+
+    return Connector(path.name, open_stream)
+
+
+def file_connector(path: Path, keys: LinkKeys) -> Connector:
+    """Return a connector to an engine process that Ray has placed, whose address is in a file.
+
+    Each restart changes the address. While there is no file, there is no engine process: it waits for one.
     """
 
-    path: Path
-    keys: LinkKeys
-    timeout_s = LINK_TIMEOUT_S
-    pauses_s = (0.1, 0.2, 0.5)
-
-    @property
-    def name(self) -> str:  # noqa: D102
-        return self.path.name
-
-    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
+    async def open_stream() -> trio.SocketStream:
         while True:
             with suppress(FileNotFoundError, ValueError):
-                address = HostAddress.parse(self.path.read_text())
+                address = HostAddress.parse(path.read_text())  # noqa: ASYNC240  (in memory)
                 break
             await trio.sleep(ADDRESS_CHECK_S)
-        return await HostConnector(address, self.keys).connect()
+        return await _open_tcp_stream(address)
+
+    return Connector(path.name, open_stream, keys, LINK_TIMEOUT_S, pauses_s=(0.1, 0.2, 0.5))
+
+
+def host_connector(address: HostAddress, keys: LinkKeys, timeout_s: float = LINK_TIMEOUT_S) -> Connector:
+    """Return a connector to an engine on a host."""
+    loss = f"The connection to the engine at {address} is lost."
+    pauses_s = (0.1, 0.2, 0.5, 1.0, 2.0)
+    return Connector(str(address), partial(_open_tcp_stream, address), keys, timeout_s, pauses_s, loss)
+
+
+async def _open_tcp_stream(address: HostAddress) -> trio.SocketStream:
+    with trio.move_on_after(CONNECT_TIMEOUT_S):
+        return await trio.open_tcp_stream(address.host, address.port)
+    raise TimeoutError(f"{address} does not answer")

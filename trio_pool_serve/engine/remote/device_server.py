@@ -4,18 +4,17 @@ There is no admission and no order between clients here: API processes have them
 credit for it. Credits stand: one comes back with the answers to its batch, or when the connection ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.joiner import Joiner
-from trio_pool_serve.engine.remote.wire import CREDITS, MAX_SHARE, Hello, ToEngine
+from trio_pool_serve.engine.remote.wire import CREDITS, Hello, ToEngine
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import EngineMetrics
@@ -32,6 +31,8 @@ class DeviceServer:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     zone: str = ""
+    about: Mapping[str, str] = field(init=False, factory=dict)
+    """Further fields of ``Hello``: what an engine for other machines says about itself."""
     worker: Worker = field(init=False)
     joiner: Joiner = field(init=False, factory=Joiner)
     connections: dict[ApiConnection, None] = field(init=False, factory=dict)
@@ -45,17 +46,9 @@ class DeviceServer:
         self.worker.dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
         self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the model, then compute until cancelled; ``started`` before loading. Raises as ``Worker.run``.
-
-        Cancellation: as that of ``Worker.run``.
-        """
-        task_status.started()
-        await self.worker.run()
-
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
-        await ApiConnection(self, FramedStream(stream, ToEngine), self.hello).serve()
+        await ApiConnection(self, FramedStream(stream, ToEngine)).serve()
 
     def hello(self) -> Hello:
         """Return what is said first on each connection."""
@@ -73,6 +66,7 @@ class DeviceServer:
             launches=runner.concurrent_launches,
             pads=runner.pads,
             planned_launches=runner.background_launches,
+            **self.about,
         )
 
     @property
@@ -80,27 +74,6 @@ class DeviceServer:
         """Batches that an API process may have here at a time, planned ones included."""
         runner = self.worker.loaded
         return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
-
-    def others_share(self, connection: ApiConnection) -> float:
-        """Return how much is computed of other API processes meanwhile, for each token that waits in this one.
-
-        They share by their clients, and while a server is overloaded, as much again arrives as waits. The share stays
-        the same while all queues grow alike, as in a flood.
-        """
-        own = connection.queue
-        others = [each.queue for each in self.connections if each is not connection]
-        shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
-        return min(MAX_SHARE, sum(shares))
-
-    def tell_others(self, connection: ApiConnection) -> None:
-        """Send answers to the other API processes, be they empty: what they share the device with has grown."""
-        for each in self.connections:
-            if each is not connection:
-                each.wake()
-
-    def others_small_requests(self, connection: ApiConnection) -> int:
-        """Return how many small requests the other API processes that are connected have sent."""
-        return sum(each.queue.small_requests for each in self.connections if each is not connection)
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         computing = sum([len(each.in_flight) for each in self.worker.dispatcher.devices])

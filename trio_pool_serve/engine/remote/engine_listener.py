@@ -3,7 +3,6 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -13,7 +12,7 @@ from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.greeting import answer_greeting
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
-from trio_pool_serve.engine.remote.wire import Hello, ToEngine
+from trio_pool_serve.engine.remote.wire import ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 logger = logging.getLogger(__name__)
@@ -31,14 +30,11 @@ class EngineListener:
 
     server: DeviceServer
     keys: LinkKeys
-    hello: Callable[[], Hello]
     refused: int = field(default=0, init=False)
     """Connections that were refused."""
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
     """The other end's host, in order of arrival."""
     _is_leaving: bool = field(default=False, init=False)
-    _disconnected: trio.Event = field(init=False, factory=trio.Event)
-    """Set when a connection or a greeting has ended."""
     _logged_at: float = field(default=-math.inf, init=False)
     _logged: int = field(default=0, init=False)
 
@@ -49,16 +45,19 @@ class EngineListener:
 
         Cancellation: at once; the connections are closed.
         """
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as listening:
-                listening.start_soon(partial(trio.serve_listeners, self.serve, listeners, handler_nursery=connections))
-                await leaving.wait()
-                listening.cancel_scope.cancel(reason="the process is to end")
-            with trio.move_on_after(drain_timeout_s) as limit:
-                await self.leave()
-            if limit.cancelled_caught:
-                logger.warning("exiting with %d rows unfinished", self.server.worker.statistics().queued_rows)
-            connections.cancel_scope.cancel(reason="drained")
+        with trio.CancelScope() as limit:
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as listening:
+                    serve = partial(trio.serve_listeners, self.serve, listeners, handler_nursery=connections)
+                    listening.start_soon(serve)
+                    await leaving.wait()
+                    listening.cancel_scope.cancel(reason="the process is to end")
+                self._is_leaving = True
+                for connection in self.server.connections:
+                    connection.leave()
+                limit.deadline = trio.current_time() + drain_timeout_s
+        if limit.cancelled_caught:
+            logger.warning("exiting with %d rows unfinished", self.server.worker.statistics().queued_rows)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. Cancellation: at once; its rows leave the queue."""
@@ -70,21 +69,18 @@ class EngineListener:
                 self._log_refused(peer, error)
                 return
             except trio.BrokenResourceError:
-                return  # a probe of the port
-            if greeted is None:
-                return
-            connection = ApiConnection(self.server, greeted[0], self.hello, greeted[1])
+                return  # a probe of the port, or too many
+            connection = ApiConnection(self.server, *greeted)
             logger.info("an API process at %s is connected", peer)
             if self._is_leaving:
                 connection.leave()
             try:
                 await connection.serve()
             finally:
-                self._disconnected.set()
                 logger.info("an API process at %s is disconnected", peer)
 
-    async def _greet(self, stream: trio.SocketStream, host: str) -> tuple[FramedStream[ToEngine], float] | None:
-        """Return what ``answer_greeting`` does; ``None`` if there are too many connections in their greeting."""
+    async def _greet(self, stream: trio.SocketStream, host: str) -> tuple[FramedStream[ToEngine], float]:
+        """Return and raise what ``answer_greeting`` does. Too many connections in their greeting end the oldest."""
         with trio.CancelScope() as scope:
             self._greeting[scope] = host
             if len(self._greeting) > MAX_GREETING:
@@ -95,31 +91,14 @@ class EngineListener:
                 return await answer_greeting(stream, self.keys.keys)
             finally:
                 del self._greeting[scope]
-                self._disconnected.set()
-        return None
-
-    async def leave(self) -> None:
-        """Tell all API processes to send no more rows, and wait until they have their answers and disconnect.
-
-        Cancellation: at once.
-        """
-        self._is_leaving = True
-        for connection in self.server.connections:
-            connection.leave()
-        while self.server.connections or self._greeting:
-            self._disconnected = trio.Event()
-            await self._disconnected.wait()
+        raise trio.BrokenResourceError("too many connections have not ended their greeting")
 
     def _log_refused(self, peer: str, error: LinkRefusedError) -> None:
         self.refused += 1
         now = trio.current_time()
         if now - self._logged_at >= LOG_INTERVAL_S:
-            logger.warning(
-                "a connection from %s is refused: %s (%d since the last such line)",
-                peer,
-                error,
-                self.refused - self._logged,
-            )
+            since = self.refused - self._logged
+            logger.warning("a connection from %s is refused: %s (%d since the last such line)", peer, error, since)
             self._logged_at, self._logged = now, self.refused
 
 

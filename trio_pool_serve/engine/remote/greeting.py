@@ -85,12 +85,9 @@ def limit_waiting(stream: trio.SocketStream, timeout_s: float) -> None:
     And have it take no more than ``UNSENT_BYTES`` that it cannot send yet. A slow path would otherwise look like one on
     which nothing can be sent: the kernel takes megabytes, and then none until a third of them was sent.
     """
-    for option, value in (
-        (socket.TCP_USER_TIMEOUT, round(1000 * timeout_s)),
-        (TCP_NOTSENT_LOWAT, UNSENT_BYTES),
-    ):
-        with suppress(OSError):  # not a TCP socket
-            stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    with suppress(OSError):  # not a TCP socket
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
+        stream.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: float) -> FramedStream[FromEngine]:

@@ -8,10 +8,10 @@ token budget and the padding that ``BatchBudget`` allows. Nothing waits for more
 A planned batch is computed when nothing else waits, and a suspect one alone; neither is joined or divided.
 """
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
+from typing import ClassVar
 
 from attrs import define, field
 from trio.lowlevel import ParkingLot
@@ -29,7 +29,7 @@ class SentBatch:
 
     facts: BatchFacts
     settled: Callable[["SentBatch", Sequence[QueueEntry]], None]
-    """Called with entries that are finished or have failed, and with none when some are withdrawn."""
+    """Called with entries that are finished, have failed or are withdrawn."""
     rows: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
     """Those that wait."""
     arriving: int = field(init=False)
@@ -42,14 +42,9 @@ class SentBatch:
         self.arriving = self.left = self.facts.rows
 
     def settle(self, entries: Sequence[QueueEntry]) -> None:
-        """Pass on entries that are settled."""
+        """Pass on entries that are settled or withdrawn."""
         self.left -= len(entries)
         self.settled(self, entries)
-
-    def note_withdrawn(self, rows: int) -> None:
-        """Count rows that are not computed."""
-        self.left -= rows
-        self.settled(self, ())
 
     @property
     def first(self) -> QueueEntry:
@@ -66,6 +61,8 @@ class SentBatch:
 class Joiner:
     """The batches of all API processes that wait at one device server."""
 
+    oldest_s: ClassVar[float] = 0.0
+    """Nobody asks: rows wait for a device of their zone in their API process, not here."""
     tokens: int = field(init=False, default=0)
     """Tokens of all waiting rows, without those of planned batches."""
     _batches: dict[SentBatch, None] = field(init=False, factory=dict)
@@ -101,12 +98,14 @@ class Joiner:
         if batch in self._planned:
             # The last ones first: rows are withdrawn in the order of their arrival.
             if all(row.is_abandoned for row in reversed(batch.rows)):
-                batch.note_withdrawn(len(self._take_planned(batch)))
+                del self._planned[batch]
+                batch.settle([*batch.rows])
         elif batch in self._batches and entry in batch.rows:
             del batch.rows[entry]
             self.tokens -= entry.tokens
-            self._leave_if_empty(batch)
-            batch.note_withdrawn(1)
+            if not batch.rows:
+                del self._batches[batch]
+            batch.settle([entry])
 
     def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
         """Take the rows of one pass; empty if none may be taken."""
@@ -122,32 +121,19 @@ class Joiner:
         beside = [each for each in batches[1:] if each.facts.key == first.key and not each.facts.is_suspect]
         batches = batches[:1] if first.is_suspect else [batches[0], *beside]
         taken = _joined(batches, limits)
-        for batch in batches:
-            self._leave_if_empty(batch)
+        self._batches = {batch: None for batch in self._batches if batch.rows}
         self.tokens -= sum([entry.tokens for entry in taken])
         long_tokens = sum([entry.tokens for entry in taken if entry.tokens > BULK_TOKENS])
         self._kept_together = max(0, self._kept_together - long_tokens)
         return taken
 
-    def _leave_if_empty(self, batch: SentBatch) -> None:
-        if not batch.rows:
-            self._batches.pop(batch, None)
-
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of the planned batch that came first; empty if there is none."""
-        return self._take_planned(next(iter(self._planned))) if self._planned else []
-
-    def _take_planned(self, batch: SentBatch) -> list[QueueEntry]:
+        if not self._planned:
+            return []
+        batch = next(iter(self._planned))
         del self._planned[batch]
-        rows = [*batch.rows]
-        batch.rows.clear()
-        return rows
-
-    @property
-    def oldest_s(self) -> float:
-        """Seconds for which the batch that came first has waited; 0 if none waits."""
-        oldest = next(iter(self._batches), None)
-        return 0.0 if oldest is None else time.perf_counter() - oldest.first.queued_at
+        return [*batch.rows]
 
     def __repr__(self) -> str:
         return f"<Joiner {len(self)} rows of {len(self._batches)} batches>"

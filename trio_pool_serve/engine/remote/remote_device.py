@@ -18,11 +18,11 @@ from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.in_flight import InFlightBatch, Outcome, deliver
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.answers import read_answers
-from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
+from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
 from trio_pool_serve.engine.remote.keys import LinkRefusedError
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, run_link
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
     FULL_FRAME_ROWS,
@@ -32,11 +32,9 @@ from trio_pool_serve.engine.remote.wire import (
     Heartbeat,
     Hello,
     Leaving,
-    Part,
     QueueState,
     Submit,
     Withdraw,
-    parts_of,
 )
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
@@ -54,14 +52,14 @@ STABLE_AFTER_S = 5.0
 class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
-    ``on_ready`` is called when it is ready, and may raise ``LinkRefusedError``; it sets ``queue``, ``dispatcher`` and
-    ``admission``.
+    ``on_ready`` is called with what it says when it is ready; it sets ``queue``, ``dispatcher`` and ``admission``, or
+    raises ``LinkRefusedError``.
     ``on_lost`` is called when the connection to a ready one has ended, before its batches are given back.
     """
 
     computes_ahead: ClassVar[bool] = True
     connector: Connector
-    on_ready: Callable[["RemoteDevice"], None]
+    on_ready: Callable[["RemoteDevice", Hello], None]
     on_lost: Callable[["RemoteDevice"], None]
     stall_timeout_s: float = math.inf
     """A device server that is silent, or that answers none of its rows, for longer counts as stalled."""
@@ -78,6 +76,8 @@ class RemoteDevice(Device):
     """Connections that have ended."""
     told: Answers | None = field(default=None, init=False)
     """What it has said last about itself."""
+    _stream: FramedStream[FromEngine] = field(init=False)
+    """That of the latest connection."""
     _said_tokens: int = field(default=0, init=False)
     """Tokens of admitted requests, as the device server was told last."""
     _is_leaving: bool = field(default=False, init=False)
@@ -182,64 +182,41 @@ class RemoteDevice(Device):
         while True:
             began = math.inf
             try:
-                stream = await self.connector.connect()
+                self._stream = await self.connector.connect()
             except FAILURES_TO_CONNECT as error:
                 self._fail(str(error) or type(error).__name__)
             else:
                 began = trio.current_time()
                 try:
-                    await self._exchange(stream)
+                    self._fail(await run_link(self._stream, self.connector.timeout_s, "engine process", self._receive))
                 finally:
                     self._lose()
-                    await stream.aclose()
+                    await self._stream.aclose()
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
     def _fail(self, why: str) -> None:
-        if why != self.failure:  # not at each attempt
+        if why and why != self.failure:  # not at each attempt
             logger.warning("no connection to the engine process at %s: %s", self.connector.name, why)
             self.failure = why
 
-    async def _exchange(self, stream: FramedStream[FromEngine]) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._receive, stream, nursery)
-                if self.connector.timeout_s < math.inf:  # as between machines: one that is lost does not say so
-                    self._fail(await wait_silent(stream, self.connector.timeout_s))
-                    nursery.cancel_scope.cancel(reason="the engine process is silent")
-        except* trio.BrokenResourceError:
-            logger.debug("the engine process has died while rows were sent to it")
-        except* LinkRefusedError as refusals:
-            self._fail(str(refusals.exceptions[0]))
-        except* Exception:
-            # A group from the nursery; with a cancellation in it, it would be no Exception.
-            logger.exception("a connection to an engine process failed")
-
-    async def _receive(self, stream: FramedStream[FromEngine], nursery: trio.Nursery) -> None:
-        while (received := await stream.receive()) is not None:
-            message, payload = received
-            self._last_heard = time.perf_counter()
-            match message:
-                case Hello():
-                    self._begin(message)
-                    nursery.start_soon(self._send, stream)
-                case Answers() if self.hello is not None:
-                    await self._deliver(message, payload)
-                case Leaving() if not self._is_leaving:
-                    self._is_leaving = True
-                    nursery.start_soon(self._leave, nursery.cancel_scope)
-        nursery.cancel_scope.cancel(reason="the engine process is gone")
+    async def _receive(self, nursery: trio.Nursery, message: FromEngine, payload: memoryview) -> None:
+        self._last_heard = time.perf_counter()
+        match message:
+            case Hello():
+                self._begin(message)
+                nursery.start_soon(self._send)
+            case Answers() if self.hello is not None:
+                await self._deliver(message, payload)
+            case Leaving() if not self._is_leaving:
+                self._is_leaving = True
+                nursery.start_soon(self._leave, nursery.cancel_scope)
 
     def _begin(self, hello: Hello) -> None:
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
         if self.hello is not None:
             raise LinkRefusedError("it has said hello twice")
-        self.hello, self.zone = hello, hello.zone
-        try:
-            self.on_ready(self)
-        except Exception:
-            self.hello = None
-            raise
-        self.failure = ""
+        self.on_ready(self, hello)
+        self.hello, self.zone, self.failure = hello, hello.zone, ""
         self.dispatcher.note_room()
 
     async def _leave(self, connection: trio.CancelScope) -> None:
@@ -263,7 +240,7 @@ class RemoteDevice(Device):
             for batch in lost:
                 self.dispatcher.lose(batch, EngineProcessDiedError(self.connector.loss))
 
-    async def _send(self, stream: FramedStream[FromEngine]) -> None:
+    async def _send(self) -> None:
         """Send what has accumulated since the last frame, forever; where silence counts, say so if there is nothing."""
         heartbeat_s = self.connector.timeout_s / HEARTBEATS_IN_TIMEOUT
         while True:
@@ -271,14 +248,14 @@ class RemoteDevice(Device):
                 await self._has_work.wait()
             self._has_work = trio.Event()
             if not (self._unsent or self._withdrawn):
-                await stream.send(Heartbeat(self._queue_state()))
+                await self._stream.send(Heartbeat(self._queue_state()))
             while self._unsent:
-                await self._send_batch(stream, self._unsent.popleft())
+                await self._send_batch(self._unsent.popleft())
             withdrawn, self._withdrawn = self._withdrawn, []
             for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
-                await stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
+                await self._stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
 
-    async def _send_batch(self, stream: FramedStream[FromEngine], batch: InFlightBatch) -> None:
+    async def _send_batch(self, batch: InFlightBatch) -> None:
         rows = [(entry.number, entry.request) for entry in batch.entries if batch.is_planned or not entry.is_abandoned]
         if not batch.is_planned:
             rows.sort(key=lambda row: id(row[1].params))  # what rows have in common is sent once: a query's vectors
@@ -298,7 +275,7 @@ class RemoteDevice(Device):
         about = (first.key, first.request.rank, self._queue_state(), batch.is_planned, batch.is_suspect)
         facts = BatchFacts(first.number, left, *about)
         for frame in frames:
-            await stream.send(Submit(frame.parts, facts), frame.buffers)
+            await self._stream.send(Submit(frame.parts, facts), frame.buffers)
 
     def _queue_state(self) -> QueueState:
         self._said_tokens = tokens = self.admission.tokens
@@ -309,7 +286,7 @@ class RemoteDevice(Device):
             if (entry := self._waiting.pop(number, None)) is not None:
                 entry.fail(error)
 
-    async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
+    async def _deliver(self, message: Answers, payload: memoryview) -> None:
         device_s = {done.batch: done.device_s for done in message.done}
         done = [batch for batch in self.in_flight if batch.entries[0].number in device_s]
         before, self.told, self.has_waiting = self.told, message, message.left_waiting
@@ -326,8 +303,8 @@ class RemoteDevice(Device):
         outcomes: list[Outcome] = []
         if message.parts:
             self._answered_at = time.perf_counter()
-        for part, payload in parts_of(message.parts, frame_payload):
-            outcomes += self._outcomes_of(part, payload)
+        for part in received_parts(message.parts, payload):
+            outcomes += self._outcomes_of(part)
         with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
             await deliver(outcomes)
         for batch in done:
@@ -336,19 +313,21 @@ class RemoteDevice(Device):
         if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
             self.say_admitted()
 
-    def _outcomes_of(self, part: Part, payload: Payload) -> list[Outcome]:
+    def _outcomes_of(self, part: ReceivedPart) -> list[Outcome]:
         """Return the outputs of a part's rows that are waited for; fail those that have none."""
-        answers, outcomes = read_answers(part, payload), list[Outcome]()
-        if isinstance(answers, PoolServeError):
-            self._fail_rows(part.ids, answers)
+        outcomes = list[Outcome]()
+        try:
+            outputs, rows = read_answers(part)
+        except PoolServeError as error:
+            self._fail_rows(part.ids, error)
             return outcomes
         entries = [self._waiting.pop(number, None) for number in part.ids]
-        forward_s, copy_s = answers.forward_s, answers.copy_s
+        forward_s, copy_s = outputs.forward_s, outputs.copy_s
         launched = self._answered_at - forward_s - copy_s
-        for entry, values in zip(entries, answers.rows, strict=True):
+        for entry, values in zip(entries, rows, strict=True):
             if entry is not None and len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
             elif entry is not None:
-                queue_s = max(answers.queue_s, launched - entry.queued_at)
+                queue_s = max(outputs.queue_s, launched - entry.queued_at)
                 outcomes.append((entry, PoolingOutput(values, queue_s, forward_s, copy_s)))
         return outcomes

@@ -59,11 +59,11 @@ class RemoteWorkers:
             # Those that join are run by others.
             await self.dispatcher.pull(self._ready, nursery)
 
-    def add_ready(self, link: RemoteDevice) -> None:
+    def add_ready(self, link: RemoteDevice, hello: Hello) -> None:
         """Use a device server that is ready, one of ``connectors`` or another that has joined."""
         link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
         if not self._ready:
-            self.facts = _facts_of(link.hello)
+            self.facts = _facts_of(hello)
         self._ready.append(link)
         self.dispatcher.devices = [*self._ready]
 
@@ -123,8 +123,7 @@ class RemoteWorkers:
         return LinkStatistics(self.state, len(self.queue), self.queue.tokens, replicas=replicas)
 
 
-def _facts_of(hello: Hello | None) -> DeviceFacts:
-    assert hello is not None  # noqa: S101  (the device is ready)
+def _facts_of(hello: Hello) -> DeviceFacts:
     probe = None
     if hello.probe is not None and (kind := PoolingParams.by_name.get(hello.probe[1])) is not None:
         probe = PoolingRequest(RenderedPrompt(np.array(hello.probe[0], np.int32)), (kind(),))

@@ -2,32 +2,19 @@
 
 They are msgspec structs and not attrs classes because msgspec sends those as arrays and distinguishes those of a tagged
 union. Rows and answers that have everything in common but their numbers travel as one part of a frame: what they share
-is encoded once, and each kind of array is one array, the rows' concatenated. Each part is encoded separately, and its
-arrays are in the frame's payload in the order of the parts: one that cannot be encoded or decoded fails alone. What can
-be sent as one part is found by trying: see ``frames_of``.
+is encoded once, and each kind of array is one array, the rows' concatenated.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from attrs import define, field
 
-from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
-from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Buffer
-
-T = TypeVar("T")
+from trio_pool_serve.engine.remote.arrays import Array
+from trio_pool_serve.processes.framed_stream import MAX_TEXT
+from trio_pool_serve.types import ImageFeatures
 
 FULL_FRAME_ROWS = 1024
-FULL_FRAME_BYTES = 2**20
-"""A frame with this many rows, or this many bytes of their arrays, is sent before more are added to it: the receiver
-can begin, and no more is copied at once."""
-
-MAX_PART_BYTES = MAX_HEADER_BYTES // FULL_FRAME_ROWS // 2
-"""Of a part without its arrays and what is of each row alone, so that a full frame's parts fit into a header."""
-
-BYTES_OF_ROW = 256
-"""Most bytes of a part that are of one row alone: numbers of up to nine bytes."""
+"""A frame with this many rows is sent before more are added to it."""
 
 MAX_SHARE = 1e6
 
@@ -38,43 +25,39 @@ Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Counted: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-Clients: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
-Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)]
-Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Launches: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
 
 
-class OptionalArrays(msgspec.Struct, array_like=True):
-    """Headers of the arrays that one prompt has besides those with an element for each token."""
+class LonePrompt(msgspec.Struct, array_like=True, frozen=True):
+    """What a prompt has that is not sent together with others': see ``RenderedPrompt``."""
 
-    embeds: ArrayHeader | None = None
-    chunks: ArrayHeader | None = None
-    images: list[tuple[str, ArrayHeader]] | None = None
-    image_tokens: tuple[int, ...] = ()
+    embeds: Array | None
+    chunks: Array | None
+    images: ImageFeatures | None
 
 
 class Rows(msgspec.Struct, array_like=True):
-    """``PoolingRequest``s with equal params and the same kinds of arrays.
+    """``PoolingRequest``s with equal params and the same kinds of arrays; a row with a ``LonePrompt`` is alone.
 
-    The payload has the token ids of all (int32), then the arrays that are named in ``token_arrays``, with as many
-    elements, the ``optional_arrays`` of a row, which is alone then, and the arrays of ``params``. Lists that are not of
-    ``lengths`` have one item for each row, or one that is the same for all.
+    ``token_ids`` and ``type_ids`` (int32) and ``kept`` (bool) have an element for each token of all rows;
+    ``instruction_tokens`` and ``attended`` have one for each row, or one that is the same for all.
     """
 
     lengths: list[Annotated[int, msgspec.Meta(ge=1)]]
     """Tokens of each row."""
-    params: list[tuple[str, Any]]
-    """The ``wire_name`` and fields of each; a field that is an array is its header."""
     instruction_tokens: list[int]
     attended: list[int | None]
-    token_arrays: tuple[str, ...] = ()
-    """Of ``type_ids`` (int32) and ``kept`` (bool)."""
-    optional_arrays: OptionalArrays | None = None
+    token_ids: Array
+    type_ids: Array | None
+    kept: Array | None
+    lone: LonePrompt | None
+    params: list[tuple[str, Any]]
+    """The ``wire_name`` and fields of each. At the end: their arrays are taken when their classes are known."""
 
 
 class Part(msgspec.Struct, array_like=True):
-    """Encoded ``Rows``, ``Outputs`` or ``Failure``, and the number of the payload's bytes that belong to them.
+    """Encoded ``Rows`` or ``Outputs``, and the number of the payload's bytes that belong to them.
 
     ``ids`` are the numbers that the API process has given the rows, unique for one connection.
     """
@@ -82,12 +65,6 @@ class Part(msgspec.Struct, array_like=True):
     ids: RowNumbers
     nbytes: Count
     content: msgspec.Raw
-
-    def require_usual_size(self) -> None:
-        """Raise ``ValueError`` if the content is larger than any that is sent: to decode it may take seconds."""
-        nbytes = memoryview(self.content).nbytes
-        if nbytes > _most_bytes(len(self.ids)):
-            raise ValueError(f"{nbytes} bytes for {len(self.ids)} rows are too many")
 
 
 Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
@@ -97,7 +74,7 @@ class QueueState(msgspec.Struct, array_like=True, frozen=True):
     """What an API process has admitted and not answered, the rows included that devices have."""
 
     tokens: Counted = 0
-    clients: Clients = 1
+    clients: Annotated[int, msgspec.Meta(ge=1)] = 1
     small_requests: Counted = 0
     """Small requests whose rows have all left the queue, so far."""
 
@@ -111,7 +88,7 @@ class BatchFacts(msgspec.Struct, array_like=True):
     """Once they are all there, it can be computed."""
     key: Name = ""
     """Rows of other batches are computed beside these only if it is the same."""
-    rank: Rank = 0
+    rank: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     queue: QueueState = QueueState()
     is_planned: bool = False
     """It is background work, computed when nothing else waits, in exactly this batch."""
@@ -176,32 +153,33 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
 
 
 class Values(msgspec.Struct, array_like=True):
-    """The values of several rows for one of their params, concatenated: float32.
+    """The values of several rows for one of their params, concatenated: float32, of shape (its length, …) for each.
 
-    The value of a row has the shape (its length, ``*shape``). Of ``SparseVector``s the payload has all indices, int32,
-    before all values.
+    ``indices`` (int32) are those of ``SparseVector``s.
     """
 
     lengths: list[Count]
-    shape: tuple[Count, ...] = ()
-    is_sparse: bool = False
+    values: Array
+    indices: Array | None = None
 
 
-class Outputs(msgspec.Struct, tag=True, array_like=True):
-    """``PoolingOutput``s of one batch whose values are of the same kinds; ``values`` has one item for each param."""
-
-    queue_s: Seconds
-    """From the arrival of the rows to the launch."""
-    forward_s: Seconds
-    copy_s: Seconds
-    values: list[Values]
-
-
-class Failure(msgspec.Struct, tag=True, array_like=True):
-    """Rows that failed: the name of one of ``FAILURES``, and its message."""
+class Failure(msgspec.Struct, array_like=True):
+    """Why rows have no outputs: the name of one of ``FAILURES``, and its message."""
 
     kind: Name
     message: Name
+
+
+class Outputs(msgspec.Struct, array_like=True):
+    """``PoolingOutput``s of one batch whose values are of the same kinds; ``values`` has one item for each param."""
+
+    queue_s: Seconds = 0.0
+    """From the arrival of the rows to the launch."""
+    forward_s: Seconds = 0.0
+    copy_s: Seconds = 0.0
+    values: list[Values] = []
+    failure: Failure | None = None
+    """Of all of them."""
 
 
 class Done(msgspec.Struct, array_like=True):
@@ -226,7 +204,7 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     """The token budget of a batch now."""
     computed_tokens: Count = 0
     """Of all batches so far, those of all API processes."""
-    others_share: Share = 0.0
+    others_share: Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)] = 0.0
     """Tokens of other API processes computed for each token that waits in this one: they have turns."""
     others_small_requests: Count = 0
     """Small requests of other API processes, so far."""
@@ -241,95 +219,3 @@ class Leaving(msgspec.Struct, tag=True, array_like=True):
 
 ToEngine: TypeAlias = Submit | Withdraw | Heartbeat
 FromEngine: TypeAlias = Hello | Answers | Leaving
-
-
-@define(eq=False)
-class Frame:
-    """Rows or answers that are sent together, with their arrays."""
-
-    parts: list[Part] = field(init=False, factory=list)
-    buffers: list[Buffer] = field(init=False, factory=list)
-    _rows: int = field(init=False, default=0)
-    _nbytes: int = field(init=False, default=0)
-
-    def add(self, ids: list[int], content: Rows | Outputs | Failure, buffers: Sequence[Buffer] = ()) -> None:
-        """Add rows or their outcome. Raises what msgspec raises, and ``ValueError`` for a part that is too large."""
-        encoded = msgspec.msgpack.encode(content)
-        nbytes = sum(map(len, buffers))
-        if len(encoded) > _most_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
-            raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")
-        self.parts.append(Part(ids, nbytes, msgspec.Raw(encoded)))
-        self.buffers += buffers
-        self._rows += len(ids)
-        self._nbytes += nbytes
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is sent before more is added."""
-        return self._rows >= FULL_FRAME_ROWS or self._nbytes >= FULL_FRAME_BYTES
-
-
-def frames_of(
-    groups: Iterable[Sequence[tuple[int, T]]],
-    encode: Callable[[list[T]], tuple[Rows | Outputs | Failure, list[Buffer]]],
-    refuse: Callable[[Frame, int, Exception], None],
-    divide: Callable[[Sequence[tuple[int, T]]], Sequence[Sequence[tuple[int, T]]]],
-) -> Iterator[Frame]:
-    """Yield frames with numbered rows or outcomes: each group as one part if that is possible, else divided.
-
-    ``refuse`` is called with the number of one that cannot be sent, even alone, and with what ``encode`` has raised.
-    """
-    frame = Frame()
-    for group in filter(None, groups):
-        left = [group]
-        while left:
-            together = left.pop()
-            try:
-                frame.add([number for number, _ in together], *encode([each for _, each in together]))
-            except Exception as error:  # fields of params may be of any type, and heads may return anything
-                if len(together) > 1:
-                    left += reversed(divide(together))
-                else:
-                    refuse(frame, together[0][0], error)
-            if frame.is_full:
-                yield frame
-                frame = Frame()
-    if frame.parts:
-        yield frame
-
-
-def halves(group: Sequence[T]) -> Sequence[Sequence[T]]:
-    """Return both halves: one of the rows may be guilty, or they are too many."""
-    middle = len(group) // 2
-    return group[:middle], group[middle:]
-
-
-def reason_of(error: Exception) -> str:
-    """Return an error's class and message, whatever reading the message does."""
-    return f"{type(error).__name__}: {message_of(error)}"
-
-
-def message_of(error: Exception) -> str:
-    """Return an error's message, whatever reading it does."""
-    try:
-        return str(error)
-    except Exception:  # a plugin's class
-        return "its message cannot be read"
-
-
-def _most_bytes(rows: int) -> int:
-    """Return how many bytes a part with ``rows`` rows may have, without its arrays."""
-    return MAX_PART_BYTES + BYTES_OF_ROW * (rows - 1)
-
-
-def fits_in_part(rows: int, nbytes: int) -> bool:
-    """Return whether rows with ``nbytes`` bytes of arrays may be one part: one row always may."""
-    return rows <= 1 or (rows <= FULL_FRAME_ROWS and nbytes <= FULL_FRAME_BYTES)
-
-
-def parts_of(parts: Sequence[Part], payload: memoryview) -> Iterator[tuple[Part, Payload]]:
-    """Yield each part of a frame with its bytes of the payload, which may be fewer than its ``nbytes``."""
-    begin = 0
-    for part in parts:
-        yield part, Payload(payload[begin : begin + part.nbytes])
-        begin += part.nbytes
