@@ -357,7 +357,3 @@ class ModelDigest(NamedTuple):
     def agrees_with(self, other: "ModelDigest") -> bool:
         """Return whether both are of the same model, as far as is known."""
         return self.files == other.files and ("" in (self.weights, other.weights) or self.weights == other.weights)
-
-    def completed_by(self, other: "ModelDigest") -> "ModelDigest":
-        """Return this digest, with the weights of the other one if its own are unknown."""
-        return ModelDigest(self.files, self.weights or other.weights)

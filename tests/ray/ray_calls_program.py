@@ -18,17 +18,16 @@ from trio_pool_serve.errors import PoolServeError
 
 async def main(address: str) -> None:
     os.environ["RAY_ADDRESS"] = address
-    config = RayConfig()
     before = signal.getsignal(signal.SIGTERM)
-    async with open_cluster() as cluster:
+    async with open_cluster(RayConfig()) as cluster:
         say("handler kept", signal.getsignal(signal.SIGTERM) is before)
-        group = await cluster.reserve(config, set())
-        actor = await cluster.start(config, group)
+        group = await cluster.reserve(set())
+        actor = await cluster.start(group)
         say("node", await cluster.call(actor.node))
         say("failure of a method", await outcome_of(cluster, actor.run, None))
         await cluster.kill(actor)
         say("after its end", await failure_of(cluster, actor.node))
-        actor = await cluster.start(config, group)
+        actor = await cluster.start(group)
         await say_cancelled(cluster, actor)
         await cluster.give_back(group)
         say("after its group", await failure_of(cluster, actor.node))

@@ -286,7 +286,7 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
 async def test_a_cluster_that_cannot_be_used_is_said_to_be_so(monkeypatch, address, said):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ModelLoadError, match=f"RAY_ADDRESS {address}.*{said}"):
-        async with open_cluster():
+        async with open_cluster(RayConfig()):
             pass
 
 

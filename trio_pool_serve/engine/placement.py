@@ -33,14 +33,12 @@ def has_gpu(
         return loading.device.startswith("cuda")
     # CUDA reads the list up to the first entry that is no device: "" and "-1" hide all GPUs.
     visible = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0"))
-    return visible is not None and driver.exists() and _is_torch_built_for_cuda(import_path)
-
-
-def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
-    spec = PathFinder.find_spec("torch", import_path)
-    if spec is None or spec.origin is None:
+    if visible is None or not driver.exists():
         return False
-    version = Path(spec.origin).with_name("version.py")
+    torch = PathFinder.find_spec("torch", import_path)
+    if torch is None or torch.origin is None:
+        return False
+    version = Path(torch.origin).with_name("version.py")
     # CPU builds have the line "cuda: Optional[str] = None".
     return not (version.is_file() and re.search(r"^cuda\b.*=\s*None\b", version.read_text(), re.MULTILINE))
 

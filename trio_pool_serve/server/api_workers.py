@@ -18,6 +18,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement
 from trio_pool_serve.engine.places.server_places import supervisor_of
 from trio_pool_serve.engine.places.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
@@ -159,7 +160,7 @@ async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
         logger.debug("API worker %d has exited already", child.process.pid)
 
 
-def _snapshot(workers: ApiWorkers, engines: Supervisor) -> Snapshot:
+def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapshot:
     """Return what the launcher knows of its child processes."""
     of_engines = engines.snapshot()
     own = Snapshot([], {"processes": {"launcher": process_usage(), **workers.restarts()}})

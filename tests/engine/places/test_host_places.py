@@ -45,7 +45,7 @@ class Host(Replica):
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host_list, "CHANGES_S", 0.02)
+    monkeypatch.setattr(host_places, "CHANGES_S", 0.02)
     monkeypatch.setattr(host_list, "RESOLVE_S", 0.1)
     monkeypatch.setattr(host_places, "host_connector", partial(host_connector, timeout_s=30.0))
 
@@ -179,7 +179,6 @@ async def test_a_server_without_weights_takes_those_of_its_first_engine(make, tm
             await hosts.engines["m"].wait_ready()
             (tmp_path / "hosts").write_text(f"{first.address}\n{second.address}\n")
             hosts.read()
-            hosts.listed.look_again()
             await until(lambda: len(hosts.places) == 2)
             await until(lambda: [link.link.failure for link in hosts.places.values()][1])
             assert states(hosts) == {str(first.address): ["ready"], str(second.address): ["connecting"]}
@@ -194,7 +193,6 @@ async def test_the_weights_of_engines_that_have_all_left_count_no_longer(make, t
             await hosts.engines["m"].wait_ready()
             (tmp_path / "hosts").write_text(f"{second.address}\n")
             hosts.read()
-            hosts.listed.look_again()
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
 
 
@@ -208,7 +206,6 @@ async def test_hosts_join_and_leave_with_the_file(make, tmp_path):
             await engine.wait_ready()
             path.write_text(f"{second.address}\n")
             hosts.read()
-            hosts.listed.look_again()
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
             await until(lambda: not first.engine.connections)
             await engine.submit_all([request(5)] * 5)
@@ -233,7 +230,6 @@ async def test_a_host_that_leaves_computes_what_it_has_first(make, tmp_path):
             await until(lambda: first.engine.worker.statistics().in_flight_batches)
             path.write_text(f"{second.address}\n")
             hosts.read()
-            hosts.listed.look_again()
             await until(lambda: states(hosts)[str(second.address)] == ["ready"])
             assert states(hosts)[str(first.address)] == ["draining"]
             first.runner.gate.set()
@@ -371,7 +367,6 @@ async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_w
             (other,) = [known for known in hosts.places.values() if known is not used]
             path.write_text(f"{other.address}\n")
             hosts.read()
-            hosts.listed.look_again()
             await until(lambda: states(hosts) == {str(other.address): ["ready"]})
 
 
@@ -437,7 +432,7 @@ async def test_the_links_are_in_the_metrics(make, tmp_path):
     host = make()
     async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
         await hosts.engines["m"].wait_ready()
-        (family,) = hosts.families()
+        (family,) = hosts.snapshot().families
         found = {(labels["address"], labels["of"]): value for _, labels, value in family.samples}
         assert found[str(host.address), "connected"] == 1
         assert found[str(host.address), "losses"] == 0

@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import trio
 from attrs import define, field
@@ -11,9 +12,6 @@ from attrs import define, field
 from trio_pool_serve.engine.remote.connectors import HostAddress
 
 logger = logging.getLogger(__name__)
-
-CHANGES_S = 0.5
-"""How often a process looks whether another process of the server has drained or added a host."""
 
 RESOLVE_S = 5.0
 """How often names are resolved again."""
@@ -54,9 +52,6 @@ class HostList:
     _added: list[HostAddress] = field(init=False, factory=list)
     _read_bytes: int = field(default=0, init=False)
     """Of the file of changes."""
-    _changed: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and replaced, when the hosts or their addresses have changed."""
-    _resolve_now: trio.Event = field(init=False, factory=trio.Event)
     _resolved: dict[HostAddress, list[HostAddress]] = field(init=False, factory=dict)
     """The addresses of each name that is resolved now and then; empty before the first time."""
     _resolving: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(RESOLVING_AT_ONCE))
@@ -70,16 +65,6 @@ class HostList:
         """Read the hosts of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
         self._configured = read_hosts(self.setting)
 
-    def look_again(self) -> None:
-        """Use what was read anew; resolve all names now."""
-        self._note_changed()
-        self._resolve_now.set()
-        self._resolve_now = trio.Event()
-
-    def _note_changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     def addresses(self, nursery: trio.Nursery) -> dict[HostAddress, list[HostAddress]]:
         """Return the addresses that are known now, and the hosts that each is of; ``nursery`` resolves new names."""
         self._read_changes()
@@ -92,19 +77,10 @@ class HostList:
                 found.setdefault(address, []).append(host)
         return dict(islice(found.items(), MAX_HOSTS))
 
-    async def wait_changed(self) -> None:
-        """Wait until the hosts or addresses may have changed, at most ``RESOLVE_S``. Cancellation: at once."""
-        changed = self._changed
-        with trio.move_on_after(RESOLVE_S):
-            while not changed.is_set() and not self._read_changes():
-                with trio.move_on_after(CHANGES_S):
-                    await changed.wait()
-
     async def _keep_resolving(self, host: HostAddress) -> None:
         """Resolve a name now and then while it is one of the hosts; it keeps its addresses when that fails."""
         failure = ""
         while host in self.all:
-            resolve_now = self._resolve_now
             try:
                 async with self._resolving:
                     results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
@@ -115,23 +91,17 @@ class HostList:
                     logger.warning("the host %s cannot be resolved: %s", host, failure)
             else:
                 failure = ""
-                addresses = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
-                if {*addresses} != {*self._resolved[host]}:
-                    self._resolved[host] = addresses
-                    self._note_changed()
-            with trio.move_on_after(RESOLVE_S):
-                await resolve_now.wait()
+                self._resolved[host] = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
+            await trio.sleep(RESOLVE_S)
         del self._resolved[host]
 
-    def change(self, *lines: str) -> None:
-        """Tell all processes of the server: ``add HOST``, or ``drain`` or ``use`` a name. Blocks, but for moments."""
+    def change(self, verb: Literal["add", "use", "drain"], *names: str) -> None:
+        """Tell all processes of the server to add a host, or to use or drain names. Blocks, but for moments."""
         with self.path.open("a") as changes:
-            changes.write("".join(f"{line}\n" for line in lines))
+            changes.write(f"{' '.join([verb, *names])}\n")
         self._read_changes()
-        self._note_changed()
 
-    def _read_changes(self) -> bool:
-        """Read what was added to the file of changes; return whether there was anything."""
+    def _read_changes(self) -> None:
         new = b""
         with suppress(FileNotFoundError), self.path.open("rb") as changes:
             # A file that is shorter than before is a new one.
@@ -139,9 +109,10 @@ class HostList:
             new = changes.read()
             self._read_bytes = changes.tell()
         for line in new.decode().splitlines():
-            verb, _, name = line.partition(" ")
-            if verb == "add":
-                self._added.append(HostAddress.parse(name))
+            verb, *names = line.split(" ")
+            if verb == "drain":
+                self.drained.update(names)
             else:
-                (self.drained.add if verb == "drain" else self.drained.discard)(name)
-        return bool(new)
+                self.drained.difference_update(names)
+            if verb == "add":
+                self._added.extend(map(HostAddress.parse, names))

@@ -3,39 +3,31 @@
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.places.host_list import MAX_HOSTS, HostList
-from trio_pool_serve.engine.places.place import PlaceState
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
-from trio_pool_serve.processes.child_process import restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
-from trio_pool_serve.telemetry.snapshots import Family
+from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 from trio_pool_serve.types import ModelDigest
 
 logger = logging.getLogger(__name__)
 
+CHANGES_S = 0.5
+"""How often it is looked which hosts there are, and at which addresses: other processes drain and add some, too."""
 
-@define(eq=False)
-class Served:
-    """A model of this server, and the digest of its files here."""
-
-    name: str
-    workers: RemoteWorkers
-    files: ModelDigest
-    """Of the files here; without weights if they are not here."""
-    digest: ModelDigest
-    """With the weights of the engines that compute it."""
+LINK_PAUSE_S = 1.0
+"""Before a link begins again that has failed as none should."""
 
 
 @define(eq=False)
@@ -48,16 +40,20 @@ class HostPlace:
     link: RemoteDevice = field(init=False)
     is_wanted: bool = field(default=True, init=False)
     """Whether its address is still one of the hosts'."""
-    served: Served | None = field(default=None, init=False)
-    """The model that it computes, while it is ready."""
+    model: str | None = field(default=None, init=False)
+    """The name of the model that it computes, while it is ready."""
+    digest: ModelDigest = field(default=ModelDigest("", ""), init=False)
+    """Of the files that its engine has loaded."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
 
     @property
-    def state(self) -> PlaceState:
+    def state(self) -> Literal["connecting", "draining", "stalled", "ready"]:
         """As the link knows it. A host never fails: nothing is known of what restarts it."""
         if self.link.hello is None:
-            return "lost" if self.link.losses else "starting"
-        return "ready" if self.link.takes_rows else "draining"
+            return "connecting"
+        if not self.link.takes_rows:
+            return "draining"
+        return "stalled" if self.link.stall_reason else "ready"
 
     @property
     def names(self) -> set[str]:
@@ -66,13 +62,12 @@ class HostPlace:
 
     def described(self) -> dict[str, Any]:
         """Return its part of ``/engine_hosts``."""
-        link, state = self.link, self.state
-        told = "connecting" if link.hello is None else "stalled" if state == "ready" and link.stall_reason else state
+        link = self.link
         return {
             "address": str(self.address),
-            "state": told,
+            "state": self.state,
             "reason": link.failure or link.stall_reason,
-            "model": None if self.served is None else self.served.name,
+            "model": self.model,
             "zone": None if link.hello is None else link.zone,
             "waiting_rows": link.waiting_rows,
             "waiting_tokens": link.waiting_tokens,
@@ -92,9 +87,10 @@ class HostPlaces:
     """Of the models of this server, by name."""
     places: dict[HostAddress, HostPlace] = field(init=False, factory=dict)
     """By resolved address, in order of arrival."""
-    _served: list[Served] = field(init=False, factory=list)
+    _digests: dict[str, ModelDigest] = field(init=False, factory=dict)
+    """Of each model's files here, by name; without weights if they are not here."""
     _knows_models: trio.Event = field(init=False, factory=trio.Event)
-    """Set once all models are in ``_served``."""
+    """Set once all models are in ``_digests``."""
 
     def read(self) -> None:
         """Read the files of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
@@ -103,8 +99,8 @@ class HostPlaces:
 
     def serve(self, name: str, digest: ModelDigest) -> None:
         """Use engines with the same files for the model of that name. No link is made before all models are named."""
-        self._served.append(Served(name, self.workers[name], digest, digest))
-        if len(self._served) == len(self.workers):
+        self._digests[name] = digest
+        if len(self._digests) == len(self.workers):
             self._knows_models.set()
 
     async def run(self) -> None:
@@ -113,7 +109,7 @@ class HostPlaces:
         async with trio.open_nursery() as nursery:
             while True:
                 self._update(nursery)
-                await self.listed.wait_changed()
+                await trio.sleep(CHANGES_S)
 
     def _update(self, nursery: trio.Nursery) -> None:
         """Keep a link to each address of the hosts, and to no other."""
@@ -141,15 +137,13 @@ class HostPlaces:
             place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
 
     async def _keep(self, place: HostPlace) -> None:
-        backoff = restart_backoff()
         with place.scope:
             while True:
-                began = trio.current_time()
                 try:
                     await place.link.run()
                 except Exception:  # what one engine causes must not end the links to the others
                     logger.exception("the link to the engine at %s has failed", place.address)
-                await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
+                await trio.sleep(LINK_PAUSE_S)
 
     def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> None:
         """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
@@ -158,23 +152,22 @@ class HostPlaces:
             if hello.identity and other is not place and known is not None and known.identity == hello.identity:
                 raise LinkRefusedError(f"it is the engine at {other.address}")
         theirs = ModelDigest(hello.files, hello.weights)
-        for served in self._served:
-            if theirs.agrees_with(served.digest):
-                served.digest = served.digest.completed_by(theirs)
-                served.workers.add_ready(link, hello)
-                place.served = served
-                logger.info("the engine at %s computes %s", place.address, served.name)
+        for model, ours in self._digests.items():
+            # The weights of engines that compute it count as well: they may not be here.
+            of_engines = [other.digest for other in self.places.values() if other.model == model]
+            if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
+                self.workers[model].add_ready(link, hello)
+                place.model, place.digest = model, theirs
+                logger.info("the engine at %s computes %s", place.address, model)
                 return
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
         raise LinkRefusedError(f"its model {hello.model} is none of this server's")
 
     def _lose(self, place: HostPlace, link: RemoteDevice) -> None:
-        served, place.served = place.served, None
-        assert served is not None  # noqa: S101  (it was ready)
-        if not any(each.served is served for each in self.places.values()):
-            served.digest = served.files  # the next engine's weights may be other ones
-        served.workers.lose(link)
+        model, place.model = place.model, None
+        assert model is not None  # noqa: S101  (it was ready)
+        self.workers[model].lose(link)
 
     def add(self, name: str) -> None:
         """Make all processes of the server use a host: a new one, or one that was drained by any of its names.
@@ -189,7 +182,7 @@ class HostPlaces:
             raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
         known = [place.names for place in self.places.values() if str(host) in place.names]
         is_new = host not in self.listed.all and not known
-        self.listed.change(*[f"use {each}" for each in {str(host)}.union(*known)], *[f"add {host}"] * is_new)
+        self.listed.change("add" if is_new else "use", *{str(host)}.union(*known))
         self._drain()
 
     def drain(self, name: str) -> None:
@@ -199,7 +192,7 @@ class HostPlaces:
         known = [place.names for place in self.places.values()]
         if name not in {str(host) for host in self.listed.all}.union(*known):
             raise NotFoundError(f"The host {name[:200]} is none of this server's.")
-        self.listed.change(f"drain {name}")
+        self.listed.change("drain", name)
         self._drain()
 
     def described(self) -> list[dict[str, Any]]:
@@ -209,7 +202,7 @@ class HostPlaces:
             of_host.setdefault(place.hosts[0], []).append(place.described())
         return [{"host": str(host), "engines": engines} for host, engines in of_host.items()]
 
-    def families(self) -> list[Family]:
+    def snapshot(self) -> Snapshot:
         """Return the metrics of the links of this process."""
         name = f"{PREFIX}link"
         links = Family(name, GAUGES["link"].text, "gauge", [])
@@ -217,4 +210,4 @@ class HostPlaces:
             told = place.described() | {"connected": place.link.hello is not None}
             for of in ("connected", "waiting_rows", "waiting_tokens", "losses"):
                 links.samples.append((name, {"address": told["address"], "of": of}, float(told[of])))
-        return [links]
+        return Snapshot([links], {})

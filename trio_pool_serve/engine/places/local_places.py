@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 import trio
 from attrs import define
@@ -14,7 +13,6 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.engine_job import MODULE, EngineStatus, Loaded, LoadFailed
 from trio_pool_serve.engine.places.place import Place
 from trio_pool_serve.engine.places.supervisor import Supervisor
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import open_child
 from trio_pool_serve.processes.shared_array import shared_array
 
@@ -41,16 +39,9 @@ class LocalPlaces(Supervisor):
         return None, self.config.loading.device if has_gpu(self.config.loading) else "cpu"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the processes, and restart those that die, forever; ``started`` at once.
-
-        Raises as ``Supervisor.run``. Cancellation: the processes' channels are closed, which makes them exit, and they
-        are killed if they do not.
-        """
+        """As ``Supervisor.run``; ``started`` at once. Cancellation: as there."""
         self._log_placement()
-        async with trio.open_nursery() as nursery:
-            for place in self.places:
-                nursery.start_soon(self._keep_alive, place, partial(self._live, place))
-            task_status.started()
+        await super().run(task_status=task_status)
 
     def _log_placement(self) -> None:
         for gpu in self.gpus:
@@ -64,8 +55,7 @@ class LocalPlaces(Supervisor):
             else:
                 logger.info("replicas compute concurrently on each GPU, by the MPS control daemon at %s", directory)
 
-    async def _live(self, place: Place) -> str:
-        place.begin()
+    async def _live(self, place: Place) -> tuple[str, str]:
         folder, device = self.socket_folder, self.config.loading.device
         if place.gpu is not None and (len(self.gpus) > 1 or device != "auto"):
             device = "cuda:0"  # else a single GPU that torch cannot use leaves the CPU to ``--device auto``
@@ -80,14 +70,11 @@ class LocalPlaces(Supervisor):
                 place.become_ready()
             end = await child.wait()
         self._release_cores(place)
-        failure = status.message if isinstance(status, LoadFailed) else f"The engine process of {place} has {end}."
+        if isinstance(status, LoadFailed):
+            return end, status.message
         # A signal says nothing of the model: the system may have had no memory left for a moment.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
-        if not place.has_loaded and (isinstance(status, LoadFailed) or not was_killed):
-            raise ModelLoadError(failure)
-        if isinstance(status, LoadFailed):
-            logger.error("%s", failure)
-        return end
+        return end, "" if place.has_loaded or was_killed else f"The engine process of {place} has {end}."
 
     def _release_cores(self, place: Place) -> None:
         """Record that a process which has ended does not compute: others leave its share of the cores to one that does.

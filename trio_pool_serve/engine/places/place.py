@@ -1,4 +1,4 @@
-"""A place as the process that starts its device server knows it, and the life cycle of all places."""
+"""A place as the process that starts its engine process knows it."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,9 @@ from attrs import define, field
 
 from trio_pool_serve.engine.gpus import Gpu
 
-PlaceState: TypeAlias = Literal["starting", "ready", "draining", "lost", "failed"]
-"""starting: its device server is being started or connected to. ready: it computes. draining: it computes the rows
-that it has, and gets no more. lost: it has ended or cannot be reached; it is started or connected to again soon.
-failed: it has been started in vain too often; it is tried again after minutes."""
+PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
+"""As ``/load`` tells it. loading: its engine process is being started or drained, or is started again soon. ready: it
+computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
 
 
 class Replica(msgspec.Struct, array_like=True):
@@ -46,7 +45,7 @@ class Place:
     path: Path
     """Of the socket, or of the file with the address."""
     gpu: Gpu | None
-    state: PlaceState = field(default="starting", init=False)
+    state: PlaceState = field(default="loading", init=False)
     has_loaded: bool = field(default=False, init=False)
     """Whether any of its processes has loaded the model."""
     starts: int = field(default=0, init=False)
@@ -55,24 +54,9 @@ class Place:
     is_wanted: bool = field(default=True, init=False)
     """Whether there is to be a process at all."""
 
-    def begin(self) -> None:
-        """Record that a process is started."""
-        self.state, self.ready_at = "starting", math.inf
-        self.starts += 1
-
     def become_ready(self) -> None:
         """Record that the process has loaded the model."""
         self.state, self.has_loaded, self.ready_at = "ready", True, trio.current_time()
-
-    @property
-    def was_ready_s(self) -> float:
-        """For how long the process that has just ended had been ready."""
-        return max(0.0, trio.current_time() - self.ready_at)
-
-    @property
-    def told_state(self) -> str:
-        """The state as ``/load`` tells it: whether there is, or will soon be, something that computes."""
-        return self.state if self.state in ("ready", "failed") else "loading"
 
     @property
     def restarts(self) -> int:

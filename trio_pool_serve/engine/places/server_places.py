@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from secrets import token_hex
 
 import trio
 from attrs import define, field
@@ -13,6 +14,7 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.places.host_list import HostList
 from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.engine.places.local_places import LocalPlaces
+from trio_pool_serve.engine.places.ray.actor_places import ActorPlaces
 from trio_pool_serve.engine.places.ray.queue_scaling import SCALING_S, QueueSeconds
 from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_path
 from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
@@ -27,10 +29,10 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 
-def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor:
+def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor | RayPlacement:
     """Return what starts the engine processes of a server."""
     if config.processes.engine == "ray":
-        return RayPlacement(config, loader, folder)
+        return RayPlacement(ActorPlaces(config, loader, folder, key=token_hex(32)))
     return LocalPlaces(config, loader, folder, gpus)
 
 
@@ -47,7 +49,7 @@ class ServerPlaces:
     worker: int = 0
     loader: str | None = None
     gpus: Sequence[Gpu] = ()
-    supervisor: Supervisor | None = field(init=False, default=None)
+    supervisor: Supervisor | RayPlacement | None = field(init=False, default=None)
     """Of the engine processes that this process starts."""
     hosts: HostPlaces | None = field(init=False, default=None)
     _engines: list[Engine] = field(init=False, factory=list)
@@ -91,8 +93,7 @@ class ServerPlaces:
                 await nursery.start(self.supervisor.run)
             if self.hosts is not None:
                 nursery.start_soon(self.hosts.run)
-            least, most = self.config.processes.replica_range or (1, 1)
-            if least < most:
+            if self.config.processes.engine == "ray":
                 nursery.start_soon(self._share_queue_seconds)
             task_status.started()
 
@@ -113,9 +114,7 @@ class ServerPlaces:
             await offload.run("load", self.hosts.read)
         except (OSError, ValueError) as error:
             logger.error("the hosts stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
-        self.hosts.listed.look_again()
 
     def snapshots(self) -> list[Snapshot]:
         """Return the metrics of the engine processes and links that this process keeps."""
-        of_processes = [] if self.supervisor is None else [self.supervisor.snapshot()]
-        return of_processes + ([] if self.hosts is None else [Snapshot(self.hosts.families(), {})])
+        return [each.snapshot() for each in (self.supervisor, self.hosts) if each is not None]

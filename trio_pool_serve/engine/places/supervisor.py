@@ -1,8 +1,8 @@
 """Keeps the places of a server alive, wherever their engine processes run."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,6 +46,8 @@ class Supervisor(ABC):
     socket_folder: Path
     places: list[Place] = field(init=False, factory=list)
     """Those of all models, in the order of the settings."""
+    _scaled: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and replaced, when other places are wanted."""
 
     def __attrs_post_init__(self) -> None:
         paths = [paths_of(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
@@ -59,12 +61,10 @@ class Supervisor(ABC):
                 self.places.append(Place(replica, path, gpu))
                 self.places[-1].is_wanted = number < least
 
-    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (of others each has its own)
-        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
-        by_ray = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"  # the only GPU that it sees
-        return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
-
     @abstractmethod
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:
+        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
 
@@ -73,24 +73,47 @@ class Supervisor(ABC):
         or ``EngineDeadError`` once all places of a model have failed, unless hosts may compute it. Cancellation: the
         processes exit, and are killed if they do not.
         """
+        async with trio.open_nursery() as nursery:
+            for place in self.places:
+                nursery.start_soon(self._keep_alive, place)
+            task_status.started()
 
-    async def _keep_alive(self, place: Place, live: Callable[[], Awaitable[str]]) -> NoReturn:
-        """Call ``live()``, which runs one process and returns how it has ended, again and again, with pauses."""
+    async def _keep_alive(self, place: Place) -> NoReturn:
+        """Run one process after another, with pauses after those that have ended by themselves."""
         backoff = restart_backoff()
         while True:
+            await self._wait_wanted(place, is_wanted=True)
+            place.state, place.ready_at = "loading", math.inf
+            place.starts += 1
             try:
-                ended = f"process of the engine of {place} has {await live()}"
-                pause_s = backoff.next_pause_s(place.was_ready_s)
+                how, failure = await self._live(place)
+                if not how:
+                    continue
+                if failure and not place.has_loaded:
+                    raise ModelLoadError(failure)  # noqa: TRY301  (as below)
+                ended = f"process of the engine of {place} has {how}" + (f": {failure}" if failure else "")
+                pause_s = backoff.next_pause_s(max(0.0, trio.current_time() - place.ready_at))
                 if backoff.crashes_in_a_row > MAX_RESTARTS:
                     often = f"has been restarted {MAX_RESTARTS} times in a row: giving up."
-                    raise EngineDeadError(f"The {ended}, and {often}")  # noqa: TRY301  (as if it could not be loaded)
-                place.state = "lost"
+                    raise EngineDeadError(f"The {ended}, and {often}")  # noqa: TRY301  (as above)
+                place.state = "loading"
                 logger.error("the %s; the next one starts in %g s", ended, pause_s)
             except (ModelLoadError, EngineDeadError) as error:
                 place.state, pause_s = "failed", RETRY_FAILED_S
                 self._require_others(place, error)
                 await self._leave(place)
             await trio.sleep(pause_s)
+
+    @abstractmethod
+    async def _live(self, place: Place) -> tuple[str, str]:
+        """Run one process; return how it has ended, and why it could not load the model.
+
+        The first is empty if it was drained, the second if it could. Cancellation: the process is ended.
+        """
+
+    async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
+        while place.is_wanted is not is_wanted:
+            await self._scaled.wait()
 
     def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
         """Raise why the last place of a model has failed, unless hosts may compute the model."""
@@ -118,7 +141,7 @@ class Supervisor(ABC):
         for place in self.places:
             if not place.is_wanted:
                 continue
-            told = {"state": place.told_state, "restarts": place.restarts}
+            told = {"state": place.state, "restarts": place.restarts}
             model, labels = place.replica.model, place.replica.labels
             replicas = load.setdefault(model, {"replicas": {}})["replicas"]
             replicas[labels["replica"]] = {"device": labels["device"], **told}

@@ -104,7 +104,7 @@ class MadeUpCluster:
     actors: list[Actor] = field(factory=list)
     """All that were started."""
 
-    async def reserve(self, _: object, avoided: set[str]) -> Group:
+    async def reserve(self, avoided: set[str]) -> Group:
         await trio.lowlevel.checkpoint()
         self.groups.append(Group(avoided))
         return self.groups[-1]
@@ -114,7 +114,7 @@ class MadeUpCluster:
         if group.node is not None:
             group.node.free_places += 1
 
-    async def start(self, _: object, group: Group) -> Actor:
+    async def start(self, group: Group) -> Actor:
         await trio.lowlevel.checkpoint()
         self.actors.append(Actor(self, group))
         return self.actors[-1]
@@ -178,7 +178,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         cluster = MadeUpCluster([*nodes])
 
         @asynccontextmanager
-        async def open_cluster() -> AsyncIterator[MadeUpCluster]:
+        async def open_cluster(_: object) -> AsyncIterator[MadeUpCluster]:
             yield cluster
 
         monkeypatch.setattr(actor_places, "open_cluster", open_cluster)

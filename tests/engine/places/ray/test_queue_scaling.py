@@ -89,7 +89,7 @@ def test_a_queue_in_between_begins_the_wait_anew():
 
 
 def test_a_replica_that_would_leave_a_queue_stays():
-    """Two replicas with 0.08 s each: one alone would have 0.16 s, more than a tenth of ``up_queue_s``."""
+    """Two replicas with 0.08 s each: one alone would have 0.16 s, more than a tenth of ``UP_S``."""
     assert run(scaling(2), 0.08, seconds=600) == 2
     assert run(scaling(2), 0.04, seconds=600) == 1
 
@@ -123,8 +123,8 @@ def replicas_of(*states: str, wanted: int) -> list[Place]:
     ("states", "kept"),
     [
         (("failed", "ready", "ready"), [1, 2]),
-        (("starting", "ready", "ready"), [1, 2]),
-        (("ready", "failed", "lost"), [0, 2]),
+        (("loading", "ready", "ready"), [1, 2]),
+        (("ready", "failed", "loading"), [0, 2]),
         (("ready", "ready", "ready"), [0, 1]),
     ],
 )
@@ -135,7 +135,7 @@ def test_those_that_failed_are_taken_away_first_then_those_that_load_then_the_la
 
 
 def test_those_that_are_added_are_the_first_of_the_others_and_those_that_are_wanted_stay():
-    replicas = replicas_of("failed", "ready", "ready", "starting", "draining", wanted=3)
+    replicas = replicas_of("failed", "ready", "ready", "loading", "loading", wanted=3)
     choose_wanted(replicas, 2)
     replicas[3].state = "failed"
     choose_wanted(replicas, 3)

@@ -2,9 +2,9 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import trio
@@ -22,7 +22,7 @@ from trio_pool_serve.engine.places.ray.queue_scaling import (
     choose_wanted,
 )
 from trio_pool_serve.engine.places.supervisor import Supervisor
-from trio_pool_serve.errors import ModelLoadError, PoolServeError
+from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class Life:
     """``None`` until it is placed."""
     node: str = ""
     """The id of its node."""
+    is_drained: bool = False
+    """Whether it is to end because it is not wanted any more."""
     snapshot: Snapshot | None = None
     """The one that the engine process has sent last."""
     busy: BusyShare = field(factory=BusyShare)
@@ -55,7 +57,7 @@ class ActorPlaces(Supervisor):
     The resources of a place are reserved by a placement group. An actor that dies after its model was ready is replaced
     in the same group. What was not ready may be wrong with the node: the group is given back.
 
-    This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
+    It runs in a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
 
     key: str = field(kw_only=True)
@@ -65,67 +67,54 @@ class ActorPlaces(Supervisor):
     """The placement groups."""
     _lost_nodes: dict[str, float] = field(init=False, factory=dict)
     """When they were lost, by id."""
-    _bad_nodes: dict[Place, set[str]] = field(init=False, factory=dict)
+    _bad_nodes: defaultdict[Place, set[str]] = field(init=False, factory=lambda: defaultdict(set))
     """Where the model could not be loaded, since it was ready or there was no other node."""
     _lives: dict[Place, Life] = field(init=False, factory=dict)
     """Those of the places that have an engine process, or are to have one."""
-    _scaled: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and replaced, when the number of replicas changes."""
+
+    def _device_of(self, process: int) -> tuple[None, str]:  # noqa: ARG002  (each has the only GPU that it sees)
+        by_ray = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"
+        return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Connect to Ray, then keep an actor for each place, forever; ``started`` once it is connected.
+        """As ``Supervisor.run``; ``started`` once this process is connected to Ray.
 
-        Raises as ``Supervisor.run``, and ``ModelLoadError`` if the cluster cannot be reached. Cancellation: the actors
-        are killed, and their engine processes exit.
+        Raises ``ModelLoadError`` if the cluster cannot be reached, too. Cancellation: the actors are killed, and their
+        engine processes exit.
         """
-        least, most = self.config.processes.replica_range or (1, 1)
-        async with open_cluster() as self._cluster, trio.open_nursery() as nursery:
-            for place in self.places:
-                nursery.start_soon(self._keep_alive, place, partial(self._live, place))
-            for model in range(len(self.config.sources) if least < most else 0):
-                nursery.start_soon(self._scale, model, QueueScaling(least, most, self.config.scheduling.max_queue_s))
-            task_status.started()
+        async with open_cluster(self.config.ray) as self._cluster, trio.open_nursery() as nursery:
+            for model in range(len(self.config.sources)):
+                nursery.start_soon(self._scale, model)
+            await super().run(task_status=task_status)
 
-    async def _live(self, place: Place) -> str:
-        """Run an engine process whenever there is to be one, until one ends that was not drained; return how."""
-        while True:
-            await self._wait_wanted(place, is_wanted=True)
-            place.begin()
-            life = self._lives[place] = Life()
-            how, failure, is_lost = "", "", False
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_unwanted, place, life, nursery.cancel_scope)
-                nursery.start_soon(self._log_waiting, place, life)
-                try:
-                    async with self._placed(place, life):
-                        nursery.start_soon(self._follow, place, life)
-                        # The node has no folder of this server's: neither its sockets nor its files.
-                        job = self._job_of(place, place.replica.device, key=self.key)
-                        how, failure = await self._cluster.call(life.actor.run, job)
-                except PoolServeError as error:
-                    how = f"been lost: {error}" if life.actor is not None else f"not been placed: {error}"
-                    is_lost = life.actor is not None and isinstance(error, NodeLostError)
-                nursery.cancel_scope.cancel(reason="it has ended")
-            place.path.unlink(missing_ok=True)  # not before: the task that writes it has ended now
-            del self._lives[place]
-            if is_lost:
-                self._lost_nodes[life.node] = trio.current_time()
-            if failure:
-                self._bad_nodes.setdefault(place, set()).add(life.node)
-            if not (is_drained := place.state == "draining"):
-                place.state = "lost"
-            if place.ready_at == math.inf or is_drained or is_lost:
-                await self._leave(place)
-            if is_drained:
-                logger.info("%s is drained", place)
-                continue
-            if failure and not place.has_loaded:
-                raise ModelLoadError(failure)
-            return how
-
-    async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
-        while place.is_wanted is not is_wanted:
-            await self._scaled.wait()
+    async def _live(self, place: Place) -> tuple[str, str]:
+        life, how, failure = Life(), "", ""
+        self._lives[place] = life
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_unwanted, place, life, nursery.cancel_scope)
+            nursery.start_soon(self._log_waiting, place, life)
+            try:
+                async with self._placed(place, life):
+                    nursery.start_soon(self._follow, place, life)
+                    # The node has no folder of this server's: neither its sockets nor its files.
+                    job = self._job_of(place, place.replica.device, key=self.key)
+                    how, failure = await self._cluster.call(life.actor.run, job)
+            except PoolServeError as error:
+                how = f"not been placed: {error}" if life.actor is None else f"been lost: {error}"
+                if life.actor is not None and isinstance(error, NodeLostError):
+                    self._lost_nodes[life.node] = trio.current_time()
+            nursery.cancel_scope.cancel(reason="it has ended")
+        place.path.unlink(missing_ok=True)  # not before: the task that writes it has ended now
+        was_ready, place.state = place.state == "ready", "loading"
+        del self._lives[place]
+        if failure:
+            self._bad_nodes[place].add(life.node)
+        if not was_ready or life.node in self._avoided(place):
+            await self._leave(place)
+        if life.is_drained:
+            logger.info("%s is drained", place)
+            return "", ""
+        return how, failure
 
     @asynccontextmanager
     async def _placed(self, place: Place, life: Life) -> AsyncIterator[None]:
@@ -136,8 +125,8 @@ class ActorPlaces(Supervisor):
         """
         while True:
             if place not in self._groups:
-                self._groups[place] = await self._cluster.reserve(self.config.ray, self._avoided(place))
-            actor = await self._cluster.start(self.config.ray, self._groups[place])
+                self._groups[place] = await self._cluster.reserve(self._avoided(place))
+            actor = await self._cluster.start(self._groups[place])
             try:
                 with trio.move_on_after(AVOIDED_S if self._avoided(place) else math.inf) as limit:
                     life.node = await self._cluster.call(actor.node)
@@ -147,13 +136,13 @@ class ActorPlaces(Supervisor):
                     return
             finally:
                 await self._cluster.kill(actor)
-            self._bad_nodes.pop(place, None)
+            self._bad_nodes[place].clear()
             await self._leave(place)
 
     def _avoided(self, place: Place) -> set[str]:
         now = trio.current_time()
         lost = {node for node, lost_at in self._lost_nodes.items() if now < lost_at + AVOIDED_S}
-        return lost | self._bad_nodes.get(place, set())
+        return lost | self._bad_nodes[place]
 
     async def _leave(self, place: Place) -> None:
         if (group := self._groups.pop(place, None)) is not None:
@@ -171,7 +160,7 @@ class ActorPlaces(Supervisor):
                 life.busy.observe(at, busy_seconds(status))
             elif isinstance(status, Loaded):
                 place.become_ready()
-                self._bad_nodes.pop(place, None)
+                self._bad_nodes[place].clear()
                 new = place.path.with_suffix(".new")
                 new.write_text(status.address)
                 new.replace(place.path)
@@ -181,8 +170,8 @@ class ActorPlaces(Supervisor):
     async def _end_unwanted(self, place: Place, life: Life, scope: trio.CancelScope) -> None:
         """End an engine process that is not wanted any more, once it has computed its rows."""
         await self._wait_wanted(place, is_wanted=False)
-        was_ready, place.state = place.state == "ready", "draining"
-        if life.actor is not None and was_ready:
+        was_ready, place.state, life.is_drained = place.state == "ready", "loading", True
+        if was_ready:
             place.path.unlink(missing_ok=True)
             with suppress(PoolServeError):
                 await self._cluster.call(life.actor.leave)
@@ -195,15 +184,17 @@ class ActorPlaces(Supervisor):
         if life.actor is None:
             logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.ray))
 
-    async def _scale(self, model: int, scaling: QueueScaling) -> None:
-        """Have as many replicas of a model as its queue needs, forever."""
+    async def _scale(self, model: int) -> None:
+        """Keep as many replicas of a model wanted as its queue needs, forever."""
         name = self.config.sources[model].name
-        queue = QueueSeconds.open(self.socket_folder, model, self.config.processes.api_workers)
         places = [place for place in self.places if place.replica.model == name]
+        least = sum(place.is_wanted for place in places)  # as at the start
+        scaling = QueueScaling(least, len(places), self.config.scheduling.max_queue_s)
+        queue = QueueSeconds.open(self.socket_folder, model, self.config.processes.api_workers)
         while True:
             await trio.sleep(SCALING_S)
             before, waiting_s = scaling.wanted, queue.longest
-            states = [place.told_state for place in places if place.is_wanted]
+            states = [place.state for place in places if place.is_wanted]
             busy = sum(self._lives[place].busy.share for place in places if place.is_wanted and place.state == "ready")
             ready, loading = states.count("ready"), states.count("loading")
             wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=ready, loading=loading)

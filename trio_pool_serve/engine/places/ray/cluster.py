@@ -11,7 +11,6 @@ that Ray does not answer is abandoned and keeps its place, and must not take one
 import logging
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -55,8 +54,9 @@ def error_of(error: BaseException) -> EngineProcessDiedError:
 
 @define(eq=False)
 class RayCluster:
-    """A cluster that this process is connected to."""
+    """A cluster that this process is connected to, with the settings of all replicas."""
 
+    config: RayConfig
     limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
@@ -71,11 +71,8 @@ class RayCluster:
     async def call(self, method: Any, *arguments: object) -> Any:
         """Return what a method of an actor returns.
 
-        Raises ``PoolServeError``, as ``error_of``. Cancellation: at once; a call that has not begun is cancelled, and
-        one that runs in a thread of the actor goes on there.
+        Raises ``PoolServeError``, as ``error_of``. Cancellation: at once; the call goes on until the actor ends.
         """
-        import ray
-
         done, token = trio.Event(), trio.lowlevel.current_trio_token()
 
         def wake(_: object) -> None:  # on a thread of Ray's
@@ -85,18 +82,13 @@ class RayCluster:
         ref = await self.in_thread(partial(method.remote, *arguments))
         future = ref.future()
         future.add_done_callback(wake)
-        try:
-            await done.wait()
-        except trio.Cancelled:
-            with suppress(Exception):
-                ray.cancel(ref)
-            raise
+        await done.wait()
         error = future.exception()
         if error is not None:
             raise error_of(error) from error
         return future.result()
 
-    async def reserve(self, config: RayConfig, avoided: set[str]) -> Any:
+    async def reserve(self, avoided: set[str]) -> Any:
         """Return a placement group for a replica, on none of the ``avoided`` nodes, once it has the resources.
 
         Raises ``PoolServeError``. Cancellation: after the call.
@@ -104,20 +96,19 @@ class RayCluster:
         from ray.util.placement_group import placement_group
 
         selectors = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
-        bundles = [resources_of(config)]
-        return await self.in_thread(
-            partial(placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
-        )
+        bundles = [resources_of(self.config)]
+        make = partial(placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
+        return await self.in_thread(make)
 
-    async def start(self, config: RayConfig, group: Any) -> Any:
+    async def start(self, group: Any) -> Any:
         """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        cpus = int(resources_of(config)["CPU"])
+        cpus = int(resources_of(self.config)["CPU"])
         actor = ray.remote(EngineActor).options(
             num_cpus=cpus,
-            num_gpus=config.gpus_per_replica,
+            num_gpus=self.config.gpus_per_replica,
             max_restarts=0,
             max_concurrency=THREADS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
@@ -152,7 +143,7 @@ def resources_of(config: RayConfig) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def open_cluster() -> AsyncIterator[RayCluster]:
+async def open_cluster(config: RayConfig) -> AsyncIterator[RayCluster]:
     """Be connected to the cluster of ``RAY_ADDRESS``, else to that of this machine, for as long as the block lasts.
 
     Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
@@ -161,13 +152,14 @@ async def open_cluster() -> AsyncIterator[RayCluster]:
     await _require_reachable(os.environ.get("RAY_ADDRESS", ""))
     with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
         await trio.to_thread.run_sync(_connect, abandon_on_cancel=True)
-        _restore_sigterm()
+        # Ray's core has taken SIGTERM: it prints a stack trace before it calls the handler that was there.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if limit.cancelled_caught:
         raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
     import ray
 
     try:
-        yield RayCluster()
+        yield RayCluster(config)
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
             await trio.to_thread.run_sync(ray.shutdown, abandon_on_cancel=True)
@@ -197,9 +189,3 @@ def _connect() -> None:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise ModelLoadError(f"--engine ray: {error}") from error
-
-
-def _restore_sigterm() -> None:
-    """Take SIGTERM back from Ray's core, which prints a stack trace before it calls the handler that was there."""
-    if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
-        signal.signal(signal.SIGTERM, handler)

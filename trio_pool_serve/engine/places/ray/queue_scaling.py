@@ -31,7 +31,7 @@ MAX_QUEUES_IDLE = 12
 """Times ``max_queue_s`` until a replica that is not needed is drained: a minute for 5 s, as to start one takes long."""
 
 NEXT_TO_NO_QUEUE = 0.1
-"""Share of ``up_queue_s`` below which the queue would have to be with one replica fewer."""
+"""Share of that queue below which it would have to be with one replica fewer."""
 
 MAX_BUSY = 0.7
 """Share of the time for which those that are left would compute: at more, a queue of several batches is usual."""
@@ -48,13 +48,13 @@ WINDOW_S = 10.0
 class QueueScaling:
     """The number of replicas, ``wanted``, from ``least`` to ``most``.
 
-    Replicas are added when what waits would take longer than ``up_queue_s`` seconds for ``UP_AFTER_S``: as many as
-    would make it that long, at most as many as are ready. None is added while others are being started; those that have
-    failed are not.
+    Replicas are added when what waits would take longer than ``UP_QUEUE_SHARE`` of ``max_queue_s`` for ``UP_AFTER_S``:
+    as many as would make it that long, at most as many as are ready. None is added while others are being started;
+    those that have failed are not.
 
-    One is taken away when those that are left would have had next to no queue for ``down_after_s`` seconds, in which
-    the number did not change, and would have computed for at most ``MAX_BUSY`` of that time: while they can compute
-    all that comes the queue is empty, however many there are.
+    One is taken away when those that are left would have had next to no queue for ``MAX_QUEUES_IDLE`` times
+    ``max_queue_s``, in which the number did not change, and would have computed for at most ``MAX_BUSY`` of that time:
+    while they can compute all that comes the queue is empty, however many there are.
     """
 
     least: int
@@ -64,43 +64,33 @@ class QueueScaling:
     _long_since: float = field(init=False, default=math.inf)
     _short_since: float = field(init=False, default=math.inf)
 
-    @property
-    def up_queue_s(self) -> float:
-        """Seconds in the queue above which replicas are added."""
-        return UP_QUEUE_SHARE * self.max_queue_s
-
-    @property
-    def down_after_s(self) -> float:
-        """Seconds after which a replica that would not have been needed is taken away."""
-        return MAX_QUEUES_IDLE * self.max_queue_s
-
     def update(self, now: float, waiting_s: float, busy: float, *, ready: int, loading: int) -> int:
         """Return the number of replicas at a time (seconds).
 
         Of those that are wanted some are ``ready``, others ``loading``, and the rest has failed. Those that are ready
         need ``waiting_s`` for all work; on average, ``busy`` of them have computed lately.
         """
-        is_long = waiting_s > self.up_queue_s and not loading and self.wanted < self.most
+        long_queue_s = UP_QUEUE_SHARE * self.max_queue_s
+        is_long = waiting_s > long_queue_s and not loading and self.wanted < self.most
         left = min(ready, self.wanted - 1)
         is_short = (
             self.wanted > self.least
             and left > 0
-            and waiting_s * ready <= NEXT_TO_NO_QUEUE * self.up_queue_s * left
+            and waiting_s * ready <= NEXT_TO_NO_QUEUE * long_queue_s * left
             and busy <= MAX_BUSY * left
         )
         self._long_since = min(self._long_since, now) if is_long else math.inf
         self._short_since = min(self._short_since, now) if is_short else math.inf
+        before = self.wanted
         if now - self._long_since >= UP_AFTER_S:
-            needed = min(math.ceil(ready * waiting_s / self.up_queue_s), MAX_GROWTH * ready)
+            needed = min(math.ceil(ready * waiting_s / long_queue_s), MAX_GROWTH * ready)
             failed = self.wanted - ready
-            self._change(min(self.most, max(self.wanted + 1, failed + needed)))
-        elif now - self._short_since >= self.down_after_s:
-            self._change(self.wanted - 1)
+            self.wanted = min(self.most, max(self.wanted + 1, failed + needed))
+        elif now - self._short_since >= MAX_QUEUES_IDLE * self.max_queue_s:
+            self.wanted -= 1
+        if self.wanted != before:
+            self._long_since = self._short_since = math.inf
         return self.wanted
-
-    def _change(self, wanted: int) -> None:
-        self.wanted = wanted
-        self._long_since = self._short_since = math.inf
 
 
 def choose_wanted(places: Sequence[Place], wanted: int) -> None:
@@ -110,7 +100,7 @@ def choose_wanted(places: Sequence[Place], wanted: int) -> None:
     first on.
     """
     ranks = ("ready", "loading", "failed")
-    ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.told_state), each.replica.number))
+    ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.state), each.replica.number))
     for number, place in enumerate(ranked):
         place.is_wanted = number < wanted
 
@@ -141,14 +131,15 @@ class QueueSeconds:
 
 def busy_seconds(snapshot: Snapshot) -> float:
     """Return the seconds in which an engine process had a batch in flight."""
-    families = [family for family in snapshot.families if family.name == BUSY]
-    return sum(value for family in families for name, _, value in family.samples if name == f"{BUSY}_total")
+    return sum(value for family in snapshot.families for name, _, value in family.samples if name == f"{BUSY}_total")
 
 
 @define(eq=False)
 class BusyShare:
     """The share of the last ``WINDOW_S`` in which an engine process had a batch in flight."""
 
+    share: float = field(init=False, default=1.0)
+    """From 0 to 1, which it is also until it is known: no engine is idle for not having been observed."""
     _counted: deque[tuple[float, float]] = field(init=False, factory=deque)
     """Times, and the seconds with batches in flight until then."""
 
@@ -157,11 +148,6 @@ class BusyShare:
         self._counted.append((at, busy_s))
         while len(self._counted) > 1 and self._counted[1][0] <= at - WINDOW_S:
             self._counted.popleft()
-
-    @property
-    def share(self) -> float:
-        """From 0 to 1, which is also returned until it is known: no engine is idle for not having been observed."""
-        if not self._counted:
-            return 1.0
-        (begin, busy_then), (end, busy_now) = self._counted[0], self._counted[-1]
-        return min(1.0, (busy_now - busy_then) / (end - begin)) if end - begin >= WINDOW_S else 1.0
+        begin, busy_then = self._counted[0]
+        if at - begin >= WINDOW_S:
+            self.share = min(1.0, (busy_s - busy_then) / (at - begin))

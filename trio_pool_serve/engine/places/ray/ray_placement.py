@@ -5,8 +5,8 @@ server: its clients would lose their connections, and engines that still compute
 """
 
 import logging
+import math
 from pathlib import Path
-from secrets import token_hex
 from typing import TypeAlias
 
 import msgspec
@@ -15,7 +15,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import encode_config
 from trio_pool_serve.engine.places.engine_job import LoadFailed
-from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.engine.places.ray.actor_places import ActorPlaces
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
 from trio_pool_serve.telemetry.snapshots import Snapshot
@@ -51,20 +51,18 @@ def key_path(socket_folder: Path) -> Path:
 
 
 @define(eq=False)
-class RayPlacement(Supervisor):
-    """Keeps a process alive whose ``ActorPlaces`` are those of all models.
+class RayPlacement:
+    """Keeps a process alive in which the places of ``actors`` are kept, and tells their states while there is none.
 
     When it dies, Ray ends its actors, and so the engine processes; the next one places all of them again.
     """
 
-    key: str = field(factory=lambda: token_hex(32), init=False)
-    """For the links to engine processes; the API processes of this server read it in the folder of the sockets."""
+    actors: ActorPlaces
     _is_connected: bool = field(default=False, init=False)
     _has_connected: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        key_path(self.socket_folder).write_text(self.key)
+        key_path(self.actors.socket_folder).write_text(self.actors.key)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process alive, forever; ``started`` at once.
@@ -76,27 +74,25 @@ class RayPlacement(Supervisor):
         await keep_alive("the placement by Ray", self._live)
 
     async def _live(self) -> ChildEnd:
-        job = RayJob(encode_config(self.config), self.loader, str(self.socket_folder), self.key)
-        began, failure = trio.current_time(), ""
+        actors, connected_at = self.actors, math.inf
+        job = RayJob(encode_config(actors.config), actors.loader, str(actors.socket_folder), actors.key)
         try:
             async with open_child(MODULE, job, RayStatus) as child:
                 while (status := await child.status()) is not None:
-                    if isinstance(status, LoadFailed):
-                        failure = status.message
+                    if isinstance(status, Connected):
+                        connected_at = trio.current_time()
+                        self._is_connected = self._has_connected = True
+                    elif self._is_connected or not self._has_connected:
+                        raise ModelLoadError(status.message)
                     else:
-                        began, self._is_connected = trio.current_time(), True
+                        logger.error("%s", status.message)
                 end = await child.wait()
         finally:
-            was_connected, self._is_connected = self._is_connected, False
-            for place in self.places:
+            self._is_connected = False
+            for place in actors.places:
                 place.path.unlink(missing_ok=True)  # the engine process there ends, too
-        if failure and (was_connected or not self._has_connected):
-            raise ModelLoadError(failure)
-        self._has_connected |= was_connected
-        if failure:
-            logger.error("%s", failure)
-        return ChildEnd(end, trio.current_time() - began if was_connected else 0.0)
+        return ChildEnd(end, max(0.0, trio.current_time() - connected_at))
 
     def snapshot(self) -> Snapshot:
-        """Return that all places are starting while there is no process that tells their states."""
-        return Snapshot([], {}) if self._is_connected else super().snapshot()
+        """Return that all places are loading while there is no process that tells their states."""
+        return Snapshot([], {}) if self._is_connected else self.actors.snapshot()
