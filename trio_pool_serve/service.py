@@ -277,7 +277,8 @@ class Service:
             "batches": attrs.asdict(self.batches.statistics()),
             "processes": {self._process_name: process_usage()},
         }
-        return Snapshot(families_of(self.metrics.registry), load)
+        links = [] if self.places is None else self.places.families()
+        return Snapshot([*families_of(self.metrics.registry), *links], load)
 
     @property
     def _process_name(self) -> str:

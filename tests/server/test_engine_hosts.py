@@ -304,6 +304,8 @@ async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, 
         client_of(server.url) as client,
     ):
         await server.wait_logged("computes m", times=int(workers))
+        linked = re.findall(r'^trio_pool_serve_link{.*of="connected"} (.*)$', (await client.get("/metrics")).text, re.M)
+        assert linked == [f"{workers}.0"]
         remote.signal(signal.SIGKILL)
         assert await statuses_of(client, 20) in ({200: 20}, {200: 19, 503: 1})
         server.signal()

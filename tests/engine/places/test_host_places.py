@@ -432,7 +432,7 @@ async def test_the_links_are_in_the_metrics(make, tmp_path):
     host = make()
     async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
         await hosts.engines["m"].wait_ready()
-        (family,) = hosts.snapshot().families
+        (family,) = hosts.families()
         found = {(labels["address"], labels["of"]): value for _, labels, value in family.samples}
         assert found[str(host.address), "connected"] == 1
         assert found[str(host.address), "losses"] == 0

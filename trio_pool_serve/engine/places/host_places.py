@@ -18,16 +18,16 @@ from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
-from trio_pool_serve.telemetry.snapshots import Family, Snapshot
+from trio_pool_serve.telemetry.snapshots import Family
 from trio_pool_serve.types import ModelDigest
 
 logger = logging.getLogger(__name__)
 
 CHANGES_S = 0.5
-"""How often it is looked which hosts there are, and at which addresses: other processes drain and add some, too."""
+"""How often the hosts and their addresses are compared with the links: other processes add and drain hosts, too."""
 
 LINK_PAUSE_S = 1.0
-"""Before a link begins again that has failed as none should."""
+"""Pause before a link that has ended by an unexpected error starts again."""
 
 
 @define(eq=False)
@@ -202,7 +202,7 @@ class HostPlaces:
             of_host.setdefault(place.hosts[0], []).append(place.described())
         return [{"host": str(host), "engines": engines} for host, engines in of_host.items()]
 
-    def snapshot(self) -> Snapshot:
+    def families(self) -> list[Family]:
         """Return the metrics of the links of this process."""
         name = f"{PREFIX}link"
         links = Family(name, GAUGES["link"].text, "gauge", [])
@@ -210,4 +210,4 @@ class HostPlaces:
             told = place.described() | {"connected": place.link.hello is not None}
             for of in ("connected", "waiting_rows", "waiting_tokens", "losses"):
                 links.samples.append((name, {"address": told["address"], "of": of}, float(told[of])))
-        return Snapshot([links], {})
+        return [links]

@@ -23,7 +23,7 @@ from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.telemetry.snapshots import Snapshot
+from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
@@ -116,5 +116,9 @@ class ServerPlaces:
             logger.error("the hosts stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
 
     def snapshots(self) -> list[Snapshot]:
-        """Return the metrics of the engine processes and links that this process keeps."""
-        return [each.snapshot() for each in (self.supervisor, self.hosts) if each is not None]
+        """Return the states of the engine processes that this process keeps alive."""
+        return [] if self.supervisor is None else [self.supervisor.snapshot()]
+
+    def families(self) -> list[Family]:
+        """Return the metrics of this process's links to other machines."""
+        return [] if self.hosts is None else self.hosts.families()
