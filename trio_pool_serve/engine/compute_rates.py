@@ -56,12 +56,14 @@ class ComputeRates:
     """
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
+    latest: float = field(default=0.0, init=False)
+    """That of the class which was measured last; 0 before."""
     _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
     """Seconds and tokens of the latest batches, by class."""
     _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
     _last_done: float = field(default=0.0, init=False)
-    _left_waiting: bool = field(default=False, init=False)
+    left_waiting: bool = field(default=False, init=False)
     """Whether rows were waiting when the latest batch was done, and have not been withdrawn since."""
 
     def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
@@ -72,7 +74,7 @@ class ComputeRates:
         latest.append((max(seconds, 1e-6), tokens))
         if len(latest) < MIN_BATCHES:
             return
-        self._known[measured_class] = _mean_rate(latest)
+        self._known[measured_class] = self.latest = _mean_rate(latest)
         if len(latest) == MIN_BATCHES:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.
@@ -84,13 +86,13 @@ class ComputeRates:
         When rows waited behind that one, how long it took to launch more of them is a part of how fast they are
         computed. Times are those of ``time.perf_counter``.
         """
-        since = self._last_done if self._left_waiting else max(launched, self._last_done)
-        self._last_done, self._left_waiting = done, left_waiting
+        since = self._last_done if self.left_waiting else max(launched, self._last_done)
+        self._last_done, self.left_waiting = done, left_waiting
         return done - since
 
     def note_idle(self) -> None:
         """Note that no rows are waiting: the time until the next batch is launched is not that batch's."""
-        self._left_waiting = False
+        self.left_waiting = False
 
 
 def _mean_rate(batches: Collection[tuple[float, int]]) -> float:

@@ -43,8 +43,6 @@ class Device(ABC):
     bulk: BulkBudget = field(init=False, factory=BulkBudget)
     zone: str = field(default="", init=False)
     """Where it is."""
-    has_waiting: bool = field(default=False, init=False)
-    """Whether rows were waiting there when it had computed its latest batch."""
     freed_at: float = field(default=0.0, init=False)
     """When its latest batch came back."""
     tokens_per_s: float = field(default=0.0, init=False)

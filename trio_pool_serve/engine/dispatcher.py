@@ -78,7 +78,8 @@ class Dispatcher:
     rates: ComputeRates = field(init=False, factory=ComputeRates)
     refused: RefusedRows = field(init=False, factory=RefusedRows)
     others_tokens: int = field(init=False, default=0)
-    """Tokens that the devices have computed for other processes since this one's last batch."""
+    """Tokens that the devices have computed for other processes since this one's last batch; for a moment, less than 0
+    if answers come in several frames."""
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
     _look_again_s: float = field(init=False, default=math.inf)
@@ -140,8 +141,9 @@ class Dispatcher:
         for device in self._in_turn(devices):
             if entries := self.source.take(device.limits, leaves_long=self._leaves_long(device)):
                 return device, InFlightBatch(entries)
-        self.rates.note_idle()
         others_wait = len(self.source) > 0
+        if not others_wait:
+            self.rates.note_idle()
         for device in devices:
             if device.planned_room(others_wait=others_wait) > 0 and (entries := self.source.take_planned()):
                 return device, InFlightBatch(entries)
@@ -175,6 +177,11 @@ class Dispatcher:
             return []
         return sorted(free, key=done_in_s)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether rows wait, those of lost devices included."""
+        return len(self.source) > 0 or len(self._suspects) > 0
+
     def note_room(self) -> None:
         """Wake those that wait for a batch: there may be more room, or rows that may be taken now."""
         self._count_busy()
@@ -203,7 +210,7 @@ class Dispatcher:
         try:
             if rows is not None:
                 await batch.deliver(rows)
-        finally:  # for those that are left no client waits, unless the engine ends
+        finally:  # unless the engine ends, no client waits for those that are left
             fail_unsettled(batch.entries, EngineDeadError("The engine has stopped."))
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:
@@ -225,12 +232,13 @@ class Dispatcher:
             return
         for batch in measured:
             device.observe(batch)
-        left_waiting = len(self.source) > 0 or device.has_waiting
+        left_waiting, was_left = len(self.source) > 0, self.rates.left_waiting
         # Without the time in which those before were computed, by whichever device.
         seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
-        tokens = sum([batch.batch.tokens for batch in measured]) + self.others_tokens
+        tokens = sum([batch.batch.tokens for batch in measured]) + max(0, self.others_tokens)
         self.others_tokens = 0
-        self.rates.observe(measured[0].work_class, tokens, seconds, left_waiting=left_waiting)
+        if was_left or not device.computes_ahead:  # else it had rows of other processes before these
+            self.rates.observe(measured[0].work_class, tokens, seconds, left_waiting=left_waiting)
 
     def seconds_of(self, entries: Sequence[QueueEntry]) -> float:
         """Return how long a batch of rows of about one length will take (seconds); 0 if that is unknown."""

@@ -162,7 +162,7 @@ class Engine:
     @property
     def seconds_per_token(self) -> SecondsPerToken:
         """The rates of all devices together, by work class: slower by the turns that other API processes have."""
-        return self.dispatcher.rates.seconds_per_token * (1 + self.worker.others_share)
+        return self.worker.shared(self.dispatcher.rates.seconds_per_token)
 
     def __repr__(self) -> str:
         in_flight = len(self.dispatcher.in_flight)

@@ -1,4 +1,4 @@
-"""Batches that are launched and not settled, and the delivery of their outputs."""
+"""Batches that a device has, and the delivery of their outputs."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ Outcome: TypeAlias = tuple[QueueEntry, PoolingOutput]
 
 @define(eq=False)
 class InFlightBatch:
-    """A batch that is launched and not settled, with the times of its last pass."""
+    """A batch that is launched, with the times of its last pass."""
 
     entries: Sequence[QueueEntry]
     is_suspect: bool = False

@@ -8,6 +8,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
+from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import BatchSource, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics
@@ -32,8 +33,6 @@ class Worker:
     """
 
     loading_message: ClassVar[str] = "The model is being loaded."
-    others_share: ClassVar[float] = 0.0
-    """How much is computed for other processes, for each token of this one."""
     load: Callable[[], Runner]
     offload: Offload
     metrics: EngineMetrics
@@ -77,6 +76,10 @@ class Worker:
             self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
             self.dispatcher.note_room()
             self.offload.close()
+
+    def shared(self, rates: SecondsPerToken) -> SecondsPerToken:
+        """Return the rates of this process's rows, which are all: it shares the device with no other."""
+        return rates
 
     def note_admitted(self, tokens: int) -> None:
         """Do nothing: the device is not shared with other processes."""

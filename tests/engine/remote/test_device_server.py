@@ -213,25 +213,35 @@ async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
 async def test_each_is_told_how_much_others_compute_while_its_rows_wait(replica):
     async with processes(replica, 3) as (much, little, none):
         replica.runner.gate.clear()
-        await much.send(request(5), queue=QueueState(400, 2))
-        await little.send(request(5), queue=QueueState(100))
-        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 500)
+        await much.send(request(5), queue=QueueState(80_000, 2))
+        await little.send(request(5), queue=QueueState(20_000))
+        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 100_000)
         replica.runner.gate.set()
         for process in (much, little, none):
-            await process.send(request(5), queue=QueueState(*{much: (400, 2), little: (100, 1), none: ()}[process]))
+            state = {much: QueueState(80_000, 2), little: QueueState(20_000), none: QueueState()}[process]
+            await process.send(request(5), queue=state)
         await until(lambda: len(much.done) == len(little.done) == 2 and len(none.done) == 1)
         # A turn for each client, and meanwhile as much again may arrive as waits.
         assert [each.told.others_share for each in (much, little, none)] == [0.5, 2, 3]
 
 
+async def test_a_process_whose_rows_are_all_answered_has_no_share(replica):
+    async with processes(replica, 2) as (idle, busy):
+        await idle.send(request(5), queue=QueueState(1000, 5))
+        await until(lambda: idle.done)
+        await busy.send(request(5), queue=QueueState(1000))
+        await until(lambda: busy.done)
+        assert busy.told.others_share == 0
+
+
 async def test_an_api_process_says_what_waits_there_without_a_batch_too(replica):
     """It may have withdrawn it, or given it to another device."""
     async with processes(replica, 2) as (first, second):
-        await first.send(request(5), queue=QueueState(300))
+        await first.send(request(5), queue=QueueState(30_000))
         await until(lambda: first.done)
-        await first.stream.send(Heartbeat(QueueState(100)))
-        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 100)
-        await second.send(request(5), queue=QueueState(800))
+        await first.stream.send(Heartbeat(QueueState(20_000)))
+        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 20_000)
+        await second.send(request(5), queue=QueueState(160_000))
         await until(lambda: second.done)
         assert second.told.others_share == 0.25
 

@@ -184,6 +184,19 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
 
 
+async def test_a_process_with_few_rows_beside_a_busy_one_knows_how_fast_the_device_is(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner(token_s=1e-4), launches_block=True)
+        busy, other = [await simulation.add_process() for _ in range(2)]
+        for _ in range(64):
+            simulation.nursery.start_soon(simulation.ask_again, busy, ROW_TOKENS)
+        for _ in range(6):
+            await trio.sleep(0.5)
+            await other.submit_all([row(ROW_TOKENS)] * 2)
+        share = other.worker.links[0].told.others_share
+        assert other.seconds_per_token[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
+
+
 async def test_when_a_process_has_admitted_far_more_the_others_are_told_before_the_next_heartbeat(clock):
     async with simulated() as simulation:
         await simulation.add_device(SimulatedRunner())

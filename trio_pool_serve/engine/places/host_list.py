@@ -46,6 +46,10 @@ class HostList:
 
     setting: str
     path: Path
+    all: dict[HostAddress, None] = field(init=False, factory=dict)
+    """All hosts, in order and each once."""
+    version: int = field(init=False, default=0)
+    """How often the hosts, their addresses, or which of them are drained have changed."""
     drained: set[str] = field(init=False, factory=set)
     """By the names that were given."""
     _configured: list[HostAddress] = field(init=False, factory=list)
@@ -56,18 +60,17 @@ class HostList:
     """The addresses of each name that is resolved now and then; empty before the first time."""
     _resolving: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(RESOLVING_AT_ONCE))
 
-    @property
-    def all(self) -> list[HostAddress]:
-        """All hosts, in order and each once."""
-        return list(dict.fromkeys([*self._configured, *self._added]))
-
     def read(self) -> None:
         """Read the hosts of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
         self._configured = read_hosts(self.setting)
+        self._note_changed()
+
+    def _note_changed(self) -> None:
+        self.all = dict.fromkeys([*self._configured, *self._added])
+        self.version += 1
 
     def addresses(self, nursery: trio.Nursery) -> dict[HostAddress, list[HostAddress]]:
         """Return the addresses that are known now, and the hosts that each is of; ``nursery`` resolves new names."""
-        self._read_changes()
         found: dict[HostAddress, list[HostAddress]] = {}
         for host in self.all:
             if not host.is_numeric and host not in self._resolved:
@@ -91,7 +94,9 @@ class HostList:
                     logger.warning("the host %s cannot be resolved: %s", host, failure)
             else:
                 failure = ""
-                self._resolved[host] = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
+                addresses = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
+                self.version += {*addresses} != {*self._resolved[host]}
+                self._resolved[host] = addresses
             await trio.sleep(RESOLVE_S)
         del self._resolved[host]
 
@@ -99,9 +104,10 @@ class HostList:
         """Tell all processes of the server to add a host, or to use or drain names. Blocks, but for moments."""
         with self.path.open("a") as changes:
             changes.write(f"{' '.join([verb, *names])}\n")
-        self._read_changes()
+        self.read_changes()
 
-    def _read_changes(self) -> None:
+    def read_changes(self) -> None:
+        """Read what processes of the server have changed. Blocks, but for moments."""
         new = b""
         with suppress(FileNotFoundError), self.path.open("rb") as changes:
             # A file that is shorter than before is a new one.
@@ -116,3 +122,5 @@ class HostList:
                 self.drained.difference_update(names)
             if verb == "add":
                 self._added.extend(map(HostAddress.parse, names))
+        if new:
+            self._note_changed()

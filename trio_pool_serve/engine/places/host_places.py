@@ -107,8 +107,12 @@ class HostPlaces:
         """Connect to the hosts, also to those that join later, forever. Cancellation: at once, as that of the links."""
         await self._knows_models.wait()
         async with trio.open_nursery() as nursery:
+            seen = -1
             while True:
-                self._update(nursery)
+                self.listed.read_changes()
+                if seen != self.listed.version or not all(place.is_wanted for place in self.places.values()):
+                    seen = self.listed.version
+                    self._update(nursery)
                 await trio.sleep(CHANGES_S)
 
     def _update(self, nursery: trio.Nursery) -> None:

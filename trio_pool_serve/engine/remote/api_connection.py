@@ -55,7 +55,7 @@ class ApiConnection:
     timeout_s: float = math.inf
     """Seconds of silence after which the API process counts as lost."""
     queue: QueueState = field(init=False, factory=QueueState)
-    """What waits in the API process, as it has said last."""
+    """What the API process has admitted, as it has said last."""
     _says_leaving: bool = field(default=False, init=False)
     """Whether the API process has still to be told that this one leaves."""
     _batches: dict[int, SentBatch] = field(init=False, factory=dict)
@@ -91,11 +91,7 @@ class ApiConnection:
             case Submit():
                 await self._submit(message, payload)
             case Heartbeat(queue):
-                has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
-                self.queue = queue
-                if has_grown:
-                    for each in self._others:  # their share of the device is smaller now
-                        each.wake()
+                self._note_queue(queue)
             case Withdraw(ids):
                 self._withdraw(ids)
         await trio.lowlevel.checkpoint()  # thousands may have been received at once
@@ -121,9 +117,16 @@ class ApiConnection:
             self._read(part, batch)
             await trio.lowlevel.checkpoint()
         if not batch.arriving:
-            self.queue = facts.queue
+            self._note_queue(facts.queue)
             if batch.rows:
                 self.server.joiner.put_nowait(batch)
+
+    def _note_queue(self, queue: QueueState) -> None:
+        has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
+        self.queue = queue
+        if has_grown:
+            for each in self._others:  # their share of the device is smaller now
+                each.wake()
 
     def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
         facts = batch.facts
@@ -158,18 +161,25 @@ class ApiConnection:
         self._has_outcomes.set()
 
     @property
+    def has_batches(self) -> bool:
+        """Whether some of its batches are not answered."""
+        return bool(self._batches)
+
+    @property
     def _others(self) -> Sequence["ApiConnection"]:
         """The connections of the other API processes."""
         return [each for each in self.server.connections if each is not self]
 
     @property
     def _others_share(self) -> float:
-        """How much is computed of other API processes meanwhile, for each token that waits in this one.
+        """How much is computed of other API processes meanwhile, for each token that this one has admitted.
 
-        They share by their clients, and while a server is overloaded, as much again arrives as waits. The share stays
-        the same while all queues grow alike, as in a flood.
+        They share by their clients, and while a server is overloaded, as much again arrives as is admitted. The share
+        stays the same while all of them admit alike, as in a flood. A process without a batch here says no longer what
+        it has admitted, unless that was more than a batch.
         """
-        own, others = self.queue, [each.queue for each in self._others]
+        own, budget = self.queue, self.server.worker.budget.tokens
+        others = [each.queue for each in self._others if each.has_batches or each.queue.tokens > budget]
         shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
         return min(MAX_SHARE, sum(shares))
 
@@ -200,7 +210,7 @@ class ApiConnection:
                     server.computed_tokens,
                     self._others_share,
                     sum(each.queue.small_requests for each in self._others),
-                    server.left_waiting,
+                    server.worker.dispatcher.rates.latest,
                     server.worker.stall_reason,
                 )
                 await self.stream.send(answers, frame.buffers)

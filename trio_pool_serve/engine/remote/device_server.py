@@ -37,8 +37,6 @@ class DeviceServer:
     joiner: Joiner = field(init=False, factory=Joiner)
     connections: dict[ApiConnection, None] = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
-    left_waiting: bool = field(init=False, default=False)
-    """Whether rows were waiting when the latest batch was computed."""
 
     def __attrs_post_init__(self) -> None:
         self.worker = Worker(self.load, self.offload, self.metrics, self.config)
@@ -76,9 +74,6 @@ class DeviceServer:
         return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
 
     def _note_computed(self, batch: InFlightBatch) -> None:
-        computing = sum([len(each.in_flight) for each in self.worker.dispatcher.devices])
-        # What was waiting may have been launched already.
-        self.left_waiting = len(self.joiner) > 0 or computing >= self.worker.loaded.concurrent_launches
         self.computed_tokens += batch.batch.tokens
         for sent in {entry.holder for entry in batch.entries}:
             sent.device_s += batch.device_s

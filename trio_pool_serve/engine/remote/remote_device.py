@@ -53,8 +53,8 @@ class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
     ``on_ready`` is called with what it says when it is ready; it sets ``queue``, ``dispatcher`` and ``admission``, or
-    raises ``LinkRefusedError``.
-    ``on_lost`` is called when the connection to a ready one has ended, before its batches are given back.
+    raises ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready one has ended: rows that were not
+    sent have been given back by then, and the others are given back afterwards.
     """
 
     computes_ahead: ClassVar[bool] = True
@@ -73,13 +73,14 @@ class RemoteDevice(Device):
     failure: str = field(default="", init=False)
     """Why there is no connection; empty once there is one."""
     losses: int = field(default=0, init=False)
-    """Connections that have ended."""
+    """Connections to a ready device server that have ended."""
     told: Answers | None = field(default=None, init=False)
     """What it has said last about itself."""
     _stream: FramedStream[FromEngine] = field(init=False)
     """That of the latest connection."""
     _said_tokens: int = field(default=0, init=False)
     """Tokens of admitted requests, as the device server was told last."""
+    _says_admitted: bool = field(default=False, init=False)
     _is_leaving: bool = field(default=False, init=False)
     """Whether the device server is to get no more rows."""
     _last_heard: float = field(default=0.0, init=False)
@@ -95,7 +96,7 @@ class RemoteDevice(Device):
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that were sent and are not settled."""
+        """Rows that it has been given and that are not settled."""
         return len(self._waiting)
 
     @property
@@ -171,6 +172,7 @@ class RemoteDevice(Device):
 
     def say_admitted(self) -> None:
         """Tell the device server what this process has admitted, now and not with the next batch."""
+        self._says_admitted = True
         self._has_work.set()
 
     async def run(self) -> None:
@@ -221,7 +223,7 @@ class RemoteDevice(Device):
 
     async def _leave(self, connection: trio.CancelScope) -> None:
         """End the connection once the device server has no rows of this process, and none wait for it alone."""
-        while self.in_flight or (self._is_last and len(self.queue)):
+        while self.in_flight or (self._is_last and self.dispatcher.has_waiting):
             await self.dispatcher.room.park()
         connection.cancel(reason="the engine process is leaving")
 
@@ -247,7 +249,7 @@ class RemoteDevice(Device):
             with trio.move_on_after(heartbeat_s):
                 await self._has_work.wait()
             self._has_work = trio.Event()
-            if not (self._unsent or self._withdrawn):
+            if self._says_admitted or not (self._unsent or self._withdrawn):
                 await self._stream.send(Heartbeat(self._queue_state()))
             while self._unsent:
                 await self._send_batch(self._unsent.popleft())
@@ -278,8 +280,8 @@ class RemoteDevice(Device):
             await self._stream.send(Submit(frame.parts, facts), frame.buffers)
 
     def _queue_state(self) -> QueueState:
-        self._said_tokens = tokens = self.admission.tokens
-        return QueueState(tokens, max(1, self.admission.clients), self.queue.small_requests)
+        self._says_admitted, self._said_tokens = False, max(0, self.admission.tokens)
+        return QueueState(self._said_tokens, max(1, self.admission.clients), self.queue.small_requests)
 
     def _fail_rows(self, numbers: Iterable[int], error: PoolServeError) -> None:
         for number in numbers:
@@ -289,10 +291,10 @@ class RemoteDevice(Device):
     async def _deliver(self, message: Answers, payload: memoryview) -> None:
         device_s = {done.batch: done.device_s for done in message.done}
         done = [batch for batch in self.in_flight if batch.entries[0].number in device_s]
-        before, self.told, self.has_waiting = self.told, message, message.left_waiting
+        before, self.told = self.told, message
         if before is not None:
             own = sum([batch.batch.tokens for batch in done])
-            self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens - own)
+            self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own
             self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
         for batch in done:
             batch.device_s = 0.0 if batch.is_planned else device_s[batch.entries[0].number]

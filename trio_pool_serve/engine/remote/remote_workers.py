@@ -1,5 +1,6 @@
 """What computes for an engine in other processes: engine processes of this machine, of others, and of Ray."""
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics
@@ -43,7 +45,7 @@ class RemoteWorkers:
     _ready: list[RemoteDevice] = field(init=False, factory=list)
     """The links that are ready, those of others included that have joined."""
     _said_tokens: int = field(init=False, default=0)
-    """Tokens of admitted requests when device servers were told of them last, or half as many."""
+    """Tokens of admitted requests when device servers were told of them last, or once fewer than half were left."""
     facts: DeviceFacts = field(init=False)
     """What is known of the model, from the device server that was ready first; known once one was."""
 
@@ -107,14 +109,17 @@ class RemoteWorkers:
         hellos = [link.hello for link in self._ready if link.hello is not None]
         return ModelMemory(sum(each.resident_bytes for each in hellos), sum(each.device_bytes for each in hellos))
 
-    @property
-    def others_share(self) -> float:
-        """How much is computed for other API processes, for each token of this one.
+    def shared(self, rates: SecondsPerToken) -> SecondsPerToken:
+        """Return the rates of this process's rows, slower by the turns that other API processes have.
 
-        The least that any device server says: by that one rows are computed, and one may have far more, or say so.
+        ``rates`` are those of all devices together; while they are unknown, what device servers say counts.
         """
-        told = [link.told.others_share for link in self._ready if link.told and link.is_available]
-        return min(told, default=0.0)
+        told = [link.told for link in self._ready if link.told is not None and link.is_available]
+        if math.isnan(rates[0]):
+            per_s = sum([1 / each.seconds_per_token for each in told if each.seconds_per_token])
+            rates = np.full_like(rates, 1 / per_s if per_s else math.nan)
+        # The least that any says: by that one rows are computed, and one may have far more, or say so.
+        return rates * (1 + min([each.others_share for each in told], default=0.0))
 
     def statistics(self) -> LinkStatistics:
         """Return the state, and what waits in this process; without what is admitted."""

@@ -110,7 +110,10 @@ class Withdraw(msgspec.Struct, tag=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
-    """The API process is there. Sent if nothing else is, or if it has admitted twice or half as much as it said."""
+    """The API process is there; between machines, one is sent if nothing else is.
+
+    Another is sent when it has admitted twice as much as it said, or only half of what was more than a batch.
+    """
 
     queue: QueueState
 
@@ -205,11 +208,11 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     computed_tokens: Count = 0
     """Of all batches so far, those of all API processes."""
     others_share: Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)] = 0.0
-    """Tokens of other API processes computed for each token that waits in this one: they have turns."""
+    """Tokens of other API processes computed for each token that this one has admitted: they have turns."""
     others_small_requests: Count = 0
     """Small requests of other API processes, so far."""
-    left_waiting: bool = False
-    """Whether rows were waiting when the latest batch was computed."""
+    seconds_per_token: Seconds = 0.0
+    """Measured lately, while rows of any API process were left waiting; 0 before."""
     stall_reason: Name = ""
 
 
