@@ -36,8 +36,8 @@ ThreadKind: TypeAlias = Literal["launch", "background"]
 class LaunchThread(Device):
     """One of a worker's threads, with room for ``MAX_IN_FLIGHT`` batches.
 
-    A batch that fails is computed again in parts here, so that nothing is sent anywhere for it. What fails drops its
-    exception, and with it the tensors that the traceback refers to.
+    A batch that fails is computed again in parts here, so that nothing is sent anywhere for it. Its exception is not
+    kept: the traceback would keep tensors in memory.
     """
 
     worker: "Worker"

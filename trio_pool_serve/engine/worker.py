@@ -38,7 +38,7 @@ class Worker:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     queue: BatchSource = field(init=False)
-    """Set by the engine or the device server that it computes for, as the next."""
+    """Set, as ``dispatcher``, by the engine or the device server that this computes for."""
     dispatcher: Dispatcher = field(init=False)
     runner: Runner | None = field(default=None, init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)

@@ -69,7 +69,7 @@ class Joiner:
     """In order of arrival: an API process sends its next one when it has the answers to an earlier one."""
     _planned: dict[SentBatch, None] = field(init=False, factory=dict)
     _kept_together: int = field(init=False, default=0)
-    """Tokens of long rows that are still left to the threads that compute such, as short ones have come."""
+    """Tokens of long rows that are still left to the threads that compute long rows, on account of short ones."""
     changed: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when rows arrive."""
 

@@ -37,7 +37,7 @@ class RemoteWorkers:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     queue: Scheduler = field(init=False)
-    """Set by the engine, as dispatcher and admission."""
+    """Set by the engine, as ``dispatcher`` and ``admission``."""
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
     links: list[RemoteDevice] = field(init=False)
