@@ -211,9 +211,9 @@ class Admission:
         return self.waiting_s + self.images.total_s > self.max_queue_s
 
     def is_refusing(self, waited_s: float = 0.0) -> bool:
-        """Return whether a request may be refused: as clients have turns, some are before the queue is full.
+        """Return whether a request that has waited for ``waited_s`` may be refused: the queue is full or nearly so.
 
-        It has waited for ``waited_s`` already.
+        As clients have turns, requests are refused before the queue is full.
         """
         return self.waiting_s + self.images.total_s > NEARLY_FULL * max(0.0, self.max_queue_s - waited_s)
 
