@@ -57,7 +57,7 @@ class ComputeRates:
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
     latest: float = field(default=0.0, init=False)
-    """That of the class which was measured last; 0 before."""
+    """That of the class which was measured last, of however few batches; 0 before."""
     _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
     """Seconds and tokens of the latest batches, by class."""
     _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
@@ -72,9 +72,10 @@ class ComputeRates:
             return
         latest = self._latest.setdefault(measured_class, deque(maxlen=BATCHES))
         latest.append((max(seconds, 1e-6), tokens))
+        self.latest = _mean_rate(latest)
         if len(latest) < MIN_BATCHES:
             return
-        self._known[measured_class] = self.latest = _mean_rate(latest)
+        self._known[measured_class] = self.latest
         if len(latest) == MIN_BATCHES:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.
