@@ -37,7 +37,7 @@ class Device(ABC):
     """
 
     computes_ahead: ClassVar[bool] = False
-    """Whether it takes a batch while it computes another, so that more long rows keep nobody waiting there."""
+    """Whether it takes a batch while it computes another: further long rows then delay no short ones there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
     bulk: BulkBudget = field(init=False, factory=BulkBudget)

@@ -179,7 +179,7 @@ class Dispatcher:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether rows wait, those of lost devices included."""
+        """Whether rows wait in the source, or rows of lost devices wait to be computed again."""
         return len(self.source) > 0 or len(self._suspects) > 0
 
     def note_room(self) -> None:
@@ -210,7 +210,7 @@ class Dispatcher:
         try:
             if rows is not None:
                 await batch.deliver(rows)
-        finally:  # unless the engine ends, no client waits for those that are left
+        finally:  # for rows without an output no client waits, unless the engine ends
             fail_unsettled(batch.entries, EngineDeadError("The engine has stopped."))
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:

@@ -60,7 +60,7 @@ class Engine:
         finally:
             self.is_dead = True
             self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
-            self.dispatcher.note_room()  # for those that wait until it is ready
+            self.dispatcher.note_room()  # wakes tasks in ``wait_ready``
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.

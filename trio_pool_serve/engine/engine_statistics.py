@@ -40,7 +40,7 @@ class LinkStatistics(QueueStatistics):
     """The state of an engine that is computed in other processes, which report their load themselves."""
 
     replicas: Mapping[str, Mapping[str, EngineState]]
-    """The state of those that are stalled, by number, as they cannot report that they are silent."""
+    """The states of stalled replicas, by number: they cannot report that they are silent."""
 
 
 @frozen(kw_only=True)

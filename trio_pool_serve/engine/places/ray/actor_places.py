@@ -70,7 +70,7 @@ class ActorPlaces(Supervisor):
     _bad_nodes: defaultdict[Place, set[str]] = field(init=False, factory=lambda: defaultdict(set))
     """Where the model could not be loaded, since it was ready or there was no other node."""
     _lives: dict[Place, Life] = field(init=False, factory=dict)
-    """Those of the places that have an engine process, or are to have one."""
+    """For each place that has an engine process or is about to start one."""
 
     def _device_of(self, process: int) -> tuple[None, str]:  # noqa: ARG002  (each has the only GPU that it sees)
         by_ray = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"
