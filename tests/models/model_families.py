@@ -20,13 +20,15 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
+from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.prompts import InputType, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, Vectors
 
@@ -410,14 +412,18 @@ def write_family(
 # -- serving them ---------------------------------------------------------------------------------------
 
 
-def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
-    """Load a runner, and have it choose how it computes."""
+def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Any:
+    """Load a runner, and have it choose how it computes; a model is converted in this process."""
+    if config.backend in ("auto", "openvino") and config.device == "cpu":
+        runner: Any = load_on_cpu(folder, config, offload, load_by_torch, Conversion)
+        runner.prepare(None)
+        return getattr(runner, "runner", runner)
     runner = load_runner(folder, config, offload)
     runner.choose_computation()
     return runner
 
 
-def load(path: Path, **options: Any) -> TransformerRunner:
+def load(path: Path, **options: Any) -> Any:
     """Load a folder's runner as the service does."""
     return loaded_runner(read_model_folder(path), ModelConfig(device="cpu", **BY_TORCH | options), Offload())
 
@@ -436,7 +442,7 @@ class ServedModel:
     offload: Offload = field(factory=Offload)
     folder: ModelFolder = field(init=False)
     renderer: Renderer = field(init=False)
-    runner: TransformerRunner = field(init=False)
+    runner: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         settings = (BY_TORCH if self.device == "cpu" else {}) | dict(self.settings)

@@ -170,13 +170,6 @@ def _runner_of(service: Service) -> Runner:
 
 
 def _description(service: Service) -> RunnerDescription:
-    # Imported here: the command line imports no torch.
-    from trio_pool_serve.runner.shared_cores import SharingRunner
-    from trio_pool_serve.runner.transformer_runner import TransformerRunner
-
-    runner = _runner_of(service)
-    if isinstance(runner, SharingRunner):
-        runner = runner.runner
-    assert isinstance(runner, TransformerRunner)  # noqa: S101  (what loads models by default)
-    assert runner.description is not None  # noqa: S101  (loaded)
-    return runner.description
+    description: RunnerDescription | None = getattr(_runner_of(service), "description", None)
+    assert description is not None  # noqa: S101  (loaded by what loads models by default)
+    return description

@@ -21,10 +21,8 @@ from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_bac
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, Padded
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino, require_openvino
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
-from trio_pool_serve.runner.runner_description import Backend
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 
 
@@ -35,15 +33,6 @@ class Computation:
     compute: Compute
     pads: bool = True
     about: tuple[str, ...] = ()
-    backend: Backend = "torch"
-    concurrent_launches: int = 1
-    """Number of batches that may be computed at a time, each in a thread of its own."""
-    has_own_threads: bool = False
-    """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
-    background_launches: int = 0
-    """Number of planned batches that may be computed besides these, at idle priority."""
-    mean_cosine: float | None = None
-    """Agreement of a quantised model with float32, on texts."""
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
 
@@ -59,31 +48,19 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputePa
         raise ModelLoadError(f"--backend openvino computes on CPU, not on {params.device}: set --device cpu.")
     if config.backend == "compile" and type(backbone) is not Backbone:
         raise ModelLoadError("--backend compile: models that read images cannot be compiled.")
-    if config.backend != "compile" and on_cpu:
-        try:
-            require_openvino(backbone, config, params.dtype)
-        except CannotUseOpenVinoError as reason:
-            _refuse_if_demanded(config, reason)
 
 
-def _refuse_if_demanded(config: ModelConfig, reason: CannotUseOpenVinoError) -> None:
-    if config.dtype == "int8":
-        raise ModelLoadError(f"--dtype int8: {reason}.") from reason
-    if config.backend == "openvino":
-        raise ModelLoadError(f"--backend openvino: {reason}.") from reason
+def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams, why_torch: str) -> Computation:
+    """Return the fastest computation by torch that the settings allow and whose output agrees with the backbone's.
 
-
-def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
-    """Return the fastest computation that the settings allow and whose output agrees with the backbone's.
-
-    Raises ``ModelLoadError`` if the settings demand one that fails.
+    ``why_torch`` says why it is not one by OpenVINO. Raises ``ModelLoadError`` if the settings demand one that fails.
     """
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)
     if config.backend == "compile":
         return _compiled(loaded.backbone, params)
     if params.device.type == "cpu":
-        return _on_cpu(loaded, config, params)
+        return Computation(Padded(loaded.backbone), about=(f"by torch ({why_torch})",))
     return _on_gpu(loaded, config, params)
 
 
@@ -94,24 +71,6 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
     except Exception as error:
         raise ModelLoadError(f"--backend compile: the model cannot be compiled: {error}") from error
     return Computation(Padded(compiled), about=("compiled",))
-
-
-def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
-    """Choose OpenVINO where it can be used; torch holds the interpreter lock between its kernels."""
-    try:
-        compute, about, mean_cosine = choose_openvino(loaded, config, params)
-    except CannotUseOpenVinoError as reason:
-        _refuse_if_demanded(config, reason)
-        return Computation(Padded(loaded.backbone), about=(f"by torch ({reason})",))
-    return Computation(
-        Padded(compute),
-        about=(about,),
-        backend="openvino",
-        concurrent_launches=params.concurrent_launches,
-        has_own_threads=True,
-        background_launches=params.background_launches,
-        mean_cosine=mean_cosine,
-    )
 
 
 def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:

@@ -1,7 +1,6 @@
 """What a computation is chosen for."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from attrs import frozen
@@ -22,8 +21,7 @@ class ComputeParams:
     """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
 
     At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores, other
-    processes included; besides these, ``background_launches`` at idle priority. ``folder`` is where the model was
-    loaded from; without it nothing is cached. ``sample_prompts`` blocks, as it loads the tokenizer. ``may_time``
+    processes included. ``sample_prompts`` blocks, as it loads the tokenizer. ``may_time``
     is false while other models compute on these cores: then two computations cannot be compared by their times.
     """
 
@@ -33,7 +31,5 @@ class ComputeParams:
     max_tokens: int
     concurrent_launches: int = 1
     cores_shared_by: int = 1
-    background_launches: int = 0
-    folder: Path | None = None
     may_time: bool = True
     sample_prompts: Callable[[], SamplePrompts] = lambda: SamplePrompts((), ())

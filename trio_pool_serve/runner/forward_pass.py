@@ -84,6 +84,20 @@ class ForwardPass:
         assert self.states is not None  # noqa: S101
         return self.states
 
+    def first_states(self) -> Tensor:
+        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
+        states = self.required_states
+        return states.at(states.begins)
+
+    def last_states(self) -> Tensor:
+        """Return the state of each row's last token that is attended to, [rows, hidden]."""
+        states = self.required_states
+        return states.at(states.begins + self.attended - 1)
+
+    def mean_states(self) -> Tensor:
+        """Return the mean of each row's states, [rows, hidden] float32."""
+        return self.required_states.means(np.zeros_like(self.lengths))
+
     def kept_states(self) -> tuple[Tensor, Indices]:
         """Return the states of the kept tokens of all rows, [tokens, width], and the number of each row's.
 

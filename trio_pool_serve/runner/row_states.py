@@ -73,6 +73,10 @@ class RowStates:
         scales = None if weights is None else to_device(weights, self.flat.device)
         return nn.functional.embedding_bag(cells, self.flat.float(), bags, mode="sum", per_sample_weights=scales)
 
+    def means(self, skipped: Indices) -> Tensor:
+        """Return the means over all tokens but the first ``skipped[r]`` of each row: [rows, width] float32."""
+        return divided(self.sums(skipped), np.maximum(1, self.lengths - skipped))
+
     def maxima(self, skipped: Indices) -> Tensor:
         """Return the maxima over these tokens, [rows, width]; zeros for a row without any."""
         if self.flat.device.type == "cpu":  # where a pass over each row takes half the time of the other way
@@ -87,6 +91,13 @@ class RowStates:
         counts = self.lengths - skipped
         both = to_device(np.concatenate([cells, np.cumsum(counts) - counts]), self.flat.device)
         return both[: len(cells)], both[len(cells) :]
+
+
+def divided(rows: Tensor, divisors: npt.NDArray[np.generic]) -> Tensor:
+    """Return rows [rows, width], each divided by a number of its own."""
+    if len(divisors) == 1:
+        return rows / float(divisors[0])
+    return rows / to_device(divisors.astype(np.float32)[:, None], rows.device)
 
 
 def concatenate(parts: Sequence[RowStates], rows: Sequence[Sequence[int]]) -> RowStates:

@@ -9,13 +9,14 @@ for a core have used less CPU time than the batch took.
 
 import math
 import os
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from attrs import define, field
 
 from trio_pool_serve.processes.shared_array import shared_array
@@ -34,6 +35,32 @@ MAX_OBSERVED_THREADS = 4
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 16.0
 """Time for which half of the threads are used under contention; doubled while the cores stay contended."""
+
+
+_granted = threading.local()
+
+
+def granted_threads(most: int) -> int:
+    """Return how many threads the calling thread may compute its batch with: ``most``, unless cores are shared."""
+    threads: int = getattr(_granted, "threads", most)
+    return threads
+
+
+def usable_cores() -> int:
+    """Return how many threads compute fastest alone: one for each core of this process, or ``OMP_NUM_THREADS``."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
+    return len(cores)
+
+
+def _siblings(cpu: int) -> str:
+    """Return the hardware threads of the core that one of them belongs to; itself where that is not known."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
 
 
 @define(eq=False)
@@ -126,7 +153,9 @@ class SharingRunner:
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
 
     def _compute(self, batch: Batch, threads: int) -> PooledBatch:
-        if threads != torch.get_num_threads():
+        _granted.threads = threads
+        torch = sys.modules.get("torch")  # a model that OpenVINO computes needs none
+        if torch is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         return self.runner.launch(batch)
 

@@ -73,14 +73,6 @@ class TransformerRunner:
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
     """Whether padding is computed."""
-    concurrent_launches: int = 1
-    """Number of threads that may call ``launch`` at a time."""
-    has_own_threads: bool = False
-    """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
-    background_launches: int = 0
-    """Number of further threads that may launch planned batches, which are computed at idle priority."""
-    cosine_with_float32: float | None = None
-    """Agreement of a quantised model with float32: the mean over some texts."""
     dimensions: int = field(default=0, init=False)
     """Length of the vectors, known after ``warm_up``; 0 for a model without any."""
     embeds_width: int = field(default=0, init=False)
@@ -92,6 +84,11 @@ class TransformerRunner:
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
+
+    concurrent_launches = 1
+    has_own_threads = False
+    background_launches = 0
+    cosine_with_float32 = None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:

@@ -17,11 +17,12 @@ from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.local_runners import load_model
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.socket_folder import BACKLOG, serve_at
+from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
 from trio_pool_serve.telemetry.process_usage import engine_process_name, process_usage
@@ -61,8 +62,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
 
     def load() -> Runner:
         module, _, function = job.loader.partition(":")
-        folder = open_model_folder(source.location, source.loading)
-        runner: Runner = getattr(import_module(module), function)(folder, source.loading, offload)
+        runner = load_model(config, source, getattr(import_module(module), function), offload)
         return runner if not job.cores else _share_cores(runner, job)
 
     zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
@@ -129,8 +129,6 @@ async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable
 
 
 def _share_cores(runner: Runner, job: EngineJob) -> Runner:
-    from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
-
     shared = SharedCores.open(Path(job.cores), job.replica.process, job.replica.processes)
     return SharingRunner(runner, [shared])
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
@@ -11,23 +10,19 @@ from trio_pool_serve.models.classification.spec import Classifier, TokenClassifi
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
     LastTokenLogits,
+    RowLogits,
+    RowsOfStates,
     TokenClassificationHead,
     activation_functions,
-    first_state,
     identity,
 )
 from trio_pool_serve.runner.heads.head import Head
-from trio_pool_serve.runner.heads.pooling import POOLING_TYPES
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import Classify, PoolingParams, TokenClassify
-
-RowLogits: TypeAlias = Callable[[ForwardPass], Tensor]
-"""Maps a forward pass to [rows, labels]."""
 
 TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
 """Maps states [tokens, hidden] to [tokens, labels]."""
@@ -42,21 +37,18 @@ def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
     classifier = model.classifier.float()
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself
         of_states: TokenwiseLogits = lambda states: classifier(states.float()[:, None])  # noqa: E731
-        return lambda forward: of_states(first_state(forward)), of_states
+        return lambda rows: of_states(rows.first_states()), of_states
     if getattr(model.base_model, "pooler", None) is not None:
         pooler, model.base_model.pooler = model.base_model.pooler.float(), None
-        of_row: RowLogits = lambda forward: classifier(pooler(first_state(forward).float()[:, None]))  # noqa: E731
+        of_row: RowLogits = lambda rows: classifier(pooler(rows.first_states().float()[:, None]))  # noqa: E731
     else:
         of_row = _modern_bert(model.head.float(), classifier, model.config.classifier_pooling)
     return of_row, lambda states: classifier(states.float())
 
 
 def _modern_bert(head: nn.Module, classifier: nn.Module, pooling: str) -> RowLogits:
-    def of_row(forward: ForwardPass) -> Tensor:
-        states = forward.required_states
-        pooled = (
-            first_state(forward) if pooling == "cls" else POOLING_TYPES["mean"](states, np.zeros_like(states.lengths))
-        )
+    def of_row(rows: RowsOfStates) -> Tensor:
+        pooled = rows.first_states() if pooling == "cls" else rows.mean_states()
         logits: Tensor = classifier(head(pooled.float()))
         return logits
 
@@ -94,7 +86,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     else:
         return LoadedModel(
             backbone=Backbone(model, "logits"),
-            heads={Classify: ClassificationHead(first_state, functions)},
+            heads={Classify: ClassificationHead(lambda rows: rows.first_states(), functions)},
             description=_description(folder, "for each input"),
         )
     heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}

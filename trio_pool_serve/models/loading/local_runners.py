@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from typing import Any
 
 from attrs import define, field
 
@@ -10,10 +9,21 @@ from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader
 from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
+from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
+
+
+def load_model(config: Config, source: ModelSource, load_runner: RunnerLoader, offload: Offload) -> Runner:
+    """Open a model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
+    folder = open_model_folder(source.location, source.loading)
+    runner = load_runner(folder, source.loading, offload)
+    accept_embeds = getattr(runner, "accept_embeds", None)  # others need nothing for that
+    if accept_embeds is not None and config.input.enable_prompt_embeds and folder.spec.supports_prompt_embeds:
+        accept_embeds()
+    return runner
 
 
 @define(eq=False)
@@ -22,19 +32,21 @@ class LocalRunners:
 
     config: Config
     offload: Offload
-    _unused_cores: list[Any] = field(init=False, factory=list)
-    """``SharedCores`` of the launch threads that compute nothing."""
-    _threads: int = field(init=False, default=0)
-    """Threads that torch computes with by default; 0 before a runner shares the cores."""
+    _unused_cores: list[SharedCores] = field(init=False, factory=list)
+    """Those of the launch threads that compute nothing."""
+    _torch_threads: int = field(init=False, default=0)
+    """Threads that torch computes with by default; 0 before it is imported."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
-        """Open the model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
+        """Load a model as ``load_model``."""
         logger.info("loading %s", source.name)
-        folder = open_model_folder(source.location, source.loading)
-        if self._threads:
+        torch = sys.modules.get("torch")
+        if self._torch_threads and torch is not None:
             # What a launch thread has set for its own batch, threads that are started later have as well.
-            sys.modules["torch"].set_num_threads(self._threads)
-        runner = load_runner(folder, source.loading, self.offload)
+            torch.set_num_threads(self._torch_threads)
+        runner = load_model(self.config, source, load_runner, self.offload)
+        if not self._torch_threads and torch is None and (torch := sys.modules.get("torch")) is not None:
+            self._torch_threads = torch.get_num_threads()
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         return runner
@@ -52,12 +64,6 @@ class LocalRunners:
 
     def _share_cores(self, runner: Runner) -> Runner:
         """Return the runner, computing with the cores that the other launch threads do not use."""
-        # Imported here: an API process without models does without torch.
-        import torch
-
-        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
-
         if not self._unused_cores:
-            self._threads = torch.get_num_threads()
             self._unused_cores += SharedCores.private(self.offload.launch)
         return SharingRunner(runner, self._unused_cores)

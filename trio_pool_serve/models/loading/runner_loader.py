@@ -9,6 +9,8 @@ from threading import Lock
 from typing import TypeAlias
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
@@ -31,11 +33,18 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 
 
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
-    """Load the runner for a transformers model, without ``prepare``; torch is imported only here."""
+    """Load the runner for a transformers model, without ``prepare``; torch is imported only where it computes."""
+    if has_gpu(config):
+        return load_by_torch(folder, config, offload, "the GPU cannot be used")
+    return load_on_cpu(folder, config, offload, load_by_torch)
+
+
+def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str) -> Runner:
+    """Load the runner that computes a model by torch; ``why_torch`` says why that is, on CPU."""
     import_transformers()
     from trio_pool_serve.models.loading.runner_loading import load_runner
 
-    return load_runner(folder, config, offload)
+    return load_runner(folder, config, offload, why_torch)
 
 
 def loader_name(load: RunnerLoader) -> str:

@@ -1,4 +1,4 @@
-"""Loading a model's folder into a runner."""
+"""Loading a model's folder into a runner, by torch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,6 @@ from torch import nn
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.sample_prompts import sample_prompts
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
@@ -30,8 +29,25 @@ STATES_AT_ONCE = 8
 which leaves 52 MiB at the end of the heap."""
 
 
-def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
+def load_runner(
+    folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str = "as configured"
+) -> TransformerRunner:
     """Load a model and compute a warm-up batch by torch; its ``prepare`` chooses how it is computed.
+
+    ``why_torch`` says why it is not computed by OpenVINO. Blocks for seconds. Raises ``ModelLoadError``.
+    """
+    loaded, runner, params = load_parts(folder, config, offload)
+    if params.device.type == "cpu":
+        retain_freed_memory(_freed_by_batch(loaded, params))
+    refuse_impossible(loaded.backbone, config, params)
+    runner.choose = partial(_choose, runner, loaded, folder, config, params, torch.get_num_threads(), why_torch)
+    return runner
+
+
+def load_parts(
+    folder: AnyModelFolder, config: ModelConfig, offload: Offload
+) -> tuple[LoadedModel, TransformerRunner, ComputeParams]:
+    """Load a model, and return it with what computes it by torch, which has computed a batch.
 
     Blocks for seconds. Raises ``ModelLoadError``.
     """
@@ -39,38 +55,30 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     use_device(device)
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-    params = LoadingParams(
+    loading = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
-    loaded = resolve_name(folder.kind.load)(folder, params)
-    if device.type == "cpu":
-        retain_freed_memory(_freed_by_batch(loaded, params))
+    loaded = resolve_name(folder.kind.load)(folder, loading)
+    params = ComputeParams(
+        device=device,
+        dtype=loading.dtype,
+        # Padding is masked, so any id serves; some configs have none, or −1.
+        pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
+        max_tokens=folder.max_model_len,
+        concurrent_launches=offload.launch,
+        cores_shared_by=offload.cores_shared_by,
+    )
     runner = TransformerRunner(
         loaded.backbone,
         loaded.heads,
         device,
-        # Padding is masked, so any id serves; some configs have none, or −1.
-        pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
+        pad_token_id=params.pad_token_id,
         default_batch_tokens=_default_batch_tokens(loaded, params),
         max_tokens=folder.max_model_len,
         copier=OutputCopier(device, offload) if device.type != "cpu" else None,
     )
     _try(runner.warm_up)
-    compute_params = ComputeParams(
-        device=device,
-        dtype=params.dtype,
-        pad_token_id=runner.pad_token_id,
-        max_tokens=folder.max_model_len,
-        concurrent_launches=offload.launch,
-        cores_shared_by=offload.cores_shared_by,
-        background_launches=offload.idle_launches,
-        folder=folder.path,
-        may_time=not offload.is_serving,
-        sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
-    )
-    refuse_impossible(loaded.backbone, config, compute_params)
-    runner.choose = partial(_choose, runner, loaded, folder, config, compute_params, torch.get_num_threads())
-    return runner
+    return loaded, runner, params
 
 
 def _try(compute: Callable[[], None]) -> None:
@@ -87,39 +95,36 @@ def _choose(
     config: ModelConfig,
     params: ComputeParams,
     threads: int,
+    why_torch: str,
 ) -> None:
     """Have the runner compute in the fastest way that agrees, and try its heads on that."""
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
-    computation = choose_computation(loaded, config, params)
+    computation = choose_computation(loaded, config, params, why_torch)
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
-    runner.concurrent_launches = computation.concurrent_launches
-    runner.has_own_threads = computation.has_own_threads
-    runner.background_launches = computation.background_launches
-    runner.cosine_with_float32 = computation.mean_cosine
     runner.description = RunnerDescription(
         model_type=folder.model_type,
         parameters=loaded.backbone.parameters,
         weight_bytes=loaded.backbone.weight_bytes,
-        dtype="int8" if config.dtype == "int8" else str(params.dtype).removeprefix("torch."),
+        dtype=str(params.dtype).removeprefix("torch."),
         device=str(params.device),
         heads=loaded.description,
         dimensions=runner.dimensions,
         max_tokens=folder.max_model_len,
-        backend=computation.backend,
+        backend="torch",
         computation=computation.about,
     )
     _try(runner.try_heads)
 
 
-def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:
+def _freed_by_batch(loaded: LoadedModel, params: ComputeParams) -> int:
     """Return how much memory the largest batch frees to the heap: its widest states, several times."""
     widths = (module.out_features for module in loaded.backbone.model.modules() if isinstance(module, nn.Linear))
     states = _default_batch_tokens(loaded, params) * max(widths, default=0) * params.dtype.itemsize
     return STATES_AT_ONCE * min(states, MMAP_THRESHOLD_BYTES)  # larger ones are not in the heap
 
 
-def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:
+def _default_batch_tokens(loaded: LoadedModel, params: ComputeParams) -> int:
     """Return a batch that fills a GPU; on CPU, about what it computes while a short query may wait."""
     tokens = 2048 if params.device.type == "cpu" else 16384
     if loaded.output_width:

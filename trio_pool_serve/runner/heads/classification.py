@@ -1,7 +1,7 @@
 """Heads that give one number per label, for a row or for each of its tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -74,10 +74,10 @@ def _activate(
 class ClassificationHead:
     """The head of ``Classify``: one logit per label, then the activation.
 
-    ``logits`` maps a forward pass to [rows, labels].
+    ``logits`` maps rows to [rows, labels].
     """
 
-    logits: Callable[[ForwardPass], Tensor]
+    logits: "RowLogits"
     functions: ActivationFunctions
     reads_states = True
 
@@ -118,16 +118,21 @@ class TokenClassificationHead:
         return states.at(states.cells[np.concatenate(steps)]), np.array([of_row.sum() for of_row in steps])
 
 
-def first_state(forward: ForwardPass) -> Tensor:
-    """Return the state of each row's first token, [rows, hidden], or the logits of a model with a head of its own."""
-    states = forward.required_states
-    return states.at(states.begins)
+class RowsOfStates(Protocol):
+    """Rows whose states a classifier reads: a ``ForwardPass``, or the rows of a graph that is being traced."""
+
+    def first_states(self) -> Tensor:
+        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
+
+    def last_states(self) -> Tensor:
+        """Return the state of each row's last token that is attended to, [rows, hidden]."""
+
+    def mean_states(self) -> Tensor:
+        """Return the mean of each row's states, [rows, hidden] float32."""
 
 
-def last_token(forward: ForwardPass) -> Tensor:
-    """Return the state of each row's last token, [rows, hidden]."""
-    states = forward.required_states
-    return states.at(states.begins + forward.attended - 1)
+RowLogits: TypeAlias = Callable[[RowsOfStates], Tensor]
+"""Maps rows to logits [rows, labels]."""
 
 
 @frozen(eq=False)
@@ -136,10 +141,10 @@ class LastTokenLogits:
 
     score: nn.Module
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
+    def __call__(self, rows: RowsOfStates) -> Tensor:
         """Return logits [rows, labels]."""
-        rows: Tensor = self.score(last_token(forward).float())
-        return rows
+        logits: Tensor = self.score(rows.last_states().float())
+        return logits
 
 
 class SelectedLogits(nn.Module):
@@ -175,8 +180,8 @@ class YesNoLogits:
 
     words: SelectedLogits
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
+    def __call__(self, rows: RowsOfStates) -> Tensor:
         """Return one logit per row, [rows, 1]."""
-        logits = self.words(last_token(forward).float())
+        logits = self.words(rows.last_states().float())
         score: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
         return score

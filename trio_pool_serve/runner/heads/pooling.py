@@ -6,12 +6,10 @@ The formulas are those of sentence-transformers' modules of the same names, comp
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.row_states import Indices, RowStates
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.row_states import Indices, RowStates, divided
 
 PoolingType = Callable[[RowStates, Indices], Tensor]
 """(states of rows, number of leading tokens of each that are left out) → [rows, hidden] float32."""
@@ -30,11 +28,11 @@ def _max(states: RowStates, skipped: Indices) -> Tensor:
 
 
 def _mean(states: RowStates, skipped: Indices) -> Tensor:
-    return _divided(states.sums(skipped), np.maximum(1, states.lengths - skipped))
+    return states.means(skipped)
 
 
 def _mean_sqrt_len(states: RowStates, skipped: Indices) -> Tensor:
-    return _divided(states.sums(skipped), np.sqrt(np.maximum(1, states.lengths - skipped)))
+    return divided(states.sums(skipped), np.sqrt(np.maximum(1, states.lengths - skipped)))
 
 
 def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
@@ -42,13 +40,7 @@ def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
     weights = [
         np.arange(begin + 1, end + 1, dtype=np.float32) for begin, end in zip(skipped, states.lengths, strict=True)
     ]
-    return _divided(states.sums(skipped, np.concatenate(weights)), np.array([of_row.sum() for of_row in weights]))
-
-
-def _divided(rows: Tensor, divisors: npt.NDArray[np.generic]) -> Tensor:
-    if len(divisors) == 1:
-        return rows / float(divisors[0])
-    return rows / to_device(divisors.astype(np.float32)[:, None], rows.device)
+    return divided(states.sums(skipped, np.concatenate(weights)), np.array([of_row.sum() for of_row in weights]))
 
 
 POOLING_TYPES: Mapping[str, PoolingType] = {
@@ -91,6 +83,10 @@ class Pooler(nn.Module):
             rows = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
         else:
             rows = states.at(states.begins).float()
+        return self.after(rows)
+
+    def after(self, rows: Tensor) -> Tensor:
+        """Apply the modules behind pooling: [rows, hidden] to [rows, d]."""
         for module in self.modules_after:
             rows = module(rows)
         return rows

@@ -14,6 +14,7 @@ from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import split_tokens
 from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.runner.row_states import Indices, RowStates
+from trio_pool_serve.runner.sparse_weights import greatest_of_tokens
 from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
 
@@ -109,6 +110,13 @@ class SpladeHead:
             weights = torch.cat([self._sum(part) for part in parts])
         return compact(_greatest(weights, self.max_active_dims))
 
+    def padded(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """Return the weights of padded rows [rows, tokens, vocabulary]: [rows, vocabulary]; the mask is 0 or 1."""
+        masked = mask.unsqueeze(-1).float()
+        if self.pooling == "max":
+            return self._activate((logits * masked).amax(dim=1))  # a logit of 0 has the weight 0, the least
+        return (self._activate(logits) * masked).sum(dim=1)
+
     def _sum(self, states: RowStates) -> Tensor:
         activated = self._activate(states.at(states.cells))
         packed = RowStates(activated, np.cumsum(states.lengths) - states.lengths, states.lengths)
@@ -159,20 +167,8 @@ def _by_token(
     max_active_dims: int | None = None,
     unused: Collection[int] = (),
 ) -> list[PooledValue]:
-    """Return the greatest weight of each token id that is attended to, and of these the ``max_active_dims`` greatest.
-
-    Token ids in ``unused`` have none.
-    """
-    found: list[PooledValue] = []
     rows = split_tokens(array, np.array([request.tokens for request in requests]))
-    for of_row, request in zip(rows, requests, strict=True):
-        ids, of_tokens = request.prompt.token_ids[: request.prompt.attended], of_row[: request.prompt.attended]
-        indices, first, places = np.unique(ids, return_index=True, return_inverse=True)
-        weights = of_tokens[first]
-        np.maximum.at(weights, places, of_tokens)
-        weights[np.isin(indices, list(unused))] = 0.0
-        (nonzero,) = np.nonzero(weights)
-        if max_active_dims is not None and len(nonzero) > max_active_dims:
-            nonzero = np.sort(nonzero[np.argsort(-np.abs(weights[nonzero]), kind="stable")[:max_active_dims]])
-        found.append(SparseVector(indices[nonzero], weights[nonzero]))
-    return found
+    return [
+        greatest_of_tokens(request.prompt, of_row, max_active_dims=max_active_dims, unused=unused)
+        for of_row, request in zip(rows, requests, strict=True)
+    ]

@@ -1,18 +1,28 @@
 """How near two computations of one model are to each other: cosines of their outputs, row by row."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from attrs import frozen
-from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
-from trio_pool_serve.runner.heads.head import Head
-from trio_pool_serve.runner.row_states import RowStates
-from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt, SparseEmbed
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    CopiedBatch,
+    Embed,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    Runner,
+    SparseEmbed,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+)
 
 SHORT = ((33, 12, 5, 1),)
 """Lengths of the rows of a batch; none is that of the converter's example."""
@@ -23,6 +33,15 @@ LONG_COST = 1e11
 BEYOND_WINDOW = 40
 """Tokens of a row beyond the window of the model's sliding attention."""
 
+COMPARED: tuple[PoolingParams, ...] = (
+    Embed(normalize=False),
+    TokenEmbed(normalize=False),
+    SparseEmbed(),
+    Classify("raw"),
+    TokenClassify("raw"),
+)
+"""The params whose values are compared, of a model that has their heads."""
+
 
 @frozen
 class Agreement:
@@ -32,19 +51,20 @@ class Agreement:
     lowest: float
 
 
-def short_batches(backbone: Backbone, max_tokens: int) -> list[list[RenderedPrompt]]:
-    """Return a batch of short rows of random tokens, the same on each call."""
-    return _random_batches(backbone, [[min(length, max_tokens) for length in lengths] for lengths in SHORT])
+def short_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[list[RenderedPrompt]]:
+    """Return a batch of short rows of random tokens, the same on each call; every third token is ``marker``, if any."""
+    return _random_batches(backbone, [[min(length, max_tokens) for length in lengths] for lengths in SHORT], marker)
 
 
-def all_batches(backbone: Backbone, max_tokens: int) -> list[list[RenderedPrompt]]:
+def all_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[list[RenderedPrompt]]:
     """Return ``short_batches`` and one with a row that is as long as the model allows, or as time allows.
 
     Beside it is a short row, whose padding lies beyond the window of sliding attention.
     """
     affordable = max(64, int(LONG_COST / backbone.parameters), _window(backbone) + BEYOND_WINDOW)
     long = min(max_tokens, 1024, affordable)
-    return [*short_batches(backbone, max_tokens), *_random_batches(backbone, [[long, min(3, max_tokens)]])]
+    of_long = _random_batches(backbone, [[long, min(3, max_tokens)]], marker)
+    return [*short_batches(backbone, max_tokens, marker), *of_long]
 
 
 def _window(backbone: Backbone) -> int:
@@ -54,63 +74,54 @@ def _window(backbone: Backbone) -> int:
     return int(getattr(text_config, "sliding_window", None) or getattr(text_config, "local_attention", None) or 0)
 
 
-def _random_batches(backbone: Backbone, lengths: Sequence[Sequence[int]]) -> list[list[RenderedPrompt]]:
+def _random_batches(
+    backbone: Backbone, lengths: Sequence[Sequence[int]], marker: int | None
+) -> list[list[RenderedPrompt]]:
     random = np.random.default_rng(0)
     config: Any = backbone.model.config
     segments = getattr(config, "type_vocab_size", 0) if backbone.takes_type_ids else 0
 
     def row(length: int) -> RenderedPrompt:
         ids = random.integers(backbone.vocab_size, size=length).astype(np.int32)
+        if marker is not None:
+            ids[::3] = marker
         types = np.sort(random.integers(segments, size=length)).astype(np.int32) if segments > 1 else None
         return RenderedPrompt(ids, type_ids=types)
 
     return [[row(length) for length in batch] for batch in lengths]
 
 
-@torch.inference_mode()
-def outputs(
-    compute: PaddedCompute, prompts: Sequence[RenderedPrompt], *, pad_token_id: int, heads: Mapping[type[Any], Head]
-) -> list[Tensor]:
-    """Return a vector for each row: its own with a head for vectors, else its tokens' outputs after one another.
-
-    For logits of whole rows there is one vector for all rows: a single row may have a single number.
-    """
-    forward = ForwardPass([PoolingRequest(prompt) for prompt in prompts], torch.device("cpu"), pad_token_id)
-    states = compute(forward).float()
-    for param in (Embed(), SparseEmbed()):
-        if type(param) in heads:
-            found = RowStates.of_output(states, forward.lengths)
-            rows = heads[type(param)](forward.with_states(found), [param] * len(prompts))
-            return list(rows.tensor.float())
-    if states.dim() == 2:
-        return [states.flatten()]
-    return [row[: len(prompt.token_ids)].flatten() for row, prompt in zip(states, prompts, strict=True)]
-
-
 def agreement(
-    ours: PaddedCompute,
-    expected: PaddedCompute,
-    batches: Iterable[Sequence[RenderedPrompt]],
-    *,
-    pad_token_id: int,
-    heads: Mapping[type[Any], Head] = {},
+    ours: Runner, expected: Runner, batches: Iterable[Sequence[RenderedPrompt]], compared: Sequence[PoolingParams]
 ) -> Agreement:
-    """Return the cosines of two computations' outputs. A NaN in any output makes both NaN."""
-    cosines = np.array(list(_cosines(ours, expected, batches, pad_token_id, heads)))
+    """Return the cosines of two runners' values for ``compared`` params. A NaN in any of them makes both NaN."""
+    cosines = np.array(
+        [cosine for batch in batches for params in compared for cosine in _cosines(ours, expected, batch, params)]
+    )
     return Agreement(float(cosines.mean()), float(cosines.min()))
 
 
-def _cosines(
-    ours: PaddedCompute,
-    expected: PaddedCompute,
-    batches: Iterable[Sequence[RenderedPrompt]],
-    pad_token_id: int,
-    heads: Mapping[type[Any], Head],
-) -> Iterator[float]:
-    for batch in batches:
-        of_ours, of_expected = (
-            outputs(compute, batch, pad_token_id=pad_token_id, heads=heads) for compute in (ours, expected)
-        )
-        for row, wanted in zip(of_ours, of_expected, strict=True):
-            a, b = row.double(), wanted.double()
-            yield float(a @ b / (a.norm() * b.norm()))
+def _cosines(ours: Runner, expected: Runner, batch: Sequence[RenderedPrompt], params: PoolingParams) -> Iterator[float]:
+    rows = Batch(tuple(PoolingRequest(prompt, (params,)) for prompt in batch))
+    values = zip(values_of(ours, rows), values_of(expected, rows), strict=True)
+    pairs = [_as_vectors(*pair) for pair in values]
+    if isinstance(params, Classify):  # a single row may have a single number
+        pairs = [(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]))]
+    for a, b in pairs:
+        yield float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def values_of(runner: Runner, batch: Batch) -> list[PooledValue]:
+    """Return the value of each row's first params; the runner computes on CPU."""
+    computed = runner.launch(batch)
+    assert isinstance(computed, CopiedBatch)  # noqa: S101
+    return [values[0] for values in computed.rows]
+
+
+def _as_vectors(ours: PooledValue, expected: PooledValue) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    if isinstance(ours, SparseVector) and isinstance(expected, SparseVector):
+        size = max(ours.indices.max(initial=0), expected.indices.max(initial=0)) + 1
+        dense = np.zeros((2, size))
+        dense[0, ours.indices], dense[1, expected.indices] = ours.values, expected.values
+        return dense[0], dense[1]
+    return np.asarray(ours, np.float64).ravel(), np.asarray(expected, np.float64).ravel()

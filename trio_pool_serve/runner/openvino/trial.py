@@ -1,69 +1,65 @@
 """A short trial of speed: which of two computations of a model is faster."""
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
+from attrs import frozen
 
-from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
 from trio_pool_serve.runner.probe import probe_rows
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+
+Compute = Callable[[Batch], object]
 
 ROWS, TOKENS = (1, 8), 32
 """The batches that are timed: a query alone, and some queries."""
 
-MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 2, 1.0
+MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 3, 0.5
 """Each batch is timed so often, for so long at most: a large model's batch takes seconds."""
 
-MAX_RATIO = 0.9
-"""The challenger is the faster one if it takes at most this part of the time. Repeated trials of one model on an idle
-machine differ by less than 5 %."""
+STEADY = 1.5
+"""On an idle machine the median of a computation's times is at most so many times its best."""
 
 
-@torch.inference_mode()
-def time_ratio(
-    challenger: PaddedCompute, incumbent: PaddedCompute, *, vocab_size: int, max_tokens: int, pad_token_id: int
-) -> float:
+@frozen
+class Trial:
+    """The challenger's time as a part of the incumbent's, and whether nothing else used the cores meanwhile."""
+
+    ratio: float
+    is_steady: bool
+
+
+def try_speed(
+    challenger: Compute, incumbent: Compute, *, params: PoolingParams, vocab_size: int, max_tokens: int
+) -> Trial:
     """Return the challenger's time as a part of the incumbent's, the geometric mean of all batches.
 
-    Both are timed in turns, and the best time of each counts. Blocks for two to four seconds at most, unless a single
+    Both are timed in turns, and the best time of each counts. Blocks for about two seconds at most, unless a single
     batch takes longer.
     """
-    ratios = []
+    trials = []
     for count in ROWS:
         rows = probe_rows(vocab_size, [min(TOKENS, max_tokens)] * count)
-        requests = [PoolingRequest(RenderedPrompt(row)) for row in rows]
-        forward = ForwardPass(requests, torch.device("cpu"), pad_token_id)
-        ratios.append(_ratio([challenger, incumbent], forward))
-    return float(np.exp(np.mean(np.log(ratios))))
+        batch = Batch(tuple(PoolingRequest(RenderedPrompt(row), (params,)) for row in rows))
+        trials.append(_try([challenger, incumbent], batch))
+    ratio = float(np.exp(np.mean([np.log(trial.ratio) for trial in trials])))
+    return Trial(ratio, all(trial.is_steady for trial in trials))
 
 
-def _ratio(computations: Sequence[PaddedCompute], forward: ForwardPass) -> float:
+def _try(computations: Sequence[Compute], batch: Batch) -> Trial:
     began = time.perf_counter()
     for compute in computations:
-        compute(forward)  # the first pass allocates
+        compute(batch)  # the first pass allocates
     times: list[list[float]] = []
     while len(times) < LEAST_ROUNDS or (len(times) < MOST_ROUNDS and time.perf_counter() - began < MOST_S):
-        times.append([_seconds(compute, forward) for compute in computations])
+        times.append([_seconds(compute, batch) for compute in computations])
     ours, theirs = np.min(times, axis=0)
-    return float(ours / theirs)
+    return Trial(float(ours / theirs), bool((np.median(times, axis=0) <= STEADY * np.min(times, axis=0)).all()))
 
 
-def _seconds(compute: PaddedCompute, forward: ForwardPass) -> float:
+def _seconds(compute: Compute, batch: Batch) -> float:
     """Return the time of the second of two passes: during the first, the other computation's threads still spin."""
-    compute(forward)
+    compute(batch)
     began = time.perf_counter()
-    compute(forward)
+    compute(batch)
     return time.perf_counter() - began
-
-
-def machine_name(threads: int) -> str:
-    """Return what a trial's result depends on: the CPU's model name and the number of threads."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, 'unknown CPU')}, {threads} threads"

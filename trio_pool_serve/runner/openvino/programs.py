@@ -1,4 +1,4 @@
-"""A backbone computed by OpenVINO, which takes about half the time of torch for short rows and holds no lock.
+"""A graph computed by OpenVINO, which takes about half the time of torch for short rows and holds no lock.
 
 It is compiled twice. A pass that has all cores for itself uses them all; while several batches are computed at once,
 each is computed by its share of the cores, which the threads of one pass then do not fight for. With the first planned
@@ -6,20 +6,23 @@ batch it is compiled again, for threads of idle priority.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy.typing as npt
 import openvino as ov
-import torch
 from attrs import define, field, frozen
-from torch import Tensor
 
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.threads.dedicated_threads import at_idle_priority
 
-PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+T = TypeVar("T")
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
 
 CACHED_KERNELS = 256
@@ -81,90 +84,83 @@ class CompiledModel:
 
 @define(eq=False)
 class Program:
-    """A compiled model; any number of threads may compute with it at a time.
+    """A compiled graph; any number of threads may compute with it at a time.
 
     After a pass that has failed it is compiled again, which takes half a second: OpenVINO (2026.4) computes no other
     batch of the shape of the last one before that, though it could.
     """
 
-    compile_model: Callable[[], ov.CompiledModel]
+    model: ov.Model
+    compile_model: Callable[[ov.Model], ov.CompiledModel]
+    inputs: list[str] = field(init=False)
+    """Names of the graph's inputs."""
+    _outputs: list[str] = field(init=False)
     _compiled: CompiledModel = field(init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self._compiled = CompiledModel(self.compile_model())
+        self._compiled = CompiledModel(self.compile_model(self.model))
+        # A compiled model has further names for some of them.
+        self.inputs = [of_model.any_name for of_model in self.model.inputs]
+        self._outputs = [of_model.any_name for of_model in self.model.outputs]
 
-    @property
-    def compiled(self) -> ov.CompiledModel:
-        """The model by which the next pass is computed."""
-        return self._compiled.model
+    def __call__(self, inputs: Arrays, read: Callable[[Arrays], T]) -> T:
+        """Return what ``read`` makes of the outputs, arrays by name that the next pass overwrites.
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
-        """Return the output for ids [rows, tokens]; all three are int64. Releases the interpreter lock."""
-        inputs = [tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)]
-        # Into memory of its own: the request's is overwritten by its next pass.
-        output = torch.empty(self._output_shape(input_ids), dtype=torch.float32)
+        Releases the interpreter lock while it computes.
+        """
         compiled = self._compiled
         request = compiled.take_request()
-        request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
         try:
             # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
             # interpreter lock before and after, and while it waits for a core, so does the event loop.
-            request.start_async(dict(enumerate(inputs[: len(compiled.model.inputs)])), share_inputs=True)
+            request.start_async({number: inputs[name] for number, name in enumerate(self.inputs)}, share_inputs=True)
             request.wait()
         except RuntimeError:
             self._compile_again(compiled)
             raise
+        value = read({name: request.get_output_tensor(number).data for number, name in enumerate(self._outputs)})
         compiled.idle.append(request)
-        return output
+        return value
 
     def _compile_again(self, failed: CompiledModel) -> None:
-        """Have the next passes computed by another compiled model than the one by which a pass has failed."""
+        """Have the next passes computed by another compiled graph than the one by which a pass has failed."""
         with self._compiling:
             if self._compiled is failed:  # not yet, for another pass that has failed as well
-                self._compiled = CompiledModel(self.compile_model())
-
-    def _output_shape(self, input_ids: Tensor) -> tuple[int, ...]:
-        """Return [rows, tokens, width], or [rows, labels] for logits of whole rows."""
-        declared = self.compiled.output(0).get_partial_shape()
-        return (*input_ids.shape[: len(declared) - 1], declared[len(declared) - 1].get_length())
+                self._compiled = CompiledModel(self.compile_model(self.model))
 
 
 @define(eq=False)
-class OpenVinoBackbone:
-    """``backbone``, computed by OpenVINO; rows of token embeddings are computed by ``backbone`` itself.
+class Programs:
+    """The programs of one graph.
 
     As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
-    at most as many threads as ``torch.get_num_threads()`` allows the calling thread: all cores, or its share of them.
+    as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them.
+    ``multiplications`` are those for each token.
     """
 
-    backbone: Backbone
     model: ov.Model
     params: CompileParams
-    for_all_cores: Program
-    for_shares: Program
-    _multiplications: int = field(init=False)
-    """For each token."""
+    multiplications: int
+    for_shares: Program = field(init=False)
+    for_all_cores: Program = field(init=False)
     _for_background: Program | None = field(default=None, init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self._multiplications = self.backbone.parameters - self.backbone.embedding_parameters
+        params = self.params
+        self.for_shares = self._compiled(threads=params.share * params.streams, streams=params.streams)
+        self.for_all_cores = self.for_shares
+        if params.share < params.cores:
+            self.for_all_cores = self._compiled(threads=params.cores, streams=1)
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return what ``backbone`` returns, in float32."""
-        if any(request.prompt.embeds is not None for request in forward.requests):
-            return self.backbone(forward)
-        if self.params.idle_streams and forward.requests[0].planned is not None:
-            return self._background_program()(forward.input_ids, forward.attention_mask, forward.type_ids)
-        return self.forward_ids(forward.input_ids, forward.attention_mask, forward.type_ids)
-
-    def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
-        """Return the output for ids [rows, tokens]; the mask and the segments are int64, too."""
-        has_all_cores = torch.get_num_threads() >= self.params.cores > self.params.share
-        pays = input_ids.numel() * self._multiplications >= MIN_MULTIPLICATIONS
-        program = self.for_all_cores if has_all_cores and pays else self.for_shares
-        return program(input_ids, attention_mask, type_ids)
+    def choose(self, tokens: int, *, is_planned: bool) -> Program:
+        """Return the program for a pass of so many tokens, padding included, that the calling thread computes."""
+        if self.params.idle_streams and is_planned:
+            return self._background_program()
+        has_all_cores = granted_threads(self.params.cores) >= self.params.cores > self.params.share
+        pays = tokens * self.multiplications >= MIN_MULTIPLICATIONS
+        return self.for_all_cores if has_all_cores and pays else self.for_shares
 
     def _background_program(self) -> Program:
         """Return the program of planned batches. The first call compiles it, in half a second; it takes 40 MB more."""
@@ -172,23 +168,24 @@ class OpenVinoBackbone:
             if self._for_background is None:
                 streams = self.params.idle_streams
                 # A thread each: further ones would be from a pool that all programs share, whatever their priority.
-                compile_model = _compilation(self.model, self.params.precision, threads=streams, streams=streams)
-                self._for_background = Program(partial(at_idle_priority, compile_model))
+                compiled = partial(compile_graph, precision=self.params.precision, threads=streams, streams=streams)
+                self._for_background = Program(self.model, lambda model: at_idle_priority(partial(compiled, model)))
             return self._for_background
 
-
-def compile_model(backbone: Backbone, model: ov.Model, params: CompileParams) -> OpenVinoBackbone:
-    """Return the backbone, computed as its converted ``model`` says. Blocks for up to a second."""
-    threads = params.share * params.streams
-    for_shares = Program(_compilation(model, params.precision, threads=threads, streams=params.streams))
-    for_all_cores = for_shares
-    if params.share < params.cores:
-        for_all_cores = Program(_compilation(model, params.precision, threads=params.cores, streams=1))
-    return OpenVinoBackbone(backbone, model, params, for_all_cores, for_shares)
+    def _compiled(self, *, threads: int, streams: int) -> Program:
+        return Program(
+            self.model, partial(compile_graph, precision=self.params.precision, threads=threads, streams=streams)
+        )
 
 
-def _compilation(model: ov.Model, precision: str, *, threads: int, streams: int) -> Callable[[], ov.CompiledModel]:
-    """Return what compiles a model."""
+def read_graph(path: Path) -> ov.Model:
+    """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
+    model: ov.Model = ov.Core().read_model(path)
+    return model
+
+
+def compile_graph(model: ov.Model, *, precision: str, threads: int, streams: int) -> ov.CompiledModel:
+    """Return a graph, compiled for passes on ``streams`` at a time. Blocks for up to a second."""
     settings: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
@@ -196,4 +193,4 @@ def _compilation(model: ov.Model, precision: str, *, threads: int, streams: int)
         "CPU_RUNTIME_CACHE_CAPACITY": CACHED_KERNELS,
         "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
     }
-    return lambda: ov.Core().compile_model(model, "CPU", settings)
+    return ov.Core().compile_model(model, "CPU", settings)

@@ -1,0 +1,376 @@
+"""Converted models on disk: found by content, complete or missing, and bounded."""
+
+import logging
+import multiprocessing
+import os
+import random
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from trio_pool_serve.errors import StorageError
+from trio_pool_serve.storage import file_digests, model_cache
+from trio_pool_serve.storage.entry_record import RecordBase
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, saved
+
+
+@frozen
+class Record(RecordBase):
+    cosine: float = 1.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ModelCache:
+    return ModelCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were read for their digests."""
+    read: list[str] = []
+    read_file = file_digests.read_file
+    monkeypatch.setattr(file_digests, "read_file", lambda path: read.append(path.name) or read_file(path))
+    return read
+
+
+LARGE = file_digests.SMALL_FILE + 1
+
+
+def put(entry: CacheEntry, size: int = LARGE, record: object = Record(0.5)) -> Path:
+    def save(folder: Path) -> None:
+        (folder / "model.xml").write_text("<net/>")
+        (folder / "model.bin").write_bytes(bytes(size))
+
+    with saved(save, entry) as folder:
+        return entry.publish(Path(folder), record)
+
+
+def use_earlier(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+def test_an_entry_is_found_by_its_key_under_any_name(cache: ModelCache):
+    path = put(cache.entry("a model/of mine", "content", "int8"))
+    assert path == cache.folder / f"a_model_of_mine-{path.name[-16:]}"
+    for name in ("a model/of mine", "a copy", ""):
+        found = cache.entry(name, "content", "int8")
+        assert (found.path, found.read(Record)) == (path, Record(0.5))
+    for key in (("content", "bfloat16"), ("content", "int", "8"), ("content",), ("other", "int8")):
+        assert cache.entry("a model/of mine", *key).read(Record) is None
+    assert put(cache.entry("a copy", "content", "int8"), record=Record(0.75)) == path
+    assert cache.entry("a model", "content", "int8").read(Record) == Record(0.75)
+    assert [entry.name for entry in cache.entries()] == [path.name]
+
+
+def test_an_entry_belongs_to_its_user_and_nothing_else_is_left(cache: ModelCache):
+    path = put(cache.entry("m", "key"))
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == dict.fromkeys(
+        ("model.xml", "model.bin", "record.json"), 0o600
+    )
+    assert {path.name for path in cache.folder.iterdir()} == {path.name, "digests.json"}
+
+
+def test_an_entry_that_was_published_is_read_without_reading_its_files(cache: ModelCache, read_files: list[str]):
+    entry = cache.entry("m", "key")
+    put(entry)
+    assert entry.read(Record) == Record(0.5)
+    assert read_files == []
+    cache.memory.unlink()
+    assert [entry.read(Record) for _ in range(2)] == [Record(0.5)] * 2
+    assert sorted(read_files) == ["model.bin", "model.xml", "model.xml"]  # the small one again
+
+
+def change_a_byte(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\xff")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def make_unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", ["model.xml", "model.bin"])
+@pytest.mark.parametrize("damage", [change_a_byte, truncate, make_unreadable, Path.unlink])
+def test_a_damaged_entry_is_missing_which_is_logged(
+    name: str, damage: Any, cache: ModelCache, caplog: pytest.LogCaptureFixture
+):
+    entry = cache.entry("m", "key")
+    path = put(entry)
+    assert entry.read(Record) is not None
+    damage(path / name)
+    assert entry.read(Record) is None
+    assert f"{path} is damaged, and not used: " in caplog.text
+    put(entry)
+    assert entry.read(Record) == Record(0.5)
+
+
+def test_a_file_that_is_changed_right_after_it_was_published_is_noticed(cache: ModelCache):
+    for number in range(50):
+        entry = cache.entry("m", str(number))
+        change_a_byte(put(entry) / "model.bin")
+        assert entry.read(Record) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"\xff", b"null", b"[" * 10**5, b'{"format": 3}',
+        b'{"format": 3, "files": {}, "record": {"cosine": "1"}}',
+        b'{"format": 3, "files": {"gone": "0"}, "record": {"cosine": 1}}',
+        b'{"format": 3, "files": {"record.json": "0"}, "record": {"cosine": 1}}',
+        b'{"format": 2, "files": {}, "record": {"cosine": 1}}',
+        b'{"digest": "0", "record": {"cosine": 1}}',
+    ],
+)  # fmt: skip
+def test_a_record_that_is_none_counts_as_missing(content: bytes, cache: ModelCache):
+    entry = cache.entry("m", "key")
+    (put(entry) / "record.json").write_bytes(content)
+    assert entry.read(Record) is None
+    put(entry)
+    assert entry.read(Record) == Record(0.5)
+
+
+def test_a_record_is_replaced_only_where_there_is_one(cache: ModelCache):
+    entry = cache.entry("m", "key")
+    entry.update(Record(0.25))
+    assert not cache.folder.exists()
+    path = put(entry)
+    entry.update(Record(0.25))
+    assert entry.read(Record) == Record(0.25)
+    assert {file.name for file in path.iterdir()} == {"model.xml", "model.bin", "record.json"}
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/user")
+    for variable, folder in {"": "/home/user/.cache", "relative": "/home/user/.cache", "/xdg": "/xdg"}.items():
+        monkeypatch.setenv("XDG_CACHE_HOME", variable)
+        assert ModelCache.of(None) == ModelCache(Path(folder) / "trio_pool_serve")
+    assert ModelCache.of("") is None
+    assert ModelCache.of("some/where") == ModelCache(tmp_path / "some" / "where")
+    assert ModelCache.of("~/there") == ModelCache(Path("/home/user/there"))
+
+
+# -- folders that cannot be written, and full disks -------------------------------------------------------
+
+
+def test_a_cache_that_cannot_be_made_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "file").touch()
+    entry = ModelCache(tmp_path / "file" / "cache").entry("m", "key")
+    with entry.locked(), entry.new_folder() as folder:
+        assert entry.publish(Path(folder), Record()) == Path(folder)
+    assert caplog.messages == [f"the converted model is not cached: {tmp_path}/file/cache: Not a directory."]
+    assert (entry.read(Record), entry.cache.entries()) == (None, [])
+
+
+def test_a_cache_on_a_read_only_disk_is_read(small_disk: Path, caplog: pytest.LogCaptureFixture):
+    cache = ModelCache(small_disk)
+    entry = cache.entry("m", "key")
+    put(entry)
+    cache.memory.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with entry.locked():
+        assert [entry.read(Record) for _ in range(2)] == [Record(0.5)] * 2
+    other = cache.entry("other", "key 2")
+    assert put(other).parent == Path(tempfile.gettempdir())
+    assert caplog.messages == [f"the converted model is not cached: {small_disk}: Read-only file system."]
+    entry.update(Record(0.75))
+    assert entry.read(Record) == Record(0.5)
+    (summary,) = cache.entries()
+    with pytest.raises(StorageError, match="Read-only file system"):
+        cache.remove(summary)
+
+
+def test_on_a_full_disk_the_model_is_saved_elsewhere(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = ModelCache(small_disk)
+    kept = put(cache.entry("used", "a"), 2**20)
+    assert put(cache.entry("m", "b"), 2**20).parent == tmp_path
+    assert "the converted model is not cached: " in caplog.text
+    assert "No space left on device" in caplog.text
+    assert {path.name for path in small_disk.iterdir()} == {kept.name, "digests.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"disk"}
+
+
+def test_on_a_full_disk_entries_make_room_that_were_not_used_within_the_last_hour(small_disk: Path):
+    cache = ModelCache(small_disk)
+    for key in "ab":
+        use_earlier(put(cache.entry(key, key), 2**19), 3601 if key == "a" else 3500)
+    path = put(cache.entry("c", "c"), 2**20)
+    assert path.parent == small_disk
+    assert [entry.name[0] for entry in cache.entries()] == ["c", "b"]
+
+
+def test_a_disk_that_is_full_when_the_record_is_written_gets_room_too(small_disk: Path):
+    cache = ModelCache(small_disk)
+    use_earlier(put(cache.entry("a", "a"), 2**19), 3601)
+    with cache.entry("b", "b").new_folder() as folder:
+        (Path(folder) / "model.bin").write_bytes(bytes(2**19))
+        with pytest.raises(OSError, match="No space"):
+            (small_disk / "data").write_bytes(bytes(2**21))
+        assert cache.entry("b", "b").publish(Path(folder), Record(0.5)).parent == small_disk
+    assert cache.entry("b", "b").read(Record) == Record(0.5)
+    assert cache.entry("a", "a").read(Record) is None
+
+
+def test_a_part_of_a_model_makes_room_before_the_model_is_saved_elsewhere(cache: ModelCache):
+    seen: list[int] = []
+
+    def save(folder: Path) -> None:
+        (folder / "model.xml").touch()
+        seen.append(len([path for path in cache.folder.iterdir() if path.is_dir()]))
+        if len(seen) == 1:
+            raise RuntimeError("the disk is full")
+
+    entry = cache.entry("m", "key")
+    with saved(save, entry) as folder:
+        assert entry.publish(Path(folder), Record()) == Path(folder)
+        assert (seen, [*cache.folder.iterdir()]) == ([1, 0], [])
+
+
+def test_unfinished_entries_are_removed_after_a_day(cache: ModelCache):
+    key = "0123456789abcdef"
+    names = {f".{key}.abc": False, f".model-{key}.abc": False, f".{key}.abd": True, ".ssh": True, f"model-{key}": True}
+    for name in names:
+        (cache.folder / name).mkdir(parents=True)
+        use_earlier(cache.folder / name, 80_000 if name.endswith("abd") else 90_000)
+    cache.entry("m", "key").new_folder().cleanup()
+    assert {name: (cache.folder / name).exists() for name in names} == names
+
+
+# -- the bound -------------------------------------------------------------------------------------------
+
+
+def test_entries_that_were_not_used_for_longest_are_removed_for_a_new_one(
+    cache: ModelCache, monkeypatch: pytest.MonkeyPatch
+):
+    for hours, key in enumerate("abcdef"):
+        use_earlier(put(cache.entry(key, key)), hours * 7200)
+    cache.entry("f", "f").read(Record)  # which is a use
+    monkeypatch.setattr(model_cache, "LIMIT_BYTES", 4 * (LARGE + 1000))
+    put(cache.entry("g", "g"))
+    assert [entry.name[0] for entry in cache.entries()] == ["g", "f", "a", "b"]
+
+
+def test_entries_of_the_last_hour_and_locked_ones_are_not_removed(cache: ModelCache, monkeypatch: pytest.MonkeyPatch):
+    for key, seconds in {"a": 3590, "b": 3610, "c": 3620}.items():
+        use_earlier(put(cache.entry(key, key)), seconds)
+    monkeypatch.setattr(model_cache, "LIMIT_BYTES", 0)
+    with cache.entry("b", "b").locked():
+        put(cache.entry("d", "d"))
+    assert [entry.name[0] for entry in cache.entries()] == ["d", "a", "b"]
+
+
+def test_what_is_not_of_the_cache_is_neither_listed_nor_removed(cache: ModelCache):
+    cache.folder.mkdir()
+    key = "0123456789abcdef"
+    (cache.folder / f"photos-{key}").mkdir()
+    (cache.folder / f"photos-{key}" / "photo").touch()
+    (cache.folder / "record.json").touch()
+    path = put(ModelCache(cache.folder / "elsewhere").entry("m", "key"))
+    (cache.folder / f"link-{key}").symlink_to(path)
+    cache.make_room()
+    assert cache.entries() == []
+    assert (cache.folder / f"photos-{key}" / "photo").exists()
+    assert path.exists()
+
+
+def test_an_entry_of_an_older_version_is_listed_and_makes_room(cache: ModelCache):
+    old = cache.folder / "bert-0123456789abcdef"
+    old.mkdir(parents=True)
+    (old / "record.json").write_text('{"digest": "", "record": {}}')
+    use_earlier(old, 3601)
+    assert [(entry.name, entry.about) for entry in cache.entries()] == [(old.name, None)]
+    cache.make_room()
+    assert cache.entries() == []
+
+
+def test_an_entry_that_was_used_since_it_was_listed_is_not_removed(cache: ModelCache):
+    entry = cache.entry("m", "key")
+    use_earlier(put(entry), 3601)
+    (listed,) = cache.entries()
+    entry.read(Record)
+    assert not cache.remove(listed, even_if_used=False)
+    assert cache.remove(listed)
+    assert entry.read(Record) is None
+
+
+ENTRIES = 6
+
+
+def use_entries(folder: Path, seed: int, said: Any) -> None:
+    model_cache.LIMIT_BYTES = 3 * 110_000
+    model_cache.IN_USE_S = 0
+    chosen = random.Random(seed)
+    cache, converted, problems = ModelCache(folder), 0, []
+    for _ in range(60):
+        number = chosen.randrange(ENTRIES)
+        entry = cache.entry(f"name-{seed}", str(number))
+        with entry.locked():
+            record = entry.read(Record)
+            if record is None:
+                converted += 1
+                put(entry, 100_000 + number, Record(number))
+            elif record != Record(number) or (entry.path / "model.bin").stat().st_size != 100_000 + number:
+                problems.append(number)
+    said.put((converted, problems))
+
+
+def test_processes_that_convert_read_and_remove_at_once_see_complete_entries(cache: ModelCache):
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    processes = [spawn.Process(target=use_entries, args=(cache.folder, seed, said)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    answers = [said.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert all(problems == [] for _, problems in answers), answers
+    assert ENTRIES < sum(converted for converted, _ in answers) < 3 * 60
+    left = {path.name for path in cache.folder.iterdir()}
+    assert left == {entry.name for entry in cache.entries()} | {"digests.json"}
+    assert sum(entry.size_bytes for entry in cache.entries()) <= 4 * 110_000
+
+
+def hold(folder: Path, held: Any, end: Any) -> None:
+    with ModelCache(folder).entry("m", "key").locked():
+        held.set()
+        end.wait(60)
+
+
+@pytest.mark.slow
+def test_an_entry_that_another_process_converts_is_waited_for_and_not_removed(
+    cache: ModelCache, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    entry = cache.entry("m", "key")
+    use_earlier(put(entry), 3601)
+    spawn = multiprocessing.get_context("spawn")
+    held, end = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=hold, args=(cache.folder, held, end))
+    process.start()
+    assert held.wait(60)
+    cache.make_room()
+    (listed,) = cache.entries()
+    assert not cache.remove(listed)
+    process.kill()  # whose lock ends with it
+    with entry.locked():
+        assert entry.read(Record) == Record(0.5)
+    process.join()

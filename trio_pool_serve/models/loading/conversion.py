@@ -1,0 +1,40 @@
+"""A model that is loaded by torch, to be converted to OpenVINO's format."""
+
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from attrs import define, evolve, field
+
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.loading.runner_loading import load_parts
+from trio_pool_serve.models.loading.sample_prompts import sample_prompts
+from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
+from trio_pool_serve.runner.openvino.preparation import Preparation
+from trio_pool_serve.threads.offload import Offload
+
+
+@define(eq=False)
+class Conversion:
+    """The conversion of one model in this process."""
+
+    _preparation: Preparation = field(init=False)
+
+    def load(self, job: ConversionJob) -> None:
+        """Load the model and compute a batch by torch. Blocks for seconds. Raises ``ModelLoadError``."""
+        import_module(job.imports)
+        config = job.config
+        folder = read_model_folder(Path(job.folder), config)
+        offload = Offload(launch=job.streams, cores_shared_by=job.sharers)
+        loaded, runner, params = load_parts(folder, config, offload)
+        prompts = partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code)
+        params = evolve(params, may_time=job.may_time, sample_prompts=prompts)
+        self._preparation = Preparation(loaded, runner, config, params)
+
+    def convert(self, folder: Path) -> ConvertedModel:
+        """Write the conversion to an empty folder, as ``Preparation.convert``."""
+        return self._preparation.convert(folder)
+
+    def close(self) -> None:
+        """Do nothing: what it holds goes with it."""

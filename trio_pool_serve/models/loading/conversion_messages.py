@@ -1,0 +1,57 @@
+"""What a process that loads models and one that converts them tell each other."""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
+
+
+class ConversionJob(Struct, frozen=True, tag=True):
+    """A model's folder, the settings to load it with, and how many batches it is computed with later.
+
+    ``imports`` is a module to import first: it makes the kind of model known.
+    """
+
+    folder: str
+    config: ModelConfig
+    imports: str
+    streams: int
+    sharers: int
+    may_time: bool
+
+
+class Convert(Struct, frozen=True, tag=True):
+    """Write the conversion to an empty folder."""
+
+    folder: str
+
+
+class LogLine(Struct, frozen=True, tag=True):
+    """A line for the log."""
+
+    level: int
+    logger: str
+    text: str
+
+
+class Loaded(Struct, frozen=True, tag=True):
+    """The model is loaded by torch, and has computed a batch."""
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The model cannot be loaded, or its conversion cannot be written: then ``errno`` says why."""
+
+    error: str
+    errno: int = 0
+
+
+class Converted(Struct, frozen=True, tag=True):
+    """The conversion is written, unless the record says why there is none."""
+
+    model: ConvertedModel
+
+
+ToConversion: TypeAlias = ConversionJob | Convert
+FromConversion: TypeAlias = LogLine | Loaded | Failed | Converted

@@ -1,0 +1,269 @@
+"""Text models on CPU: by OpenVINO as they were converted, without torch; others by torch.
+
+A model that was not converted before is converted in another process. That OpenVINO was refused is kept, too.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from attrs import define, field
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.model_digest import model_digest
+from trio_pool_serve.models.loading.conversion_child import ConversionChild
+from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.runner.cpu_features import dtype_on_cpu, has_native_bfloat16
+from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
+from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.runner.shared_cores import usable_cores
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, saved
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
+
+logger = logging.getLogger(__name__)
+
+CHECK_SLACK = {"float32": 1e-5, "bfloat16": 0.005, "int8": 0.02}
+"""By how much the cosine of a short row's output with the recorded one may be below 1."""
+
+LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
+"""Loads a model by torch; the last argument says why torch computes it."""
+
+
+class Converter(Protocol):
+    """Loads a model by torch and converts it: a ``ConversionChild``, or a ``Conversion`` in this process."""
+
+    def load(self, job: ConversionJob) -> None:
+        """Load the model. Blocks for seconds. Raises ``ModelLoadError``."""
+
+    def convert(self, folder: Path) -> ConvertedModel:
+        """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
+
+        Raises ``OSError`` if the folder cannot be written.
+        """
+
+    def close(self) -> None:
+        """Return the memory."""
+
+
+def load_on_cpu(
+    folder: AnyModelFolder,
+    config: ModelConfig,
+    offload: Offload,
+    load_by_torch: LoadByTorch,
+    make_converter: Callable[[], Converter] = ConversionChild,
+) -> Runner:
+    """Return the runner of a model on CPU. Blocks, for seconds if it is not converted. Raises ``ModelLoadError``."""
+    if config.backend not in ("auto", "openvino"):
+        return load_by_torch(folder, config, offload, "as configured")
+    if reason := why_not_openvino(folder, config):
+        refuse_if_demanded(config, reason)
+        return load_by_torch(folder, config, offload, reason)
+    return CpuModel(folder, config, offload, load_by_torch, make_converter).open()
+
+
+def why_not_openvino(folder: AnyModelFolder, config: ModelConfig) -> str:
+    """Return why OpenVINO does not compute a model in any case; empty if it may."""
+    dtype = dtype_on_cpu(config.dtype)
+    if find_spec("openvino") is None:
+        return "OpenVINO is not installed"
+    if folder.reads_images:
+        return "OpenVINO is not used for models that read images"
+    if dtype == "float16":
+        return "OpenVINO is not used for float16"
+    if dtype == "bfloat16" and not has_native_bfloat16():
+        # It computes it all the same, 14 times slower than torch (MiniLM, AVX512 without BF16).
+        return "OpenVINO is used for bfloat16 only where the CPU computes it natively"
+    return ""
+
+
+def refuse_if_demanded(config: ModelConfig, reason: str) -> None:
+    """Raise ``ModelLoadError`` if the settings demand OpenVINO, which does not compute the model."""
+    if config.dtype == "int8":
+        raise ModelLoadError(f"--dtype int8: {reason}.")
+    if config.backend == "openvino":
+        raise ModelLoadError(f"--backend openvino: {reason}.")
+
+
+@define(eq=False)
+class CpuModel:
+    """One model that OpenVINO may compute."""
+
+    folder: AnyModelFolder
+    config: ModelConfig
+    offload: Offload
+    load_by_torch: LoadByTorch
+    make_converter: Callable[[], Converter]
+    entry: CacheEntry | None = field(init=False)
+
+    @entry.default
+    def _find_entry(self) -> CacheEntry | None:
+        cache = ModelCache.of(self.config.cache_dir)
+        if cache is None:
+            return None
+        config, folder = self.config, self.folder
+        settings = [config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
+        try:
+            digest = model_digest(folder.path, cache)
+        except OSError as error:
+            logger.warning("the converted model is not cached: %s", error)
+            return None
+        return cache.entry(folder.path.name, "model", digest, folder.kind.load, self._dtype, *map(str, settings))
+
+    @property
+    def _dtype(self) -> str:
+        return "int8" if self.config.dtype == "int8" else dtype_on_cpu(self.config.dtype)
+
+    def open(self) -> Runner:
+        """Return its runner, or one that converts it in ``prepare``. Blocks for seconds. Raises ``ModelLoadError``."""
+        runner = self._read()
+        if runner is not None:
+            return runner
+        converter = self.make_converter()
+        try:
+            converter.load(self._job())
+        except BaseException:
+            converter.close()
+            raise
+        return UnconvertedModel(partial(self._convert, converter))
+
+    def _convert(self, converter: Converter) -> Runner:
+        with closing(converter), nullcontext() if self.entry is None else self.entry.locked():
+            runner = self._read()
+            if runner is not None:  # another process was faster
+                return runner
+            logger.info("converting %s for OpenVINO%s", self.folder.path.name, self._takes_long)
+            made: list[ConvertedModel] = []
+            try:
+                with saved(lambda folder: made.append(converter.convert(folder)), self.entry) as name:
+                    converter.close()  # its memory is free before the model is loaded
+                    folder = Path(name)
+                    if self.entry is not None:
+                        folder = self.entry.publish(folder, made[-1])
+                    return self._runner_of(folder, made[-1])
+            except OSError as error:
+                raise ModelLoadError(f"The converted model cannot be written: {error}") from error
+
+    @property
+    def _takes_long(self) -> str:
+        return ", in int8: this takes a while" if self.config.dtype == "int8" else ""
+
+    def _job(self) -> ConversionJob:
+        if self.config.dtype == "int8" and find_spec("nncf") is None:
+            raise ModelLoadError("--dtype int8: NNCF is not installed: pip install trio-pool-serve[int8].")
+        return ConversionJob(
+            folder=str(self.folder.path),
+            config=self.config,
+            imports=self.folder.kind.read.__module__,
+            streams=self.offload.launch,
+            sharers=self.offload.cores_shared_by,
+            may_time=not self.offload.is_serving,
+        )
+
+    def _read(self) -> Runner | None:
+        """Return the runner of the cached conversion; ``None`` if there is none, or if it computes something else."""
+        model = None if self.entry is None else self.entry.read(ConvertedModel)
+        if model is None or self.entry is None or not model.is_current():
+            return None
+        try:
+            return self._runner_of(self.entry.path, model)
+        except (RuntimeError, OSError, ValueError) as error:
+            logger.warning("the model in %s is converted anew: %s", self.entry.path, repr(error).splitlines()[0][:200])
+            return None
+
+    def _runner_of(self, folder: Path, model: ConvertedModel) -> Runner:
+        if reason := self._why_torch(model):
+            refuse_if_demanded(self.config, reason)
+            return self.load_by_torch(self.folder, self.config, self.offload, reason)
+        # Imported here: an optional dependency.
+        from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
+        from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
+
+        params = CompileParams(
+            PRECISIONS["float32" if self._dtype == "int8" else self._dtype],
+            cores=usable_cores(),
+            streams=self.offload.launch,
+            sharers=self.offload.cores_shared_by,
+            idle_streams=self.offload.idle_launches,
+        )
+        runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model))
+        runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
+        require_same(runner, model, CHECK_SLACK[self._dtype])
+        return runner
+
+    def _why_torch(self, model: ConvertedModel) -> str:
+        if model.refused:
+            return model.refused
+        if self.config.backend == "auto" and self.config.dtype != "int8" and not model.is_faster():
+            return f"OpenVINO takes {model.ratio:.2f} times as long"
+        return ""
+
+    def _describe(self, model: ConvertedModel) -> RunnerDescription:
+        described: Any = model.description
+        return RunnerDescription(
+            model_type=self.folder.model_type,
+            parameters=described.parameters,
+            weight_bytes=described.weight_bytes,
+            dtype=self._dtype,
+            device="cpu",
+            heads=described.heads,
+            dimensions=described.dimensions,
+            max_tokens=self.folder.max_model_len,
+            backend="openvino",
+            computation=(_about(model),),
+        )
+
+
+def _about(model: ConvertedModel) -> str:
+    if model.mean_cosine is not None:
+        return (
+            f"by OpenVINO in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
+        )
+    return "by OpenVINO" if model.ratio is None else f"by OpenVINO (in {model.ratio:.2f} times torch's time)"
+
+
+def require_same(runner: Any, model: ConvertedModel, slack: float) -> None:
+    """Compute the recorded row. Raises ``ValueError`` if that gives something else than when it was recorded."""
+    if model.check is None:
+        return
+    ours = runner.computed(model.check)
+    expected = np.array(model.check.values, np.float32)
+    if ours.shape != expected.shape:
+        raise ValueError(f"a short row has {ours.size} numbers, not {expected.size}")
+    size = float(np.linalg.norm(ours) * np.linalg.norm(expected))
+    cosine = float(ours @ expected) / size if size else 1.0
+    if not cosine >= 1 - slack:
+        raise ValueError(f"its output differs: cosine {cosine:.5f}")
+
+
+@define(eq=False)
+class UnconvertedModel:
+    """A runner that does not exist before ``prepare``: its model is converted first."""
+
+    convert: Callable[[], Runner]
+    runner: Any = None
+    takes_embeds: bool = False
+
+    on_cpu = True
+
+    def accept_embeds(self) -> None:
+        """Have the runner accept token embeddings, once there is one."""
+        self.takes_embeds = True
+
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Convert the model; then as ``Runner.prepare``."""
+        self.runner = self.convert()
+        if self.takes_embeds and hasattr(self.runner, "accept_embeds"):
+            self.runner.accept_embeds()
+        return int(self.runner.prepare(wanted_batch_tokens))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return anything else that a ``Runner`` has: the runner's."""
+        return getattr(self.runner, name)

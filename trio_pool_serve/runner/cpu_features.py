@@ -1,0 +1,33 @@
+"""What this machine's CPU computes natively, without torch."""
+
+from functools import cache
+from pathlib import Path
+
+from trio_pool_serve.config import Dtype
+
+
+@cache
+def _flags() -> frozenset[str]:
+    """Return the CPU's features by the names of Linux; none elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def has_native_bfloat16() -> bool:
+    """Return whether the CPU multiplies bfloat16 natively: AVX512-BF16 or AMX."""
+    return not _flags().isdisjoint({"avx512_bf16", "amx_tile"})
+
+
+def saturates_int8() -> bool:
+    """Return whether sums of products of int8 overflow: without VNNI, in pairs, at 16 bits."""
+    return _flags().isdisjoint({"avx512_vnni", "avx_vnni"})
+
+
+def dtype_on_cpu(name: Dtype) -> str:
+    """Return the dtype to load weights in for ``--dtype``; those of int8 are quantised after loading."""
+    if name == "auto":
+        return "bfloat16" if has_native_bfloat16() else "float32"
+    return "float32" if name == "int8" else name

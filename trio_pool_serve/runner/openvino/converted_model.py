@@ -1,0 +1,97 @@
+"""What is recorded of a converted model: all that a start needs besides the graph itself."""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from trio_pool_serve.runner.openvino.heads import AnyHead
+from trio_pool_serve.runner.shared_cores import usable_cores
+
+GRAPH, MODULES, TABLE = "model.xml", "modules.xml", "table.npy"
+"""Files of a conversion: the graph, that of the modules behind pooling, and the weights of ``SparseLookup``."""
+
+LIBRARIES = ("openvino", "nncf", "torch", "transformers")
+"""The libraries on whose versions a conversion depends."""
+
+MAX_RATIO = 0.9
+"""OpenVINO is the faster one if it takes at most this part of torch's time. Repeated trials of one model on an idle
+machine differ by less than 5 %."""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model from loading it by torch; the numbers are those of ``TransformerRunner``."""
+
+    parameters: int
+    weight_bytes: int
+    multiplications: int
+    """For each token, by the backbone."""
+    heads: str
+    dimensions: int
+    embeds_width: int
+    pad_token_id: int
+    default_batch_tokens: int
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A short row and what was computed for it: ``param`` names the params, the values are in one list."""
+
+    param: str
+    token_ids: list[int]
+    values: list[float]
+
+
+class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's conversion, or why there is none.
+
+    ``mean_cosine`` and ``lowest_cosine`` say how a quantised model agrees with float32, on texts. ``time_ratios`` has
+    OpenVINO's time as a part of torch's for each machine, by ``machine_name``. ``versions`` has the libraries that
+    converted it.
+    """
+
+    refused: str = ""
+    """Why the model is not computed by OpenVINO; then there are no files."""
+    versions: dict[str, str]
+    time_ratios: dict[str, float] = {}
+    mean_cosine: float | None = None
+    lowest_cosine: float | None = None
+    description: Description | None = None
+    heads: dict[str, AnyHead] = {}
+    """By the name of the params that they serve."""
+    check: Check | None = None
+
+    def is_current(self) -> bool:
+        """Whether it was made with the libraries of this process, as far as these are installed."""
+        installed = versions()
+        return all(installed[name] in ("none", made_with) for name, made_with in self.versions.items())
+
+    @property
+    def ratio(self) -> float | None:
+        """OpenVINO's time as a part of torch's: on this machine, or else on another; ``None`` if it was not timed."""
+        return self.time_ratios.get(machine_name(), min(self.time_ratios.values(), default=None))
+
+    def is_faster(self) -> bool:
+        """Whether OpenVINO computes it faster than torch, as far as is known."""
+        return self.ratio is None or self.ratio <= MAX_RATIO
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of ``LIBRARIES``; none for those that are not installed."""
+    return {library: _version(library) for library in LIBRARIES}
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none"
+
+
+def machine_name() -> str:
+    """Return what a trial's result depends on: the CPU's model name and the number of threads."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, 'unknown CPU')}, {usable_cores()} threads"

@@ -1,0 +1,232 @@
+"""The conversion of a model from torch to one OpenVINO graph: its backbone and what its heads compute for every row."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import openvino as ov
+import torch
+from attrs import Factory, define, field
+from openvino.tools.ovc import convert_impl
+from torch import Tensor, nn
+
+from trio_pool_serve.runner.heads.classification import (
+    ActivationFunctions,
+    ClassificationHead,
+    TokenClassificationHead,
+)
+from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
+from trio_pool_serve.runner.heads.sparse import LexicalHead, SparseLookupHead, SpladeHead
+from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.openvino import heads
+from trio_pool_serve.runner.openvino.inputs import IDS, SELECTIONS
+from trio_pool_serve.runner.transformer_masks import traceable_masks
+
+# It would set the root logger's level for a conversion: what other threads log meanwhile would be lost.
+convert_impl.init_logger = lambda *_: None
+
+TRACED_ROWS, TRACED_TOKENS = 2, 7
+"""Shape of the example. Not 1, which is broadcast, and numbers that no configuration has."""
+
+
+class CannotConvertError(Exception):
+    """A head has no form that can be converted; the message says which."""
+
+
+@define(eq=False)
+class TracedRows:
+    """The rows of a graph that is being traced, for heads: padded, with the states that its inputs select.
+
+    ``states`` is [rows, tokens, hidden], or [rows, labels] of a backbone that gives logits of rows. ``mask`` is
+    [rows, tokens], and ``weights`` has the same shape for each selection.
+    """
+
+    states: Tensor
+    mask: Tensor
+    weights: Mapping[str, Tensor] = Factory(dict)
+
+    def first_states(self) -> Tensor:
+        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
+        return self.states if self.states.dim() == 2 else self.states[:, 0]
+
+    def last_states(self) -> Tensor:
+        """Return the state of each row's last token that is attended to, [rows, hidden]."""
+        return self.selected("last_attended")
+
+    def mean_states(self) -> Tensor:
+        """Return the mean of each row's states, [rows, hidden]."""
+        return self.selected("whole_mean")
+
+    def selected(self, name: str) -> Tensor:
+        """Return what the weights of a selection make of each row's states, [rows, hidden]."""
+        weights = self.weights[name].unsqueeze(-1)
+        if name == "max":
+            return self.states.masked_fill(weights == 0, torch.finfo(torch.float32).min).amax(dim=1)
+        return (self.states * weights).sum(dim=1)
+
+
+@define(eq=False)
+class _Used:
+    """Notes which selections heads read."""
+
+    names: list[str] = field(factory=list)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            self.names.append(name)
+        return torch.ones(TRACED_ROWS, TRACED_TOKENS)
+
+
+class Traced(nn.Module):
+    """A model whose forward pass returns all outputs that its heads read, in the order of ``outputs``."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.backbone = loaded.backbone
+        self.model = loaded.backbone.model
+        self.heads: dict[str, heads.AnyHead] = {}
+        self.compute: dict[str, Callable[[TracedRows], Tensor]] = {}
+        self.after_pooling: nn.Module | None = None
+        self.table: Tensor | None = None
+        for params, head in loaded.heads.items():
+            self.heads[params.__name__] = self._add(head)
+        self.has_segments = self.backbone.takes_type_ids
+        self.selections = self._used_selections()
+
+    def _add(self, head: Any) -> heads.AnyHead:
+        match head:
+            case EmbeddingHead(pooler=pooler):
+                self.add_module("pooler", pooler)
+
+                def pooled(rows: TracedRows) -> Tensor:
+                    parts = [rows.selected(name) for name in pooler.pooling] or [rows.first_states()]
+                    vectors: Tensor = pooler.after(torch.cat(parts, dim=-1))
+                    return vectors
+
+                return heads.Vector(self._output("vectors", pooled), normalizes=pooler.normalizes)
+            case ChunkEmbeddingHead(pooler=pooler):
+                if len(pooler.modules_after):
+                    self.after_pooling = nn.Sequential(*pooler.modules_after)
+                output = self._output("states", lambda rows: rows.states)
+                return heads.Chunks(output, pooling=pooler.pooling, normalizes=pooler.normalizes)
+            case TokenEmbeddingHead():
+                return heads.TokenVectors(self._token_vectors(head), normalizes=head.normalizes)
+            case MaxSimHead(tokens=tokens):
+                output = self._token_vectors(tokens)
+                return heads.LateInteraction(output, normalizes=tokens.normalizes, mean_scores=head.mean_scores)
+            case SpladeHead():
+                return heads.VocabularyWeights(
+                    self._output("weights", lambda rows: head.padded(rows.states, rows.mask)),
+                    max_active_dims=head.max_active_dims,
+                )
+            case LexicalHead(linear=linear):
+                self.add_module("lexical", linear)
+                output = self._output("token_weights", lambda rows: linear(rows.states).squeeze(-1).relu())
+                return heads.TokenWeights(output, unused=tuple(sorted(head.unused)))
+            case SparseLookupHead(weights=weights):
+                self.table = weights
+                return heads.TableWeights(max_active_dims=head.max_active_dims)
+            case ClassificationHead(logits=logits, functions=functions):
+                return heads.Labels(self._activated("labels", logits, functions))
+            case TokenClassificationHead(logits=of_tokens, functions=functions):
+                name = self._activated("token_labels", lambda rows: of_tokens(rows.states), functions)
+                return heads.TokenLabels(name, step_token_id=head.step_token_id)
+        raise CannotConvertError(f"there is no conversion of {type(head).__name__}")
+
+    def _token_vectors(self, head: TokenEmbeddingHead) -> str:
+        if isinstance(head.project, nn.Identity):
+            return self._output("states", lambda rows: rows.states)
+        self.add_module("project", head.project)
+        return self._output("token_vectors", lambda rows: head.project(rows.states))
+
+    def _activated(self, name: str, logits: Callable[[TracedRows], Tensor], functions: ActivationFunctions) -> str:
+        for activation, function in functions.items():
+            self._output(f"{name}_{activation}", partial(_apply, function, logits))
+        return name
+
+    def _output(self, name: str, compute: Callable[[TracedRows], Tensor]) -> str:
+        self.compute[name] = compute
+        return name
+
+    def _used_selections(self) -> list[str]:
+        ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
+        used = _Used()
+        with torch.no_grad():
+            self._outputs(ids, torch.ones_like(ids), torch.zeros_like(ids), used)  # type: ignore[arg-type]
+        return [name for name in SELECTIONS if name in used.names]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs for ids [rows, tokens]; ``others``: the segments, if any, and the selections' weights."""
+        types, weights = (others[0], others[1:]) if self.has_segments else (torch.zeros_like(input_ids), others)
+        return self._outputs(input_ids, attention_mask, types, dict(zip(self.selections, weights, strict=True)))
+
+    def _outputs(self, ids: Tensor, mask: Tensor, types: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        rows = TracedRows(self.backbone.forward_ids(ids, mask, types).float(), mask, weights)
+        return tuple(compute(rows).float() for compute in self.compute.values())
+
+
+def _apply(function: Callable[[Tensor], Tensor], logits: Callable[[TracedRows], Tensor], rows: TracedRows) -> Tensor:
+    return function(logits(rows))
+
+
+def convert(traced: Traced) -> ov.Model:
+    """Return a model in float32 as one graph, with any number of rows and tokens; its outputs have names.
+
+    The graph may use the memory of the model's weights. Blocks for seconds. Raises what the converter raises: any
+    ``Exception``.
+    """
+    names = [*IDS[: 3 if traced.has_segments else 2], *traced.selections]
+    ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
+    mask = torch.ones_like(ids)
+    mask[-1, TRACED_TOKENS // 2 :] = 0
+    of_ids = (ids, mask, torch.zeros_like(ids))[: 3 if traced.has_segments else 2]
+    example = (*of_ids, *(mask.float() for _ in traced.selections))
+    model = _converted(traced, example)
+    for name, model_input in zip(names, model.inputs, strict=True):
+        model_input.get_tensor().set_names({name})
+        model_input.get_node().set_friendly_name(name)
+    for name, output in zip(traced.compute, model.outputs, strict=True):
+        output.get_tensor().set_names({name})
+    return model
+
+
+def convert_modules(modules: nn.Module, width: int) -> ov.Model:
+    """Return the modules behind pooling as a graph: [vectors, ``width``] to [vectors, d]. Raises as ``convert``."""
+    model = _converted(modules, (torch.ones(TRACED_ROWS, width),))
+    model.inputs[0].get_tensor().set_names({"vectors"})
+    model.outputs[0].get_tensor().set_names({"vectors"})
+    return model
+
+
+def _converted(module: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
+    types = {torch.int64: ov.Type.i64, torch.float32: ov.Type.f32}
+    inputs = [
+        (ov.PartialShape([-1, -1 if len(example) > 1 else tensor.shape[1]]), types[tensor.dtype]) for tensor in example
+    ]
+    with traceable_masks(module.model) if isinstance(module, Traced) else quiet(), quiet(), torch.no_grad():
+        model: ov.Model = ov.convert_model(module.eval(), example_input=example, input=inputs)
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings and messages of the libraries that convert.
+
+    The tracer warns about sizes that it takes for constants: the comparison of outputs shows whether they matter. It
+    also reads every property of the model, of which ``loss_function`` warns.
+    """
+    loggers: list[Any] = [logging.getLogger(name) for name in ("nncf", "openvino", "transformers")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

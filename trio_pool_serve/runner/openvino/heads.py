@@ -1,0 +1,230 @@
+"""What becomes of a graph's outputs, in NumPy: one class for each kind of head, as a model's record has them.
+
+The graph has computed what is the same for every request: pooling, projections, logits and their activations. Here are
+the choices of requests (dimensions, normalisation, kept tokens) and what has another size for each row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from trio_pool_serve.runner.sparse_weights import greatest_of_tokens
+from trio_pool_serve.types import (
+    Classify,
+    Embed,
+    EmbedChunks,
+    MaxSim,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+    SparseLookup,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+)
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+EMPTY_SCORE = -1e9
+"""Score of a document without kept tokens: below every real score, and the same as in sentence-transformers."""
+
+
+@frozen(eq=False)
+class Outputs:
+    """What a graph has computed for ``requests``: its outputs by name, [rows, …]; none if no head needs any.
+
+    The arrays may be overwritten by the next pass: heads return copies. ``modules`` is the graph of the modules behind
+    pooling, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
+    """
+
+    requests: Sequence[PoolingRequest]
+    arrays: Mapping[str, npt.NDArray[Any]] = field(factory=dict)
+    modules: Callable[[Floats], Floats] | None = None
+    table: Floats | None = None
+
+
+class Head(msgspec.Struct, frozen=True, tag=True):
+    """Turns the outputs for a row into the value of one of its params. It reads the ``output`` of that name."""
+
+    output: str = ""
+
+    def values(self, outputs: Outputs, rows: Sequence[int], params: Sequence[Any]) -> list[PooledValue]:
+        """Return the value of each of ``rows``, which are indices; ``params`` has one for each of them."""
+        return [self.value(outputs, row, param) for row, param in zip(rows, params, strict=True)]
+
+    def value(self, outputs: Outputs, row: int, param: Any) -> PooledValue:
+        """Return the value of one row."""
+        raise NotImplementedError
+
+
+class Vector(Head, frozen=True, tag=True):
+    """``Embed``: pooled vectors, [rows, d]. ``normalizes`` is the model's default."""
+
+    normalizes: bool = False
+
+    def values(self, outputs: Outputs, rows: Sequence[int], params: Sequence[Embed]) -> list[PooledValue]:
+        """Return the rows' vectors; those with equal params are computed at once."""
+        if params.count(params[0]) < len(params):
+            return super().values(outputs, rows, params)
+        return list(finished(outputs.arrays[self.output][list(rows)], params[0], normalizes=self.normalizes))
+
+    def value(self, outputs: Outputs, row: int, param: Embed) -> Floats:
+        """Return one row's vector."""
+        return finished(outputs.arrays[self.output][row], param, normalizes=self.normalizes)
+
+
+class Chunks(Head, frozen=True, tag=True):
+    """``EmbedChunks``: the states of tokens, [rows, tokens, hidden], pooled for each chunk.
+
+    For a model that takes means this is late chunking: Günther et al., https://arxiv.org/abs/2409.04701, algorithm 1.
+    """
+
+    pooling: tuple[str, ...] = ()
+    normalizes: bool = False
+
+    def value(self, outputs: Outputs, row: int, param: EmbedChunks) -> Floats:
+        """Return a vector for each chunk, [chunks, d]."""
+        states, prompt = outputs.arrays[self.output][row], outputs.requests[row].prompt
+        bounds = [(0, len(prompt.token_ids))] if prompt.chunks is None else prompt.chunks.tolist()
+        pooled = [[POOLINGS[name](states[begin:end]) for name in self.pooling] for begin, end in bounds]
+        vectors = np.array([np.concatenate(of_chunk) for of_chunk in pooled], dtype=np.float32)
+        if outputs.modules is not None:
+            vectors = outputs.modules(vectors)
+        return finished(vectors, param, normalizes=self.normalizes)
+
+
+class TokenVectors(Head, frozen=True, tag=True):
+    """``TokenEmbed``: a vector for each token, [rows, tokens, d]; those of kept tokens leave the model."""
+
+    normalizes: bool = False
+
+    def value(self, outputs: Outputs, row: int, param: TokenEmbed) -> Floats:
+        """Return the vectors of a row, [kept tokens, d]."""
+        vectors = kept(outputs.arrays[self.output][row], outputs.requests[row].prompt)
+        return finished(vectors, param, normalizes=self.normalizes)
+
+
+class LateInteraction(TokenVectors, frozen=True, tag=True):
+    """``MaxSim``. ``mean_scores``: scores are divided by the number of the query's vectors."""
+
+    mean_scores: bool = False
+
+    def value(self, outputs: Outputs, row: int, param: Any) -> Floats:
+        """Return a document's score, [1]."""
+        query = np.asarray(param.query, np.float32)
+        vectors = super().value(outputs, row, TokenEmbed())
+        score = (vectors @ query.T).max(axis=0).sum() if len(vectors) else np.float32(EMPTY_SCORE)
+        return np.array([score / max(1, len(query)) if self.mean_scores else score], dtype=np.float32)
+
+
+class VocabularyWeights(Head, frozen=True, tag=True):
+    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]. A row keeps the ``max_active_dims`` greatest."""
+
+    max_active_dims: int | None = None
+
+    def value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
+        """Return the weights of a row above zero."""
+        weights = outputs.arrays[self.output][row]
+        (indices,) = np.nonzero(weights)
+        if self.max_active_dims is not None and len(indices) > self.max_active_dims:
+            greatest = np.argpartition(-weights[indices], self.max_active_dims - 1)[: self.max_active_dims]
+            indices = np.sort(indices[greatest])
+        return SparseVector(indices.astype(np.int32), weights[indices])
+
+
+class TokenWeights(Head, frozen=True, tag=True):
+    """``SparseEmbed`` for BGE-M3: a weight for each token, [rows, tokens]; tokens in ``unused`` have none."""
+
+    unused: tuple[int, ...] = ()
+
+    def value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
+        """Return the weights of a row's tokens."""
+        return greatest_of_tokens(outputs.requests[row].prompt, outputs.arrays[self.output][row], unused=self.unused)
+
+
+class TableWeights(Head, frozen=True, tag=True):
+    """``SparseLookup``: the weights of a row's tokens in the table, without a forward pass."""
+
+    max_active_dims: int | None = None
+
+    def value(self, outputs: Outputs, row: int, param: SparseLookup) -> SparseVector:  # noqa: ARG002
+        """Return the weights of a row's tokens."""
+        assert outputs.table is not None  # noqa: S101
+        prompt = outputs.requests[row].prompt
+        return greatest_of_tokens(prompt, outputs.table[prompt.token_ids], max_active_dims=self.max_active_dims)
+
+
+class Labels(Head, frozen=True, tag=True):
+    """``Classify``: numbers of a row's labels, [rows, labels], in an output for each activation."""
+
+    def value(self, outputs: Outputs, row: int, param: Classify) -> Floats:
+        """Return the numbers of a row, [labels]."""
+        return np.array(outputs.arrays[f"{self.output}_{param.activation}"][row])
+
+
+class TokenLabels(Head, frozen=True, tag=True):
+    """``TokenClassify``: numbers of each token's labels, [rows, tokens, labels], in an output for each activation.
+
+    With ``step_token_id`` only tokens of that id are kept: the ends of the steps that a process reward model scores.
+    """
+
+    step_token_id: int | None = None
+
+    def value(self, outputs: Outputs, row: int, param: TokenClassify) -> Floats:
+        """Return the numbers of a row's kept tokens, [tokens, labels]."""
+        numbers, prompt = outputs.arrays[f"{self.output}_{param.activation}"][row], outputs.requests[row].prompt
+        if self.step_token_id is None:
+            return np.array(kept(numbers, prompt))
+        return np.array(numbers[: len(prompt.token_ids)][prompt.token_ids == self.step_token_id])
+
+
+AnyHead: TypeAlias = (
+    Vector | Chunks | TokenVectors | LateInteraction | VocabularyWeights | TokenWeights | TableWeights | Labels
+    | TokenLabels
+)  # fmt: skip
+
+PARAMS: Mapping[str, type[PoolingParams]] = {
+    kind.__name__: kind
+    for kind in (Embed, EmbedChunks, TokenEmbed, MaxSim, SparseEmbed, SparseLookup, Classify, TokenClassify)
+}
+"""The params that heads serve, by name."""
+
+
+def finished(vectors: Floats, param: Any, *, normalizes: bool) -> Floats:
+    """Return new vectors [..., d], truncated to the params' dimensions, and of unit length where these request it."""
+    if param.dimensions:
+        vectors = vectors[..., : param.dimensions]
+    if not (normalizes if param.normalize is None else param.normalize):
+        return np.array(vectors)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: Floats = np.divide(vectors, np.maximum(lengths, np.float32(1e-12)), dtype=np.float32)
+    return scaled
+
+
+def kept(of_tokens: npt.NDArray[Any], prompt: RenderedPrompt) -> npt.NDArray[Any]:
+    """Return what belongs to the tokens of a row [tokens, …] that leave the model."""
+    own = of_tokens[: len(prompt.token_ids)]
+    return own if prompt.kept is None else own[prompt.kept]
+
+
+def _weighted(states: Floats) -> Floats:
+    weights = np.arange(1, len(states) + 1, dtype=np.float32)
+    averaged: Floats = weights @ states / weights.sum()
+    return averaged
+
+
+POOLINGS: Mapping[str, Callable[[Floats], Floats]] = {
+    "cls": lambda states: states[0],
+    "max": lambda states: states.max(axis=0),
+    "mean": lambda states: states.mean(axis=0),
+    "mean_sqrt_len_tokens": lambda states: states.sum(axis=0) / np.sqrt(len(states)),
+    "weightedmean": _weighted,
+    "lasttoken": lambda states: states[-1],
+}
+"""The pooling of the states [tokens, hidden] of one chunk, by the names of ``runner.heads.pooling``."""

@@ -1,0 +1,221 @@
+"""The runner of converted models: batches to one graph, and its outputs to values. It needs no torch."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from trio_pool_serve.errors import NotFiniteError
+from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, Check, ConvertedModel
+from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
+from trio_pool_serve.runner.openvino.inputs import PaddedRows
+from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, compile_graph, read_graph
+from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.telemetry.process_usage import resident_bytes
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    CopiedBatch,
+    Embed,
+    PooledBatch,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    Runner,
+    SparseEmbed,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+)
+
+logger = logging.getLogger(__name__)
+
+PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
+"""Params that are tried with a row that is made up."""
+
+
+@define(eq=False)
+class OpenVinoRunner:
+    """Computes a converted model's batches on CPU. Its threads are OpenVINO's, and hold no interpreter lock."""
+
+    model: ConvertedModel
+    programs: Programs
+    description: RunnerDescription | None = None
+    modules: Program | None = None
+    table: Floats | None = None
+    for_embeds: Runner | None = None
+    """Computes rows of token embeddings; ``None``: they are not accepted."""
+    load_by_torch: Callable[[], Runner] | None = None
+    heads: dict[type[PoolingParams], Head] = field(init=False)
+
+    on_cpu = has_own_threads = pads = True
+
+    def __attrs_post_init__(self) -> None:
+        self.heads = {PARAMS[name]: head for name, head in self.model.heads.items()}
+
+    @classmethod
+    def of_folder(
+        cls, folder: Path, model: ConvertedModel, params: CompileParams, description: RunnerDescription | None = None
+    ) -> "OpenVinoRunner":
+        """Return the runner of the conversion in a folder. Blocks for a second.
+
+        Raises what OpenVINO raises for files that are none of its own: ``RuntimeError``.
+        """
+        assert model.description is not None  # noqa: S101  (it was converted)
+        programs = Programs(read_graph(folder / GRAPH), params, model.description.multiplications)
+        modules = None
+        if (folder / MODULES).exists():
+            compile_modules = partial(
+                compile_graph, precision=params.precision, threads=params.streams, streams=params.streams
+            )
+            modules = Program(read_graph(folder / MODULES), compile_modules)
+        table = np.load(folder / TABLE) if (folder / TABLE).exists() else None
+        return cls(model, programs, description, modules, table)
+
+    def launch(self, batch: Batch) -> PooledBatch:
+        """Compute the rows. Raises what OpenVINO raises: ``RuntimeError``."""
+        embedded = [row for row, request in enumerate(batch.requests) if request.prompt.embeds is not None]
+        if not embedded:
+            return CopiedBatch(self._compute(batch.requests))
+        assert self.for_embeds is not None  # noqa: S101  (otherwise they are refused)
+        others = [row for row in range(len(batch.requests)) if row not in set(embedded)]
+        rows: list[tuple[PooledValue, ...]] = [()] * len(batch.requests)
+        by_torch = self.for_embeds.launch(Batch(tuple(batch.requests[row] for row in embedded)))
+        assert isinstance(by_torch, CopiedBatch)  # noqa: S101  (on CPU)
+        for row, values in zip(embedded, by_torch.rows, strict=True):
+            rows[row] = values
+        if others:
+            for row, values in zip(others, self._compute([batch.requests[row] for row in others]), strict=True):
+                rows[row] = values
+        return CopiedBatch(rows)
+
+    def _compute(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
+        """Return the rows' values. Rows of which no head reads an output have no forward pass."""
+        forwarded = [row for row, request in enumerate(requests) if any(map(self._reads_outputs, request.params))]
+        if not forwarded:
+            return self._values(Outputs(requests, table=self.table))
+        if len(forwarded) < len(requests):
+            rows: list[tuple[PooledValue, ...]] = [()] * len(requests)
+            looked_up = [row for row in range(len(requests)) if row not in set(forwarded)]
+            for part in (forwarded, looked_up):
+                for row, values in zip(part, self._compute([requests[row] for row in part]), strict=True):
+                    rows[row] = values
+            return rows
+        padded = PaddedRows(requests, self._description.pad_token_id)
+        program = self.programs.choose(
+            len(requests) * len(padded.positions), is_planned=requests[0].planned is not None
+        )
+        return program(
+            padded.arrays(program.inputs),
+            lambda arrays: self._values(Outputs(requests, arrays, self._after_pooling, self.table)),
+        )
+
+    def _reads_outputs(self, param: PoolingParams) -> bool:
+        return bool(self.heads[type(param)].output)
+
+    @property
+    def _after_pooling(self) -> Callable[[Floats], Floats] | None:
+        if self.modules is None:
+            return None
+        program = self.modules
+        (name,) = program.inputs
+        return lambda vectors: program({name: vectors}, lambda arrays: next(iter(arrays.values())).copy())
+
+    def _values(self, outputs: Outputs) -> list[tuple[PooledValue, ...]]:
+        """Return a tuple for each row, with a value for each of its params; each head computes its rows at once."""
+        requests = outputs.requests
+        if all(len(request.params) == 1 for request in requests):
+            kinds = {type(request.params[0]) for request in requests}
+            if len(kinds) == 1:
+                params = [request.params[0] for request in requests]
+                return [(value,) for value in self.heads[kinds.pop()].values(outputs, range(len(requests)), params)]
+        return [
+            tuple(self.heads[type(param)].value(outputs, row, param) for param in request.params)
+            for row, request in enumerate(requests)
+        ]
+
+    # -- what is known of the model -----------------------------------------------------------------------
+
+    @property
+    def _description(self) -> Any:
+        return self.model.description
+
+    def describe(self) -> str:
+        """Return one line for the log."""
+        return "" if self.description is None else str(self.description)
+
+    @property
+    def dimensions(self) -> int:
+        """Length of the vectors; 0 for a model without any."""
+        return int(self._description.dimensions)
+
+    @property
+    def embeds_width(self) -> int:
+        """Width of the token embeddings accepted in place of ids; 0 if none are."""
+        return int(self._description.embeds_width) if self.for_embeds is not None else 0
+
+    @property
+    def cosine_with_float32(self) -> float | None:
+        """Agreement of a quantised model with float32: the mean over some texts."""
+        return self.model.mean_cosine
+
+    @property
+    def concurrent_launches(self) -> int:
+        """Number of threads that may call ``launch`` at a time."""
+        return self.programs.params.streams
+
+    @property
+    def background_launches(self) -> int:
+        """Number of further threads that may launch planned batches, which are computed at idle priority."""
+        return self.programs.params.idle_streams
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """A short row for one of the heads."""
+        kinds = [kind for kind in PROBED if kind in self.heads]
+        return self.probe_of(kinds[0]) if kinds else None
+
+    def probe_of(self, kind: type[PoolingParams]) -> PoolingRequest:
+        """Return a short row for a head."""
+        no_padding = int(self._description.pad_token_id == 0)  # the padding token may be the vocabulary's last
+        return PoolingRequest(RenderedPrompt(np.full(8, no_padding, dtype=np.int32)), (kind(),))
+
+    def try_heads(self) -> None:
+        """Compute a short row with each head. Raises ``NotFiniteError``, and what computing raises."""
+        for kind in PROBED:
+            if kind in self.heads:
+                ((value,),) = self._compute([self.probe_of(kind)])
+                if not np.isfinite(flattened(value)).all():
+                    raise NotFiniteError("its output has infinities or NaN, though its weights have none")
+
+    def computed(self, check: Check) -> Floats:
+        """Return the numbers of the row that a conversion was recorded with."""
+        prompt = RenderedPrompt(np.array(check.token_ids, dtype=np.int32))
+        ((value,),) = self._compute([PoolingRequest(prompt, (PARAMS[check.param](),))])
+        return flattened(value)
+
+    def accept_embeds(self) -> None:
+        """Have torch compute rows of token embeddings, if the model takes any. Blocks. Raises ``ModelLoadError``."""
+        if not self._description.embeds_width or self.load_by_torch is None:
+            return
+        before = resident_bytes()
+        runner = self.load_by_torch()
+        runner.prepare(None)
+        self.for_embeds = runner
+        took = (resident_bytes() - before) / 2**20
+        logger.info("--enable-prompt-embeds: torch computes token embeddings, which takes %.0f MiB", took)
+
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Return the token budget of batches: what is wanted, or what suits the model."""
+        return wanted_batch_tokens or int(self._description.default_batch_tokens)
+
+
+def flattened(value: PooledValue) -> Floats:
+    """Return a value's numbers, one after the other."""
+    numbers: Floats = (value.values if isinstance(value, SparseVector) else value).ravel()
+    return numbers

@@ -1,0 +1,218 @@
+"""The conversion of a model that torch has loaded: made, compared with torch, timed, and written to a folder."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from attrs import define, evolve, field
+from msgspec.structs import replace
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.compute_params import ComputeParams
+from trio_pool_serve.runner.cpu_features import saturates_int8
+from trio_pool_serve.runner.forward_pass import Padded
+from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.openvino.agreement import (
+    COMPARED,
+    Agreement,
+    agreement,
+    all_batches,
+    values_of,
+)
+from trio_pool_serve.runner.openvino.converted_model import (
+    GRAPH,
+    MAX_RATIO,
+    MODULES,
+    TABLE,
+    Check,
+    ConvertedModel,
+    Description,
+    machine_name,
+    versions,
+)
+from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_modules
+from trio_pool_serve.runner.openvino.heads import TokenLabels
+from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flattened
+from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
+from trio_pool_serve.runner.openvino.trial import try_speed
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.types import Batch, PoolingParams
+
+MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999}
+"""Smallest cosine of a row's output with that of the model in float32."""
+
+GOOD_INT8_COSINE = 0.99
+"""Below it, on a CPU whose sums overflow, weights are tried in half of the range. Of a BERT of random weights the mean
+rose from 0.988 to 0.999; of MiniLM, which has 0.993, it would have fallen to 0.992 (AVX2, no VNNI)."""
+
+MIN_INT8_COSINE = 0.98
+"""Smallest mean cosine of the rows' outputs of a quantised model with those in float32."""
+
+HELD_OUT_ROWS = 8
+"""Rows of a batch on which a quantised model is compared."""
+
+
+class RefusedError(Exception):
+    """The model is not computed by OpenVINO; the message says why."""
+
+
+@define(eq=False)
+class Preparation:
+    """The conversion of one model. ``by_torch`` computes it as it was loaded."""
+
+    loaded: LoadedModel
+    by_torch: TransformerRunner
+    config: ModelConfig
+    params: ComputeParams
+    _exact: TransformerRunner = field(init=False)
+    """Computes the model in float32."""
+    _traced: Traced = field(init=False)
+    _model: ConvertedModel = field(init=False)
+
+    def convert(self, folder: Path) -> ConvertedModel:
+        """Write the conversion to an empty folder and return its record, or one that says why there is none.
+
+        Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written.
+        """
+        try:
+            return self._convert(folder)
+        except RefusedError as error:
+            reason = str(error)
+        except OSError:
+            raise
+        except Exception as error:
+            reason = f"OpenVINO fails: {_first_line(error)}"
+        for file in folder.iterdir():
+            file.unlink()
+        return ConvertedModel(refused=reason, versions=versions())
+
+    def _convert(self, folder: Path) -> ConvertedModel:
+        loaded = in_float32(self.loaded)
+        exact = Padded(loaded.backbone)
+        self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=exact)
+        self._traced = Traced(loaded)
+        self._model = ConvertedModel(versions=versions(), description=self._describe(), heads=self._traced.heads)
+        graph = convert(self._traced)
+        if self._traced.table is not None:
+            np.save(folder / TABLE, self._traced.table.numpy())
+        if (modules := self._traced.after_pooling) is not None:
+            config: Any = loaded.backbone.model.config
+            graph_of_modules = convert_modules(modules, config.get_text_config().hidden_size)
+            ov.save_model(graph_of_modules, folder / MODULES, compress_to_fp16=False)
+        model = self._quantize(graph, folder) if self._is_int8 else self._compare(graph, folder)
+        runner = self._runner(folder)
+        if self.config.backend == "auto" and not self._is_int8 and self.params.may_time:
+            model = self._time(runner, model)
+        return replace(model, check=_check_of(runner))
+
+    @property
+    def _is_int8(self) -> bool:
+        return self.config.dtype == "int8"
+
+    def _describe(self) -> Description:
+        backbone, by_torch = self.loaded.backbone, self.by_torch
+        return Description(
+            parameters=backbone.parameters,
+            weight_bytes=backbone.weight_bytes,
+            multiplications=backbone.parameters - backbone.embedding_parameters,
+            heads=self.loaded.description,
+            dimensions=by_torch.dimensions,
+            embeds_width=by_torch.embeds_width,
+            pad_token_id=by_torch.pad_token_id,
+            default_batch_tokens=by_torch.default_batch_tokens,
+        )
+
+    @property
+    def _compared(self) -> list[PoolingParams]:
+        return [params for params in COMPARED if type(params) in self.by_torch.heads]
+
+    def _runner(self, folder: Path) -> OpenVinoRunner:
+        """Return what computes the graph that was written.
+
+        One that was just converted would give other numbers than each later start, Gemma 3 in bfloat16 by 0.03: its
+        nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
+        """
+        params = CompileParams(
+            PRECISIONS[str(self.params.dtype).removeprefix("torch.")],
+            cores=torch.get_num_threads(),
+            streams=self.params.concurrent_launches,
+            sharers=self.params.cores_shared_by,
+        )
+        return OpenVinoRunner.of_folder(folder, self._model, params)
+
+    def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
+        _save(graph, folder)
+        markers = [head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)]
+        batches = all_batches(self.loaded.backbone, self.params.max_tokens, *markers)
+        cosine = agreement(self._runner(folder), self._exact, batches, self._compared).lowest
+        if not cosine >= MIN_COSINE[str(self.params.dtype).removeprefix("torch.")]:
+            raise RefusedError(f"OpenVINO's output differs: cosine {cosine:.5f}")
+        return self._model
+
+    def _quantize(self, graph: ov.Model, folder: Path) -> ConvertedModel:
+        # Imported here: it takes 3 s, and is needed only for this.
+        from trio_pool_serve.runner.openvino.quantization import quantize
+
+        samples = self.params.sample_prompts()
+        held_out = [samples.held_out[at : at + HELD_OUT_ROWS] for at in range(0, len(samples.held_out), HELD_OUT_ROWS)]
+
+        def attempt(*, halves_range: bool) -> Agreement:
+            pad_token_id = self.params.pad_token_id
+            _save(quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range), folder)
+            return agreement(self._runner(folder), self._exact, held_out, self._compared)
+
+        found = attempt(halves_range=False)
+        if found.mean < GOOD_INT8_COSINE and saturates_int8():
+            other = attempt(halves_range=True)
+            found = other if other.mean > found.mean else attempt(halves_range=False)
+        if not found.mean >= MIN_INT8_COSINE:
+            raise RefusedError(
+                f"in int8 the model's output differs too much from float32: cosine {found.mean:.4f} on average, "
+                f"where {MIN_INT8_COSINE} is the least"
+            )
+        return replace(self._model, mean_cosine=found.mean, lowest_cosine=found.lowest)
+
+    def _time(self, runner: OpenVinoRunner, model: ConvertedModel) -> ConvertedModel:
+        """Return the record with the result of a trial of speed, unless that is no reliable one against OpenVINO."""
+        trial = try_speed(
+            runner.launch,
+            self.by_torch.launch,
+            params=self._compared[0],
+            vocab_size=self.loaded.backbone.vocab_size,
+            max_tokens=self.params.max_tokens,
+        )
+        if trial.ratio > MAX_RATIO and not trial.is_steady:
+            return model
+        return replace(model, time_ratios={machine_name(): trial.ratio})
+
+
+def in_float32(loaded: LoadedModel) -> LoadedModel:
+    """Return a model whose backbone is in float32: itself, or with a copy; heads are in float32 always."""
+    backbone = loaded.backbone
+    if next(backbone.model.parameters()).dtype == torch.float32:
+        return loaded
+    return evolve(loaded, backbone=Backbone(copy.deepcopy(backbone.model).float(), backbone.output))
+
+
+def _save(graph: ov.Model, folder: Path) -> None:
+    for file in folder.glob("model.*"):
+        file.unlink()  # another one may be mapped
+    ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
+
+
+def _check_of(runner: OpenVinoRunner) -> Check | None:
+    """Return a row and its values, for later starts."""
+    request = runner.probe_request
+    if request is None:
+        return None
+    (value,) = values_of(runner, Batch((request,)))
+    ids = request.prompt.token_ids.tolist()
+    return Check(type(request.params[0]).__name__, ids, flattened(value).tolist())
+
+
+def _first_line(error: Exception) -> str:
+    return repr(error).splitlines()[0][:200]

@@ -1,0 +1,91 @@
+"""SHA-256 of files, remembered between processes for as long as a file is the same. All functions block."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from trio_pool_serve.storage.file_lock import locked
+
+SMALL_FILE = 64 * 2**10
+"""Files up to this size are read each time, which takes as long as to look them up."""
+
+MOST_FILES = 2048
+"""That are remembered, the latest: 400 KB."""
+
+SETTLED_S = 2.0
+"""A file that was changed more recently may be changed again without another time: clocks of file systems have ticks
+of up to two seconds (FAT)."""
+
+
+class RememberedFile(NamedTuple):
+    """A file as it was when it was read. ``change_ns``: also what keeps the time of modification changes this one."""
+
+    size: int
+    modification_ns: int
+    change_ns: int
+    inode: int
+    sha256: str
+
+    @classmethod
+    def of(cls, status: os.stat_result, sha256: str) -> "RememberedFile":
+        """Return it with what the file system says."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
+
+
+def file_digests(paths: Iterable[Path], memory: Path | None) -> dict[Path, str]:
+    """Return the SHA-256 of each file's content, in hexadecimal.
+
+    The file ``memory`` has what earlier calls have found, of this process and others, and gets what this one finds if
+    it can be written; with ``None`` all files are read. One that is lost or damaged is made anew. Files that stay the
+    same are not read again: of the same size, times and inode under the same path, links resolved. Raises ``OSError``
+    for a file that cannot be read.
+    """
+    remembered = {} if memory is None else _read(memory)
+    found, new = {}, {}
+    for path in paths:
+        real = path.resolve()
+        status = real.stat()
+        known = remembered.get(str(real))
+        if known is not None and known == RememberedFile.of(status, known.sha256):
+            found[path] = known.sha256
+            continue
+        file = read_file(real)
+        found[path] = file.sha256
+        if file.size > SMALL_FILE and file.modification_ns < (time.time() - SETTLED_S) * 1e9:
+            new[str(real)] = file
+    if memory is not None and new:
+        remember(memory, new)
+    return found
+
+
+def read_file(path: Path) -> RememberedFile:
+    """Return what can be remembered of a file: as it was before it was read. Raises ``OSError``."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        return RememberedFile.of(status, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def remember(memory: Path, files: Mapping[str, RememberedFile]) -> None:
+    """Add files, by their resolved paths, to those that are remembered; does nothing where it cannot be written."""
+    with suppress(OSError):
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(memory.with_suffix(".lock")):
+            merged = {path: file for path, file in _read(memory).items() if path not in files} | dict(files)
+            kept = dict([*merged.items()][-MOST_FILES:])
+            new = memory.with_suffix(".new")
+            new.write_bytes(msgspec.json.encode(kept))
+            new.chmod(0o600)
+            new.replace(memory)
+
+
+def _read(memory: Path) -> dict[str, RememberedFile]:
+    try:
+        return msgspec.json.decode(memory.read_bytes(), type=dict[str, RememberedFile])
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return {}

@@ -1,0 +1,312 @@
+"""Converted models on disk: an entry for each content of a model's files and each kind of conversion.
+
+An entry is a folder of files with a record, which has their digests. It is written under another name and renamed, so
+it is complete or not there. Processes that want the same entry take turns: the first one converts, the others read.
+The entries that were not used for longest are removed for new ones. All methods block.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TypeVar
+
+from attrs import frozen
+
+from trio_pool_serve.errors import StorageError, StorageFullError
+from trio_pool_serve.storage.durable_files import publish, storage_errors
+from trio_pool_serve.storage.entry_record import RECORD, RecordBase, read_record, replace_record, write_record
+from trio_pool_serve.storage.file_digests import SETTLED_S, RememberedFile, file_digests, read_file, remember
+from trio_pool_serve.storage.file_lock import locked
+
+logger = logging.getLogger(__name__)
+
+LIMIT_BYTES = 10 * 2**30
+"""Of all entries together."""
+
+IN_USE_S = 60 * 60
+"""How long after its last use an entry is not removed for others: a process may be reading it."""
+
+ABANDONED_S = 24 * 60 * 60
+"""Age of unfinished entries that are removed: the process that wrote them has died."""
+
+ENTRY = re.compile(r"[^.].*-[0-9a-f]{16}")
+UNFINISHED = re.compile(r"\.(.*-)?[0-9a-f]{16}\..*")
+"""Names of folders of this cache. Others are never removed: the folder may be used for more than the cache."""
+
+T = TypeVar("T")
+
+
+@frozen
+class EntrySummary:
+    """An entry as ``cache list`` shows it. ``used_at`` is in seconds since the epoch.
+
+    ``about`` is ``None`` for one that is never read: of another ``FORMAT``, or damaged.
+    """
+
+    name: str
+    size_bytes: int
+    used_at: float
+    about: RecordBase | None
+
+
+@frozen
+class ModelCache:
+    """The folder with the entries."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, cache_dir: str | None) -> "ModelCache | None":
+        """Return the cache of the setting ``--cache-dir``; ``None`` if nothing is kept.
+
+        That is with an empty value, or without one for a user who has no home directory.
+        """
+        if cache_dir is not None:
+            return cls(Path(cache_dir).expanduser().absolute()) if cache_dir else None
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        with suppress(RuntimeError):
+            return cls((Path(base) if base.startswith("/") else Path.home() / ".cache") / "trio_pool_serve")
+        return None
+
+    def entry(self, name: str, *key: str) -> "CacheEntry":
+        """Return the entry of what the words of ``key`` tell apart. ``name`` is for people, and finds nothing."""
+        readable = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:80] or "model"
+        return CacheEntry(self, readable, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
+
+    @property
+    def memory(self) -> Path:
+        """Where digests of files are remembered."""
+        return self.folder / "digests.json"
+
+    def digest(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """Return the SHA-256 of each file, as ``file_digests``. Raises ``OSError``."""
+        return file_digests(paths, self.memory)
+
+    def entries(self) -> list[EntrySummary]:
+        """Return what is in the cache, the last used first. Raises ``StorageError`` if it cannot be read."""
+        found = []
+        with storage_errors(self.folder):
+            paths = [*self.folder.iterdir()] if self.folder.exists() else []
+        for path in paths:
+            with suppress(OSError):  # it has just been removed
+                if ENTRY.fullmatch(path.name) and (path / RECORD).is_file() and not path.is_symlink():
+                    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                    about, _ = read_record(path, RecordBase) or (None, {})
+                    found.append(EntrySummary(path.name, size, path.stat().st_mtime, about))
+        return sorted(found, key=lambda entry: entry.used_at, reverse=True)
+
+    def remove(self, entry: EntrySummary, *, even_if_used: bool = True) -> bool:
+        """Remove an entry; return ``False`` if a process has it locked, or has used it since it was listed.
+
+        Raises ``StorageError``. Processes that have loaded it are not disturbed: the bytes stay until they end.
+        """
+        path = self.folder / entry.name
+        with locked(self.lock_path(path.name[-16:]), waits=False) as is_mine, storage_errors(path):
+            may_be = is_mine and (even_if_used or path.stat().st_mtime == entry.used_at)
+            if may_be:
+                _discard(path)
+            return may_be
+
+    def make_room(self, limit_bytes: int = 0) -> None:
+        """Remove entries that have not been used for longest, until all are at most ``limit_bytes`` together.
+
+        None that was used within the last hour or that a process has locked.
+        """
+        with suppress(StorageError), locked(self.folder / "removal.lock"):
+            entries = self.entries()
+            size = sum(entry.size_bytes for entry in entries)
+            for entry in reversed(entries):
+                if size <= limit_bytes or entry.used_at > time.time() - IN_USE_S:
+                    return
+                with suppress(StorageError):
+                    if self.remove(entry, even_if_used=False):
+                        logger.info("removed %s from the cache: last used %s", entry.name, time.ctime(entry.used_at))
+                        size -= entry.size_bytes
+
+    def lock_path(self, key: str) -> Path:
+        """Return what locks an entry."""
+        return self.folder / f"{key}.lock"
+
+    def remove_abandoned(self) -> None:
+        """Remove what processes that died while they wrote or removed an entry left behind. Raises ``OSError``."""
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                if UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < time.time() - ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+@frozen
+class CacheEntry:
+    """One entry, which may be missing. What cannot be read is missing."""
+
+    cache: ModelCache
+    name: str
+    key: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is, under whatever name it was made, or will be."""
+        return next(self.cache.folder.glob(f"[!.]*-{self.key}"), self.cache.folder / f"{self.name}-{self.key}")
+
+    @property
+    def prefix(self) -> str:
+        """What the names of folders begin with that may become this entry, or were it."""
+        return f".{self.key}."
+
+    def locked(self) -> AbstractContextManager[bool]:
+        """Keep other processes out of blocks that lock this entry. Waits for them, seconds to minutes.
+
+        Nobody waits where the folder is not writable.
+        """
+        with suppress(OSError):
+            self.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return locked(self.cache.lock_path(self.key))
+
+    def read(self, record_type: type[T]) -> T | None:
+        """Return the record, and note that the entry is used.
+
+        ``None`` if there is none, if it is of another ``FORMAT`` or cannot be decoded as ``record_type``, or if a file
+        is not as it was recorded. Files that have not changed since a process read them are not read again.
+        """
+        path = self.path
+        stored = read_record(path, record_type)
+        if stored is None:
+            return None
+        record, files = stored
+        try:
+            found = self.cache.digest(path / name for name in files)
+        except OSError as error:
+            logger.warning("%s is damaged, and not used: %s", path, error)
+            return None
+        for name, digest in files.items():
+            if found[path / name] != digest:
+                logger.warning("%s is damaged, and not used: %s has been changed", path, name)
+                return None
+        with suppress(OSError):
+            os.utime(path)
+        return record
+
+    def new_folder(self) -> "tempfile.TemporaryDirectory[str]":
+        """Return a new folder for what is to become this entry. Its cleanup leaves it if it did.
+
+        It lies beside the entry, or among temporary files if that cannot be written, which is logged.
+        """
+        try:
+            return self.folder_beside()
+        except StorageError as error:
+            _log_not_cached(error)
+            return _temporary(None)
+
+    def folder_beside(self) -> "tempfile.TemporaryDirectory[str]":
+        """Return one beside the entry. Raises ``StorageError``."""
+        with storage_errors(self.cache.folder):
+            self.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.cache.remove_abandoned()
+            return _temporary(self.cache.folder, self.prefix)
+
+    def publish(self, folder: Path, record: object) -> Path:
+        """Replace the entry by a folder of ``new_folder``, durably; return where its files are now.
+
+        A failure is logged, and they stay where they are; as they do in a folder among temporary files. On a full disk
+        entries are removed that were not used within the last hour. ``record`` is anything that msgspec can encode and
+        ``read`` can decode; with the attributes of ``RecordBase``, ``cache list`` shows them.
+        """
+        if not folder.name.startswith(self.prefix):
+            return folder
+        try:
+            try:
+                path = self._publish(folder, record)
+            except StorageFullError:
+                self.cache.make_room()
+                path = self._publish(folder, record)
+        except StorageError as error:
+            _log_not_cached(error)
+            return folder
+        self.cache.make_room(LIMIT_BYTES)
+        return path
+
+    def _publish(self, folder: Path, record: object) -> Path:
+        path = self.path
+        with storage_errors(path):
+            files = {file.relative_to(folder): _read_settled(file) for file in _files(folder)}
+            write_record(folder / RECORD, {name.as_posix(): file.sha256 for name, file in files.items()}, record)
+            with suppress(FileNotFoundError):
+                _discard(path)
+            publish(folder, path)
+        remember(self.cache.memory, {str(path.resolve() / name): file for name, file in files.items()})
+        return path
+
+    def update(self, record: object) -> None:
+        """Replace the record of an entry that was published; does nothing if there is none, or if it cannot be."""
+        with suppress(OSError, StorageError):
+            replace_record(self.path, record)
+
+
+def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.TemporaryDirectory[str]":
+    """Return a new folder in which ``save`` has written files of a model. Its cleanup leaves it if it was published.
+
+    It lies beside the entry, or among temporary files if there is no entry, or if that cannot be written, which is
+    logged; on a full disk it is first tried once more without the entries that were not used within the last hour.
+    Raises ``StorageError``, ``OSError``, and what ``save`` raises.
+    """
+    if entry is not None:
+        try:
+            try:
+                return _saved_in(entry.folder_beside(), save)
+            except StorageFullError:
+                entry.cache.make_room()
+                return _saved_in(entry.folder_beside(), save)
+        except (StorageError, RuntimeError) as error:  # OpenVINO reports what the system says as a RuntimeError
+            _log_not_cached(error)
+    return _saved_in(_temporary(None), save)
+
+
+def _saved_in(
+    folder: "tempfile.TemporaryDirectory[str]", save: Callable[[Path], None]
+) -> "tempfile.TemporaryDirectory[str]":
+    """Return the folder with what was saved. Raises ``StorageError``, for ``OSError`` of ``save``, too."""
+    try:
+        with storage_errors(Path(folder.name)):
+            save(Path(folder.name))
+    except BaseException as error:
+        # Of a full disk OpenVINO says "basic_ios::clear: iostream error".
+        is_full = isinstance(error, RuntimeError) and shutil.disk_usage(folder.name).free < 2**20
+        folder.cleanup()  # now: its part of a model may fill the disk that is tried next
+        if is_full:
+            raise StorageFullError(f"{folder.name}: {os.strerror(errno.ENOSPC)}.") from error
+        raise
+    return folder
+
+
+def _log_not_cached(error: Exception) -> None:
+    logger.warning("the converted model is not cached: %s", error)
+
+
+def _temporary(parent: Path | None, prefix: str = "trio_pool_serve.") -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and path != folder / RECORD)
+
+
+def _read_settled(file: Path) -> RememberedFile:
+    """Return what can be remembered of a complete file. A later change gives it another time, even one right now."""
+    file.chmod(0o600)
+    os.utime(file, (time.time() - 2 * SETTLED_S,) * 2)
+    return read_file(file)
+
+
+def _discard(path: Path) -> None:
+    """Remove a folder, at once for other processes. Raises ``OSError``."""
+    shutil.rmtree(path.replace(path.with_name(f".{path.name[-16:]}.{token_hex(4)}")), ignore_errors=True)
