@@ -124,7 +124,7 @@ class LateInteraction(TokenVectors, frozen=True, tag=True):
 
 
 class VocabularyWeights(Head, frozen=True, tag=True):
-    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]. A row keeps the ``max_active_dims`` greatest."""
+    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]; of a row the ``max_active_dims`` greatest."""
 
     max_active_dims: int | None = None
 
