@@ -55,7 +55,7 @@ def load_checkpoint(
     if params.device.type != "cpu":
         replace_synchronisations(model)
     require_finite(model.to(params.device).named_parameters(), folder.transformer_path)
-    return model.eval()
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def replace_synchronisations(model: nn.Module) -> None:

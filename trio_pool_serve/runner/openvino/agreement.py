@@ -108,7 +108,8 @@ def _cosines(ours: Runner, expected: Runner, batch: Sequence[RenderedPrompt], pa
     if isinstance(params, Classify):  # a single row may have a single number
         pairs = [(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]))]
     for a, b in pairs:
-        yield float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+        size = float(np.linalg.norm(a) * np.linalg.norm(b))
+        yield float(a @ b) / size if size else float(np.array_equal(a, b))
 
 
 def values_of(runner: Runner, batch: Batch) -> list[PooledValue]:
