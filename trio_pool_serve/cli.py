@@ -137,7 +137,7 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         settings = read_settings(name, arguments)
         config = settings if isinstance(settings, Config) else settings.config
         import_plugins(config)
-        if name != "check":
+        if name not in ("check", "convert"):
             check_references(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
@@ -148,6 +148,10 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         from trio_pool_serve.checking.check_model import run_check
 
         return run_check(settings)
+    if name == "convert":
+        from trio_pool_serve.command_line.convert import run_convert
+
+        return run_convert(config)
     return run(config, load_runner=load_runner)
 
 

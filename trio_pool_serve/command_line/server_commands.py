@@ -99,6 +99,20 @@ def check(
     return CheckSettings(config=Config(models=(model,), **settings), report=report)
 
 
+def convert(
+    model: Annotated[
+        str,
+        Parameter(help="Model to convert: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
+    ],
+    **settings: Any,
+) -> Config:
+    """Convert a model for CPU ahead of its first start, and say what was decided and why.
+
+    Give the settings of `serve` that matter: `--dtype`, `--backend`, `--pooling`, `--cache-dir`.
+    """
+    return Config(models=(model,), **settings)
+
+
 ENGINE_SETTINGS = (
     "processes.replicas", "processes.plugins", "hosts.key_file", "hosts.zone", "time_limits.drain_timeout_s",
 )  # fmt: skip
@@ -106,6 +120,7 @@ ENGINE_SETTINGS = (
 COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {
     "serve": (serve, tuple(GROUPS)),
     "engine": (engine, ("loading", "scheduling", "logging", *ENGINE_SETTINGS)),
+    "convert": (convert, ("loading", "processes.plugins", "processes.replicas")),
     "check": (check, ("loading", "scheduling", "processes", "threads", "input")),
 }
 """The commands, with the groups of settings, or single ones, that matter to each."""

@@ -1,5 +1,6 @@
 """What is recorded of a converted model: all that a start needs besides the graph itself."""
 
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,6 +18,10 @@ LIBRARIES = ("openvino", "nncf", "torch", "transformers")
 MAX_RATIO = 0.9
 """OpenVINO is the faster one if it takes at most this part of torch's time. Repeated trials of one model on an idle
 machine differ by less than 5 %."""
+
+
+RETRY_S = 7 * 24 * 60 * 60
+"""How long it is kept that torch was faster: other programs may have slowed OpenVINO down meanwhile."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +64,13 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     heads: dict[str, AnyHead] = {}
     """By the name of the params that they serve."""
     check: Check | None = None
+    made_at: float = msgspec.field(default_factory=time.time)
+    """Seconds since the epoch."""
 
     def is_current(self) -> bool:
         """Whether it was made with the libraries of this process, as far as these are installed."""
+        if not self.is_faster() and time.time() > self.made_at + RETRY_S:
+            return False
         installed = versions()
         return all(installed[name] in ("none", made_with) for name, made_with in self.versions.items())
 

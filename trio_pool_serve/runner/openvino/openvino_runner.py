@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.errors import NotFiniteError
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, Check, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.inputs import PaddedRows
@@ -177,21 +176,10 @@ class OpenVinoRunner:
     @property
     def probe_request(self) -> PoolingRequest | None:
         """A short row for one of the heads."""
-        kinds = [kind for kind in PROBED if kind in self.heads]
-        return self.probe_of(kinds[0]) if kinds else None
-
-    def probe_of(self, kind: type[PoolingParams]) -> PoolingRequest:
-        """Return a short row for a head."""
+        kind = next((kind for kind in PROBED if kind in self.heads), None)
         no_padding = int(self._description.pad_token_id == 0)  # the padding token may be the vocabulary's last
-        return PoolingRequest(RenderedPrompt(np.full(8, no_padding, dtype=np.int32)), (kind(),))
-
-    def try_heads(self) -> None:
-        """Compute a short row with each head. Raises ``NotFiniteError``, and what computing raises."""
-        for kind in PROBED:
-            if kind in self.heads:
-                ((value,),) = self._compute([self.probe_of(kind)])
-                if not np.isfinite(flattened(value)).all():
-                    raise NotFiniteError("its output has infinities or NaN, though its weights have none")
+        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
+        return None if kind is None else PoolingRequest(prompt, (kind(),))
 
     def computed(self, check: Check) -> Floats:
         """Return the numbers of the row that a conversion was recorded with."""

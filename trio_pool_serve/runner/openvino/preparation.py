@@ -21,6 +21,7 @@ from trio_pool_serve.runner.openvino.agreement import (
     Agreement,
     agreement,
     all_batches,
+    short_batches,
     values_of,
 )
 from trio_pool_serve.runner.openvino.converted_model import (
@@ -40,7 +41,7 @@ from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flat
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
 from trio_pool_serve.runner.openvino.trial import try_speed
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import Batch, PoolingParams
+from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
 
 MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999}
 """Smallest cosine of a row's output with that of the model in float32."""
@@ -107,7 +108,7 @@ class Preparation:
         runner = self._runner(folder)
         if self.config.backend == "auto" and not self._is_int8 and self.params.may_time:
             model = self._time(runner, model)
-        return replace(model, check=_check_of(runner))
+        return replace(model, check=self._check(runner))
 
     @property
     def _is_int8(self) -> bool:
@@ -125,6 +126,11 @@ class Preparation:
             pad_token_id=by_torch.pad_token_id,
             default_batch_tokens=by_torch.default_batch_tokens,
         )
+
+    @property
+    def _markers(self) -> list[int | None]:
+        """Return the token at which a head has values, if it has none at others."""
+        return [head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)]
 
     @property
     def _compared(self) -> list[PoolingParams]:
@@ -146,8 +152,7 @@ class Preparation:
 
     def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
         _save(graph, folder)
-        markers = [head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)]
-        batches = all_batches(self.loaded.backbone, self.params.max_tokens, *markers)
+        batches = all_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
         cosine = agreement(self._runner(folder), self._exact, batches, self._compared).lowest
         if not cosine >= MIN_COSINE[str(self.params.dtype).removeprefix("torch.")]:
             raise RefusedError(f"OpenVINO's output differs: cosine {cosine:.5f}")
@@ -189,6 +194,15 @@ class Preparation:
             return model
         return replace(model, time_ratios={machine_name(): trial.ratio})
 
+    def _check(self, runner: OpenVinoRunner) -> Check | None:
+        """Return a row and what the runner computes for it, for later starts."""
+        if not self._compared:
+            return None
+        kind = type(self._compared[0])
+        ((row, *_),) = short_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
+        (value,) = values_of(runner, Batch((PoolingRequest(RenderedPrompt(row.token_ids), (kind(),)),)))
+        return Check(kind.__name__, row.token_ids.tolist(), flattened(value).tolist())
+
 
 def in_float32(loaded: LoadedModel) -> LoadedModel:
     """Return a model whose backbone is in float32: itself, or with a copy; heads are in float32 always."""
@@ -202,16 +216,6 @@ def _save(graph: ov.Model, folder: Path) -> None:
     for file in folder.glob("model.*"):
         file.unlink()  # another one may be mapped
     ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
-
-
-def _check_of(runner: OpenVinoRunner) -> Check | None:
-    """Return a row and its values, for later starts."""
-    request = runner.probe_request
-    if request is None:
-        return None
-    (value,) = values_of(runner, Batch((request,)))
-    ids = request.prompt.token_ids.tolist()
-    return Check(type(request.params[0]).__name__, ids, flattened(value).tolist())
 
 
 def _first_line(error: Exception) -> str:

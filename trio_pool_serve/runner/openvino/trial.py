@@ -14,7 +14,7 @@ Compute = Callable[[Batch], object]
 ROWS, TOKENS = (1, 8), 32
 """The batches that are timed: a query alone, and some queries."""
 
-MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 3, 0.5
+MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 3, 0.25
 """Each batch is timed so often, for so long at most: a large model's batch takes seconds."""
 
 STEADY = 1.5
@@ -34,7 +34,7 @@ def try_speed(
 ) -> Trial:
     """Return the challenger's time as a part of the incumbent's, the geometric mean of all batches.
 
-    Both are timed in turns, and the best time of each counts. Blocks for about two seconds at most, unless a single
+    Both are timed in turns, and the best time of each counts. Blocks for about a second at most, unless a single
     batch takes longer.
     """
     trials = []

@@ -1,0 +1,59 @@
+"""The command ``convert``: converts a model for CPU ahead of its first start, and says what was decided."""
+
+import logging
+import time
+
+from rich.console import Console
+
+from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.engine.placement import has_gpu, replicas_of
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
+
+
+class _TorchComputesError(Exception):
+    """Torch computes the model; the message says why."""
+
+
+def run_convert(config: Config) -> int:
+    """Convert a model and its tokenizer, unless the cache has them; return the exit status: 1 if it cannot be served.
+
+    Blocks for seconds, for minutes in int8.
+    """
+    (source,) = config.sources
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    began = time.monotonic()
+    try:
+        with console.status(f"converting {source.name}"):
+            decided = _convert(source.location, source.loading, Offload(launch=replicas_of(config)))
+    except ModelLoadError as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        return 1
+    console.print(f"{source.name}: {decided} ({time.monotonic() - began:.1f} s)", markup=False)
+    return 0
+
+
+def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
+    """Return what was decided about a model. Raises ``ModelLoadError``."""
+    if has_gpu(loading):
+        raise ModelLoadError("Nothing is converted for a GPU: --device cpu converts for a start on CPU.")
+    if (cache := ModelCache.of(loading.cache_dir)) is None:
+        raise ModelLoadError("--cache-dir is empty: there is nowhere to keep the converted model.")
+    folder = open_model_folder(location, loading)
+    load_tokenizer(folder, trust_remote_code=loading.trust_remote_code)
+
+    def by_torch(*arguments: object) -> Runner:
+        raise _TorchComputesError(arguments[-1])
+
+    try:
+        runner = load_on_cpu(folder, loading, offload, by_torch)
+        runner.prepare(None)
+    except _TorchComputesError as reason:
+        return f"torch computes it, and nothing is converted: {reason}"
+    return f"{runner.describe()}; kept in {cache.folder}"
