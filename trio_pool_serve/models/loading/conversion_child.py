@@ -40,7 +40,10 @@ class ConversionChild:
         with theirs:
             command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
             self._process = subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # ours may be a table's
+                pass_fds=[theirs.fileno()],
             )
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """A process that loads one model by torch and converts it: its memory goes with it when it ends."""
 
 import logging
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,12 @@ async def _receive(channel: FramedStream[ToConversion], to_convert: trio.MemoryS
 def _load(job: ConversionJob) -> "Conversion":
     import_transformers()
     # Imported here, where it does not keep this process from noticing that its parent has ended.
+    from transformers.utils.logging import disable_progress_bar
+
     from trio_pool_serve.models.loading.conversion import Conversion
+
+    if not sys.stderr.isatty():
+        disable_progress_bar()
 
     conversion = Conversion()
     conversion.load(job)
