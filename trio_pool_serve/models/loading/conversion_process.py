@@ -78,7 +78,7 @@ def _load(job: ConversionJob) -> "Conversion":
     from trio_pool_serve.models.loading.conversion import Conversion
 
     if not sys.stderr.isatty():
-        disable_progress_bar()
+        disable_progress_bar()  # type: ignore[no-untyped-call]
 
     conversion = Conversion()
     conversion.load(job)
