@@ -15,6 +15,7 @@ import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.bulk.commands import add_commands, leave_with
 from trio_pool_serve.checking.check_settings import CheckSettings
+from trio_pool_serve.command_line.cache_commands import cache_app
 from trio_pool_serve.command_line.help_format import TwoColumns
 from trio_pool_serve.command_line.server_commands import (
     COMMANDS,
@@ -61,6 +62,7 @@ def make_app(*, shows_all: bool = False) -> App:
     made.command(bench)
     hosts_app.config = Env(ENVIRONMENT_PREFIX, command=False)
     made.command(hosts_app)
+    made.command(cache_app)
     return made
 
 

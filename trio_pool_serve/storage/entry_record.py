@@ -6,9 +6,6 @@ from typing import TypeVar
 import msgspec
 from attrs import field, frozen
 
-from trio_pool_serve.storage.durable_files import publish
-from trio_pool_serve.storage.file_lock import locked
-
 FORMAT = 3
 """Version of what is cached; increased whenever the conversion, the quantisation or the record changes."""
 
@@ -41,37 +38,13 @@ def write_record(path: Path, files: dict[str, str], record: object) -> None:
     path.chmod(0o600)
 
 
-def replace_record(path: Path, record: object) -> None:
-    """Replace the record of an entry's folder, if it has one. Raises ``OSError`` and ``StorageError``."""
-    with locked(path / "record.lock"):
-        stored = _read_stored(path)
-        if stored is not None:
-            new = path / "record.new"
-            write_record(new, stored.files, record)
-            publish(new, path / RECORD)
-
-
 def read_record(path: Path, record_type: type[T]) -> tuple[T, dict[str, str]] | None:
     """Return the record of an entry's folder, and the SHA-256 of each file.
 
     ``None`` if there is none, if it is of another ``FORMAT``, or cannot be decoded.
     """
-    stored = _read_stored(path)
-    record = None if stored is None else _decode(stored.record, record_type)
-    return None if stored is None or record is None else (record, stored.files)
-
-
-def _read_stored(path: Path) -> _Stored | None:
-    """Return the record's file of an entry; ``None`` for none of this ``FORMAT``."""
     try:
-        stored = _decode((path / RECORD).read_bytes(), _Stored)
-    except OSError:
-        return None
-    return stored if stored is not None and stored.format == FORMAT else None
-
-
-def _decode(data: bytes | msgspec.Raw, decoded_type: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(data, type=decoded_type)
-    except (msgspec.DecodeError, RecursionError):
+        stored = msgspec.json.decode((path / RECORD).read_bytes(), type=_Stored)
+        return (msgspec.json.decode(stored.record, type=record_type), stored.files) if stored.format == FORMAT else None
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None

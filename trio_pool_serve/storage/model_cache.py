@@ -24,7 +24,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import StorageError, StorageFullError
 from trio_pool_serve.storage.durable_files import publish, storage_errors
-from trio_pool_serve.storage.entry_record import RECORD, RecordBase, read_record, replace_record, write_record
+from trio_pool_serve.storage.entry_record import RECORD, RecordBase, read_record, write_record
 from trio_pool_serve.storage.file_digests import SETTLED_S, RememberedFile, file_digests, read_file, remember
 from trio_pool_serve.storage.file_lock import locked
 
@@ -80,7 +80,7 @@ class ModelCache:
 
     def entry(self, name: str, *key: str) -> "CacheEntry":
         """Return the entry of what the words of ``key`` tell apart. ``name`` is for people, and finds nothing."""
-        readable = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:80] or "model"
+        readable = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:40] or "model"
         return CacheEntry(self, readable, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
 
     @property
@@ -117,21 +117,23 @@ class ModelCache:
                 _discard(path)
             return may_be
 
-    def make_room(self, limit_bytes: int = 0) -> None:
+    def make_room(self, limit_bytes: int = 0) -> int:
         """Remove entries that have not been used for longest, until all are at most ``limit_bytes`` together.
 
-        None that was used within the last hour or that a process has locked.
+        None that was used within the last hour or that a process has locked. Return how many bytes were removed.
         """
+        removed = 0
         with suppress(StorageError), locked(self.folder / "removal.lock"):
             entries = self.entries()
             size = sum(entry.size_bytes for entry in entries)
             for entry in reversed(entries):
-                if size <= limit_bytes or entry.used_at > time.time() - IN_USE_S:
-                    return
+                if size - removed <= limit_bytes or entry.used_at > time.time() - IN_USE_S:
+                    break
                 with suppress(StorageError):
                     if self.remove(entry, even_if_used=False):
                         logger.info("removed %s from the cache: last used %s", entry.name, time.ctime(entry.used_at))
-                        size -= entry.size_bytes
+                        removed += entry.size_bytes
+        return removed
 
     def lock_path(self, key: str) -> Path:
         """Return what locks an entry."""
@@ -227,7 +229,8 @@ class CacheEntry:
             try:
                 path = self._publish(folder, record)
             except StorageFullError:
-                self.cache.make_room()
+                if not self.cache.make_room():
+                    raise
                 path = self._publish(folder, record)
         except StorageError as error:
             _log_not_cached(error)
@@ -246,25 +249,21 @@ class CacheEntry:
         remember(self.cache.memory, {str(path.resolve() / name): file for name, file in files.items()})
         return path
 
-    def update(self, record: object) -> None:
-        """Replace the record of an entry that was published; does nothing if there is none, or if it cannot be."""
-        with suppress(OSError, StorageError):
-            replace_record(self.path, record)
-
 
 def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.TemporaryDirectory[str]":
     """Return a new folder in which ``save`` has written files of a model. Its cleanup leaves it if it was published.
 
     It lies beside the entry, or among temporary files if there is no entry, or if that cannot be written, which is
-    logged; on a full disk it is first tried once more without the entries that were not used within the last hour.
-    Raises ``StorageError``, ``OSError``, and what ``save`` raises.
+    logged; on a full disk ``save`` is first called once more if entries that were not used within the last hour could
+    be removed. Raises ``StorageError``, ``OSError``, and what ``save`` raises.
     """
     if entry is not None:
         try:
             try:
                 return _saved_in(entry.folder_beside(), save)
             except StorageFullError:
-                entry.cache.make_room()
+                if not entry.cache.make_room():
+                    raise
                 return _saved_in(entry.folder_beside(), save)
         except (StorageError, RuntimeError) as error:  # OpenVINO reports what the system says as a RuntimeError
             _log_not_cached(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.storage.file_digests import file_digests
-from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 from trio_pool_serve.types import ModelDigest
 
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".py", ".bpe", ".codes", ".spm", ".tiktoken", ".vocab")
@@ -27,10 +27,20 @@ SETTINGS = ("pooling", "normalize", "task")
 def model_digest(folder: Path, cache: ModelCache | None) -> str:
     """Return the SHA-256 of all files of a model that affect what is computed, and of their names in its folder.
 
-    Without a cache, which remembers files that stay the same, all of them are read: a gigabyte takes 0.7 s. Raises
-    ``OSError``. Blocks.
+    Without a cache, which remembers files that stay the same, all of them are read: about a second for a gigabyte.
+    Raises ``OSError``. Blocks.
     """
     return _digest(_content_of(folder, cache))
+
+
+def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
+    """Return the cache's entry of a model's content and a kind of conversion, with a name for people.
+
+    Blocks and raises as ``model_digest``.
+    """
+    is_of_hub = folder.parent.name == "snapshots"  # .../models--OWNER--NAME/snapshots/REVISION
+    name = folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
+    return cache.entry(name, model_digest(folder, cache), *kind)
 
 
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:

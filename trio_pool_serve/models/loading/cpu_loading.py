@@ -15,8 +15,8 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.model_digest import model_digest
+from trio_pool_serve.errors import ModelLoadError, StorageError
+from trio_pool_serve.models.files.model_digest import model_entry
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -111,11 +111,10 @@ class CpuModel:
         config, folder = self.config, self.folder
         settings = [config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
-            digest = model_digest(folder.path, cache)
+            return model_entry(folder.path, cache, "model", folder.kind.load, self._dtype, *map(str, settings))
         except OSError as error:
             logger.warning("the converted model is not cached: %s", error)
             return None
-        return cache.entry(folder.path.name, "model", digest, folder.kind.load, self._dtype, *map(str, settings))
 
     @property
     def _dtype(self) -> str:
@@ -148,7 +147,7 @@ class CpuModel:
                     if self.entry is not None:
                         folder = self.entry.publish(folder, made[-1])
                     return self._runner_of(folder, made[-1])
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 raise ModelLoadError(f"The converted model cannot be written: {error}") from error
 
     @property

@@ -1,0 +1,113 @@
+"""``trio-pool-serve cache``: what is kept, and its removal."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trio_pool_serve.cli import app
+from trio_pool_serve.storage.entry_record import RecordBase
+from trio_pool_serve.storage.model_cache import ModelCache
+
+RECORD = RecordBase(what="backbone in int8", versions={"openvino": "2026.4.1", "torch": "2.9"})
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[str]:
+    """Names of two entries, the first used last."""
+    cache, paths = ModelCache(tmp_path), []
+    for number, name in enumerate(("minilm", "bge-m3")):
+        entry = cache.entry(name, "key", name)
+        with entry.new_folder() as folder:
+            (Path(folder) / "model.bin").write_bytes(bytes(1_500_000))
+            paths.append(entry.publish(Path(folder), RECORD))
+        os.utime(paths[-1], (time.mktime((2026, 1, 5 - number, 12, 34, 0, 0, 0, -1)),) * 2)
+    return [path.name for path in paths]
+
+
+def run(*arguments: str, cache: Path) -> int:
+    return app(["cache", *arguments, "--cache-dir", str(cache)], result_action="return_value")
+
+
+def test_the_list_has_lines_with_tabs_and_a_total_beside(names, tmp_path, capsys):
+    assert run("list", cache=tmp_path) == 0
+    shown = capsys.readouterr()
+    assert [line.split("\t") for line in shown.out.splitlines()] == [
+        [names[0], "backbone in int8", "1.5 MB", "2026-01-05 12:34", "openvino 2026.4.1, torch 2.9"],
+        [names[1], "backbone in int8", "1.5 MB", "2026-01-04 12:34", "openvino 2026.4.1, torch 2.9"],
+    ]
+    assert shown.err == f"2 in {tmp_path}, 3.0 MB in total\n"
+
+
+def test_an_entry_that_no_start_would_read_is_marked(names, tmp_path, capsys):
+    (tmp_path / names[1] / "record.json").write_text("{}")
+    run("list", cache=tmp_path)
+    assert f"{names[1]}\tof another version, not used\t1.5 MB\t" in capsys.readouterr().out
+
+
+def test_the_directory_is_found_as_by_serve(names, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    app(["cache", "list"], result_action="return_value")
+    assert capsys.readouterr().err == f"0 in {tmp_path}/xdg/trio_pool_serve, 0.0 MB in total\n"
+    monkeypatch.setenv("TRIO_POOL_SERVE_CACHE_DIR", str(tmp_path))
+    app(["cache", "list"], result_action="return_value")
+    assert capsys.readouterr().err.startswith(f"2 in {tmp_path}, ")
+    for command in (["list"], ["remove", "--all"]):
+        with pytest.raises(ValueError, match=r"Nothing is cached without a directory: give one with --cache-dir\."):
+            app(["cache", *command, "--cache-dir", ""], result_action="return_value")
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"/file: Not a directory\."):
+        run("list", cache=tmp_path / "file")
+
+
+def test_named_entries_are_removed(names, tmp_path, capsys):
+    assert run("remove", names[1], names[1], cache=tmp_path) == 0
+    assert capsys.readouterr().out == f"removed {names[1]}, 1.5 MB\n"
+    assert [entry.name for entry in ModelCache(tmp_path).entries()] == names[:1]
+
+
+def test_all_entries_are_removed_and_nothing_else(names, tmp_path, capsys):
+    (tmp_path / "notes").mkdir()
+    assert run("remove", "--all", cache=tmp_path) == 0
+    assert capsys.readouterr().out == "".join(f"removed {name}, 1.5 MB\n" for name in names)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "digests.json"}
+
+
+@pytest.mark.parametrize("wrong", [["minilm"], ["../notes"], [], ["--all"]])
+def test_what_is_not_named_right_removes_nothing(wrong, names, tmp_path):
+    (tmp_path / "notes").mkdir()
+    given = [*wrong, names[0]] if wrong else []
+    message = f"has no {wrong[0]}" if wrong and wrong != ["--all"] else "Name what to remove .* or use --all"
+    with pytest.raises(ValueError, match=rf"{message}\. There are: {names[0]}, {names[1]}\."):
+        run("remove", *given, cache=tmp_path)
+    assert len(ModelCache(tmp_path).entries()) == 2
+
+
+def test_an_entry_that_is_locked_stays_which_is_said(names, tmp_path, capsys):
+    with ModelCache(tmp_path).entry("minilm", "key", "minilm").locked():
+        assert run("remove", "--all", cache=tmp_path) == 1
+    shown = capsys.readouterr()
+    assert shown.err == f"{names[0]} is in use, and was not removed: a process is converting or reading it\n"
+    assert shown.out == f"removed {names[1]}, 1.5 MB\n"
+    assert [entry.name for entry in ModelCache(tmp_path).entries()] == names[:1]
+
+
+def test_a_terminal_shows_columns_whose_names_can_be_copied(names, tmp_path):
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "trio_pool_serve", "cache", "list", "--cache-dir", str(tmp_path)]
+    environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(command, check=True, stdout=terminal, stderr=subprocess.PIPE, env=environment)
+    os.close(terminal)
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    heading, *rows = [line.split() for line in shown.splitlines()]
+    assert heading == ["name", "what", "size", "last", "used", "made", "with"]
+    assert [row[0] for row in rows if row[0] in names] == names  # in 80 columns, where other cells are folded
+    assert b"2 in " in done.stderr

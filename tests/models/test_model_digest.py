@@ -1,0 +1,93 @@
+"""What a model's digests depend on."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.files.model_digest import digest_of, model_digest
+from trio_pool_serve.storage.model_cache import ModelCache
+
+pytestmark = pytest.mark.unit
+
+LAYER_BYTES = 2**20
+LAYERS = 40
+"""Many more than pieces of a file that a look at some of them would read."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    files = {
+        "config.json": b"{}", "1_Pooling/config.json": b"{}", "modeling.py": b"", "vocab.txt": b"a\nb",
+        "model.safetensors": bytes(LAYERS * LAYER_BYTES), "model.safetensors.index.json": b"{}",
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(params=[True, False], ids=["remembering", "reading"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> ModelCache | None:
+    return ModelCache(tmp_path / "cache") if request.param else None
+
+
+def change(path: Path, at: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\1")
+
+
+def test_moved_copied_and_linked_folders_have_the_same_digest(folder: Path, cache: ModelCache | None, tmp_path: Path):
+    first = model_digest(folder, cache)
+    shutil.copytree(folder, tmp_path / "copied", copy_function=shutil.copyfile)
+    moved = folder.rename(tmp_path / "moved")
+    blobs = tmp_path / "blobs"
+    snapshot = tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(path for path in moved.rglob("*") if path.is_file())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.relative_to(moved)).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / path.relative_to(moved)).symlink_to(blobs / str(number))
+    assert {model_digest(path, cache) for path in (moved, tmp_path / "copied", snapshot)} == {first}
+
+
+def test_any_layer_and_any_small_file_changes_the_digest(folder: Path, cache: ModelCache | None):
+    seen = [model_digest(folder, cache)]
+    for layer in range(0, LAYERS, 3):
+        change(folder / "model.safetensors", layer * LAYER_BYTES + 12_345)
+        seen.append(model_digest(folder, cache))
+    for name in ("config.json", "1_Pooling/config.json", "modeling.py", "vocab.txt", "model.safetensors.index.json"):
+        change(folder / name)
+        seen.append(model_digest(folder, cache))
+    (folder / "vocab.txt").rename(folder / "words.txt")
+    seen.append(model_digest(folder, cache))
+    (folder / "words.txt").unlink()
+    seen.append(model_digest(folder, cache))
+    assert len({*seen}) == len(seen)
+
+
+def test_files_that_change_nothing_that_is_computed_do_not_count(folder: Path, cache: ModelCache | None):
+    first = model_digest(folder, cache)
+    for name in ("README.md", "plot.png", "onnx/model.bin", "openvino/model.bin", ".git/config.json", ".x.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"new")
+    assert model_digest(folder, cache) == first
+
+
+def test_machines_compare_files_weights_and_settings(folder: Path, tmp_path: Path):
+    config = ModelConfig(cache_dir=str(tmp_path / "cache"))
+    first = digest_of(folder, config)
+    assert digest_of(folder, ModelConfig(cache_dir="")) == first
+    assert digest_of(folder, ModelConfig(cache_dir="", pooling="cls")).agrees_with(first) is False
+    change(folder / "model.safetensors", 7 * LAYER_BYTES)
+    other = digest_of(folder, config)
+    assert (other.files, other.agrees_with(first)) == (first.files, False)
+    for path in folder.glob("model.safetensors*"):
+        path.unlink()
+    without = digest_of(folder, config)
+    assert (without.weights, without.agrees_with(first)) == ("", True)
+    change(folder / "config.json")
+    assert not digest_of(folder, config).agrees_with(first)

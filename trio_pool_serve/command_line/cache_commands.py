@@ -1,0 +1,107 @@
+"""``trio-pool-serve cache``: shows and removes converted models."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from trio_pool_serve.storage.model_cache import EntrySummary, ModelCache
+
+cache_app = App(name="cache", help="Show or remove the converted models that are kept in `--cache-dir`.")
+
+CacheDir = Annotated[
+    str | None,
+    Parameter(
+        env_var="TRIO_POOL_SERVE_CACHE_DIR",
+        help="Directory of the cache, as of `serve`; by default `$XDG_CACHE_HOME/trio_pool_serve`, or "
+        "`~/.cache/trio_pool_serve`.",
+    ),
+]
+
+COLUMNS = ("name", "what", "size", "last used", "made with")
+
+
+@cache_app.command(name="list")
+def list_entries(*, cache_dir: CacheDir = None) -> int:
+    """Show what is kept, the last used first: in columns, or with tabs between them if it is not for a terminal."""
+    with _read(cache_dir) as (cache, entries):
+        _print_rows([_cells_of(entry) for entry in entries])
+        total = _size(sum(entry.size_bytes for entry in entries))
+        sys.stdout.flush()
+        sys.stderr.write(f"{len(entries)} in {cache.folder}, {total} in total\n")
+    return 0
+
+
+@cache_app.command(usage="trio-pool-serve cache remove [OPTIONS] [NAME...]")
+def remove(
+    *names: Annotated[str, Parameter(help="Name in `cache list`.")],
+    all: Annotated[bool, Parameter(help="Remove all.", negative=())] = False,  # noqa: A002  (the name of a flag)
+    cache_dir: CacheDir = None,
+) -> int:
+    """Remove converted models. Servers that have loaded them go on; the next start converts again.
+
+    What a process is converting, or has locked to read it, is not removed, and the exit status is 1.
+    """
+    with _read(cache_dir) as (cache, entries):
+        known = {entry.name: entry for entry in entries}
+        listed = ", ".join(known) or "none"
+        if bool(names) == all:
+            raise ValueError(f"Name what to remove from {cache.folder}, or use --all. There are: {listed}.")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"{cache.folder} has no {', '.join(unknown)}. There are: {listed}.")
+        kept = 0
+        for name in known if all else dict.fromkeys(names):
+            if cache.remove(known[name]):
+                sys.stdout.write(f"removed {name}, {_size(known[name].size_bytes)}\n")
+            else:
+                kept += 1
+                sys.stderr.write(f"{name} is in use, and was not removed: a process is converting or reading it\n")
+        return 1 if kept else 0
+
+
+@contextmanager
+def _read(cache_dir: str | None) -> "Iterator[tuple[ModelCache, list[EntrySummary]]]":
+    """Yield the cache and what is in it. Raises ``ValueError``, also in place of a ``StorageError`` of the block."""
+    from trio_pool_serve.errors import StorageError
+    from trio_pool_serve.storage.model_cache import ModelCache
+
+    cache = ModelCache.of(cache_dir)
+    if cache is None:
+        raise ValueError("Nothing is cached without a directory: give one with --cache-dir.")
+    try:
+        yield cache, cache.entries()
+    except StorageError as error:
+        raise ValueError(str(error)) from error
+
+
+def _cells_of(entry: "EntrySummary") -> tuple[str, ...]:
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
+    if entry.about is None:
+        return entry.name, "of another version, not used", _size(entry.size_bytes), used, ""
+    versions = ", ".join(f"{library} {version}" for library, version in entry.about.versions.items())
+    return entry.name, entry.about.what, _size(entry.size_bytes), used, versions
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    if not sys.stdout.isatty():
+        sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
