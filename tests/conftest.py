@@ -71,9 +71,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Files and batches of the user who runs the tests are none of theirs."""
+    """Files, batches and cached models of the user who runs the tests are none of theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -64,13 +64,14 @@ def test_two_threads_that_load_import_transformers_one_after_the_other(scripted_
     assert done.stdout.strip() == "both have loaded", done.stderr
 
 
-def test_that_a_model_reads_images_is_told_without_transformers(tmp_path: Path):
+def test_that_a_model_reads_images_is_told_without_transformers_and_the_hub(tmp_path: Path):
     """The process that asks may be one that does without torch, which transformers would find while it is imported."""
     folder = clip(tmp_path / "clip")
     program = (
         "import sys; from trio_pool_serve.config import ModelConfig; "
         "from trio_pool_serve.models.folder import reads_images_by_its_files; "
-        f"print(reads_images_by_its_files({str(folder)!r}, ModelConfig()), 'transformers' in sys.modules)"
+        f"print(reads_images_by_its_files({str(folder)!r}, ModelConfig()), "
+        "{'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-    assert done.stdout.split() == ["True", "False"], done.stderr
+    assert done.stdout.split() == ["True", "set()"], done.stderr

@@ -5,19 +5,23 @@ import os
 import threading
 import weakref
 
+import attrs
 import httpx
 import pytest
 import trio
 import trio.lowlevel
 
-from tests.conftest import assert_idle, wait_idle
+from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import write_scripted_folder
+from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
 from trio_pool_serve.models.loading import local_runners
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt, RenderingParams, TextPart
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
@@ -574,3 +578,33 @@ async def test_twenty_loads_and_unloads_leave_no_task_and_no_gauge(tmp_path):
         assert_idle(live.service)
     assert isinstance(live.loader.runners["b"][-1], ScriptedRunner)
     assert len(live.loader.runners["b"]) == 21
+
+
+async def test_a_process_for_chat_templates_waits_for_the_first_conversation_of_a_model_that_has_one(tmp_path):
+    plain, chat = write_scripted_folder(tmp_path / "plain"), write_chat_folder(tmp_path / "chat", CHATML)
+    config = Config(models=(str(plain),))
+    async with running(Service(config, lambda *_: ScriptedRunner())) as service:
+        processes = service.processes["template"]
+        assert idle_processes(processes) == 0
+        await service.models.add(attrs.evolve(config.sources[0], location=str(chat), name="chat"))
+        assert idle_processes(processes) == 1
+        prompt = ChatPrompt(messages=(ChatMessage("user", (TextPart("hello"),)),))
+        assert len((await service.model("chat").renderer.render(prompt, RenderingParams())).token_ids) > 20
+        assert idle_processes(processes) == 1
+
+
+def idle_processes(processes: WorkerProcesses) -> int:
+    return processes._context.statistics().idle_workers
+
+
+async def test_a_model_is_loaded_although_no_process_for_its_chat_template_can_be_started(
+    tmp_path, monkeypatch, caplog
+):
+    async def fail(*_: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(WorkerProcesses, "_run", fail)
+    config = Config(models=(str(write_chat_folder(tmp_path / "chat", CHATML)),))
+    async with running(Service(config, lambda *_: ScriptedRunner())) as service:
+        assert service.state == "ready"
+    assert "cannot start another process" in caplog.text

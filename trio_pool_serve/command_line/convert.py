@@ -46,7 +46,7 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
     if (cache := ModelCache.of(loading.cache_dir)) is None:
         raise ModelLoadError("--cache-dir is empty: there is nowhere to keep the converted model.")
     folder = open_model_folder(location, loading)
-    load_tokenizer(folder, trust_remote_code=loading.trust_remote_code)
+    load_tokenizer(folder, trust_remote_code=loading.trust_remote_code, cache=cache)
 
     def by_torch(*arguments: object) -> Runner:
         raise _TorchComputesError(arguments[-1])

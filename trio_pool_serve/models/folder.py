@@ -102,20 +102,24 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
+def _local_folder(location: str, config: ModelConfig) -> Path:
+    """Return where a model's files are on this machine. Raises ``OSError`` or ``ValueError`` for a hub id."""
+    path = Path(location).expanduser()
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download  # imported here: a local folder does not need it
+
+    return Path(snapshot_download(location, revision=config.revision, local_files_only=True))
+
+
 def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
     """Return whether the model at ``location`` accepts images; false while its files are not on this machine.
 
     Blocks for milliseconds; fetches nothing.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    path = Path(location).expanduser()
     try:
-        if not path.is_dir():
-            path = Path(snapshot_download(location, revision=config.revision, local_files_only=True))
-        folder = read_model_folder(path, config)
-    except (ModelLoadError, HFValidationError, LocalEntryNotFoundError, OSError):
+        folder = read_model_folder(_local_folder(location, config), config)
+    except (ModelLoadError, OSError, ValueError):  # of the hub, too
         return False  # loading the model says what is wrong
     return folder.reads_images
 

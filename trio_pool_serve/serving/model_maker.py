@@ -24,6 +24,7 @@ from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.serving.served_model import ServedModel
+from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -96,7 +97,8 @@ class ModelMaker:
         Raises ``ModelLoadError``.
         """
         config, folder = self.config, self.read_folder(source)
-        tokenizer = load_tokenizer(folder, trust_remote_code=source.loading.trust_remote_code)
+        cache = ModelCache.of(source.loading.cache_dir)
+        tokenizer = load_tokenizer(folder, trust_remote_code=source.loading.trust_remote_code, cache=cache)
         templates = ChatTemplates(
             self.processes["template"],
             self.processes.get("client_template", self.processes["template"]),

@@ -133,6 +133,8 @@ class ServedModels:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         if served.source.loading.long_text == "chunk" and not folder.spec.embeds_windows:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
+        if renderer.conversations is not None and renderer.conversations.chat.templates:
+            await maker.processes["template"].start_first()
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
         if isinstance(worker := served.engine.worker, Worker):  # an engine process says it by itself

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve
-from jinja2 import Environment, TemplateSyntaxError
-from jinja2.ext import Extension, loopcontrols
+from jinja2 import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
-from jinja2.parser import Parser
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
+from trio_pool_serve.rendering.chat.template_sandbox import SANDBOX
 
 JINJA = re.compile(r"\{[{%#]")
 
@@ -36,31 +34,16 @@ def given_chat_template(given: str | None) -> str | None:
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"--chat-template {given} is neither a template nor a file: {error}") from error
     try:
-        JINJA_TO_PARSE.parse(template)
+        SANDBOX.parse(template)
     except TemplateSyntaxError as error:
         raise ModelLoadError(f"--chat-template cannot be parsed: {error}") from error
     return template
 
 
-class Generation(Extension):
-    """The block ``generation`` of transformers' templates, which marks what an assistant has said."""
-
-    tags = {"generation"}  # noqa: RUF012  (as the base class has it)
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """Return what is in the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-JINJA_TO_PARSE = Environment(extensions=[loopcontrols, Generation])  # noqa: S701  (nothing is rendered)
-"""Parses what transformers' sandbox renders."""
-
-
 def variables_of(template: str) -> set[str]:
     """Return the variables that a template reads; none of one that cannot be parsed."""
     try:
-        return find_undeclared_variables(JINJA_TO_PARSE.parse(template))
+        return find_undeclared_variables(SANDBOX.parse(template))
     except TemplateSyntaxError:
         return set()
 

@@ -1,6 +1,9 @@
-"""Loading the tokenizer of a model's folder."""
+"""Loading the tokenizer of a model's folder: from the cache, or by transformers, which is imported only then."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -8,16 +11,92 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.folder_files import MAX_FILE_BYTES
+from trio_pool_serve.models.files.model_digest import WEIGHTS
 from trio_pool_serve.models.loading.runner_loader import import_transformers
+from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
+from trio_pool_serve.models.loading.tokenizer_record import (
+    TokenizerRecord,
+    chat_renderer,
+    chat_templates_of,
+    named_templates,
+)
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
-from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, RenderChat, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
+
+logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
-    """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
+def load_tokenizer(
+    folder: AnyModelFolder, *, trust_remote_code: bool = False, cache: ModelCache | None = None
+) -> Tokenizer:
+    """Load the tokenizer of a model's folder.
+
+    A tokenizer of the ``tokenizers`` library is written to the cache, from which later calls read it in milliseconds.
+    Other tokenizers, and a first call, import transformers. Blocks; raises ``ModelLoadError``.
+    """
+    entry = None if cache is None else _entry(cache, folder, trust_remote_code=trust_remote_code)
+    if entry is None:
+        return _load(folder, None, trust_remote_code=trust_remote_code)
+    if (cached := _read(entry)) is not None:
+        return cached
+    with entry.locked():
+        return _read(entry) or _load(folder, entry, trust_remote_code=trust_remote_code)
+
+
+def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool) -> CacheEntry | None:
+    """Return the entry of a tokenizer: of the files that it may be made from, and of what is done to it here.
+
+    ``None`` if one of the files cannot be read.
+    """
+    own = folder.transformer_path
+    try:
+        files = [
+            path
+            for path in sorted((*own.glob("[!.]*"), *own.glob("additional_chat_templates/*")))
+            if path.is_file() and path.suffix not in WEIGHTS and path.stat().st_size <= MAX_FILE_BYTES
+        ]
+        digests = [f"{path.relative_to(own)} {digest}" for path, digest in cache.digest(files).items()]
+    except OSError:
+        return None
+    facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
+    return cache.entry(f"{folder.path.name}-tokenizer", "tokenizer", repr(facts), *digests)
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that make tokenizers, of those that are installed."""
+    versions = {}
+    for library in ("transformers", "tokenizers"):
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _read(entry: CacheEntry) -> Tokenizer | None:
+    """Return the tokenizer of an entry, unless transformers is installed and would make it anew by other versions."""
+    record, installed = entry.read(TokenizerRecord), _versions()
+    if record is None or ("transformers" in installed and installed != record.versions):
+        return None
+    try:
+        return record.tokenizer(tokenizers.Tokenizer.from_file(str(entry.path / FILE)))
+    except Exception as error:  # all that the library raises
+        logger.warning("%s cannot be read: %s", entry.path, error)
+        return None
+
+
+def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code: bool) -> Tokenizer:
+    """Load a tokenizer by transformers, and publish it if later calls can do without.
+
+    Without transformers it is read from its files, if they say all. Raises ``ModelLoadError``.
+    """
+    if "transformers" not in _versions():
+        backend, record = read_tokenizer(folder, trust_remote_code=trust_remote_code)
+        _adapt(backend, folder)
+        return record.tokenizer(backend)
     import_transformers()
     # Imported here: it takes seconds and imports torch.
     from transformers import AutoTokenizer
@@ -30,58 +109,74 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
     if folder.chat_template is not None:
         loaded.chat_template = folder.chat_template
-    if loaded.is_fast and folder.lower_case:
-        normalizer = loaded.backend_tokenizer.normalizer
-        loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
-    _add_marker_tokens(loaded, folder.spec.marker_tokens)
-    has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
-    texts = ModelChatTemplates(
-        templates=_templates(loaded, folder),
-        special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
-    )
+    special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
+    has_segments = "token_type_ids" in loaded.model_input_names
+    own_templates = named_templates(loaded.chat_template)
+    chat_templates = chat_templates_of(folder, own_templates)
     if not loaded.is_fast:
-        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts, loaded.truncation_side)
-    ids = frozenset(loaded.all_special_ids), named_ids(loaded)
-    return FastTokenizer(loaded.backend_tokenizer, *ids, has_segments, chat, texts, loaded.truncation_side)
+        loaded.add_tokens(_markers(folder, loaded.get_vocab, loaded.tokenize), special_tokens=True)
+        return SlowTokenizer(
+            loaded,
+            folder.lower_case,
+            has_segments,
+            chat_renderer(own_templates, special_tokens),
+            ModelChatTemplates(templates=chat_templates, special_tokens=special_tokens),
+            loaded.truncation_side,
+        )
+    backend = loaded.backend_tokenizer
+    _adapt(backend, folder)
+    record = TokenizerRecord(
+        what=f"tokenizer of {folder.path}",
+        versions=_versions(),
+        special_ids=sorted({*loaded.all_special_ids}),
+        named_ids=named_ids(loaded),
+        special_tokens=special_tokens,
+        has_segments=has_segments,
+        truncation_side=loaded.truncation_side,
+        chat_templates=chat_templates,
+        own_templates=own_templates,
+        splits_special_tokens=backend.encode_special_tokens,
+    )
+    if entry is not None and type(loaded).__module__.startswith("transformers."):
+        _publish(entry, backend, record)
+    return record.tokenizer(backend)
 
 
-def _templates(loaded: Any, folder: AnyModelFolder) -> Mapping[str, str]:
-    """Return the chat templates by name. A processor's own files take precedence over the tokenizer's."""
-    if folder.chat_template is not None:
-        return {"default": folder.chat_template}
-    for name in ("processor_config.json", "chat_template.json"):
-        template = read_json(folder.transformer_path / name).get("chat_template")
-        if template:
-            break
-    else:
-        template = loaded.chat_template
-    if not template:
-        return {}
-    return template if isinstance(template, dict) else {"default": template}
+def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: TokenizerRecord) -> None:
+    with entry.new_folder() as folder:
+        try:
+            backend.save(f"{folder}/{FILE}", pretty=False)
+        except Exception as error:  # all that the library raises: for parts written in Python, and for a full disk
+            logger.warning("%s is not cached: %s", record.what, error)
+        else:
+            entry.publish(Path(folder), record)
 
 
-def _chat_renderer(loaded: Any) -> RenderChat | None:
-    if not loaded.chat_template:
-        return None
+def _adapt(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> None:
+    """Add what a folder's files ask of its tokenizer beside the tokenizer's own files."""
+    backend.no_truncation()
+    backend.no_padding()
+    if folder.lower_case:
+        normalizer = backend.normalizer
+        backend.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+    backend.add_special_tokens(
+        _markers(folder, backend.get_vocab, lambda text: backend.encode(text, add_special_tokens=False).tokens)
+    )
 
-    def render(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        rendered: str = loaded.apply_chat_template(messages, tokenize=False, **options)
-        return rendered
 
-    return render
+def _markers(
+    folder: AnyModelFolder, vocabulary: Callable[[], dict[str, int]], tokenize: Callable[[str], list[str]]
+) -> list[tokenizers.AddedToken]:
+    """Return marker tokens, or their first words, that the vocabulary has, but that are tokenised as several tokens.
 
-
-def _add_marker_tokens(tokenizer: Any, markers: Iterable[str]) -> None:
-    """Tokenise each marker, or its first word, as one token if the vocabulary has it; others stay ordinary text.
-
-    ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on.
+    ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on. Others stay ordinary text.
     """
-    split = []
-    if not (texts := [*filter(str.strip, markers)]):
-        return
-    vocabulary = tokenizer.get_vocab()
+    split: list[tokenizers.AddedToken] = []
+    if not (texts := [*filter(str.strip, folder.spec.marker_tokens)]):
+        return split
+    known = vocabulary()
     for marker in texts:
-        known = next((text for text in (marker, marker.split()[0]) if text in vocabulary), None)
-        if known is not None and tokenizer.tokenize(known) != [known]:
-            split.append(tokenizers.AddedToken(known, normalized=False, special=True))
-    tokenizer.add_tokens(split, special_tokens=True)
+        token = next((text for text in (marker, marker.split()[0]) if text in known), None)
+        if token is not None and tokenize(token) != [token]:
+            split.append(tokenizers.AddedToken(token, normalized=False, special=True))
+    return split

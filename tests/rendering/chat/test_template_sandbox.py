@@ -1,0 +1,173 @@
+"""Chat templates by jinja2 alone, against transformers' own rendering of the same."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tests.compatibility.vllm_folders import OTHER_TEMPLATE
+from tests.models.vision_families import QWEN_TEMPLATE
+from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, TURNS
+from trio_pool_serve.rendering.chat.template_sandbox import render_conversation
+
+MISTRAL = """\
+{{ bos_token }}{% for message in messages %}
+  {%- if message.role == 'user' -%}
+    {%- if tools is not none and loop.last -%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif -%}
+    [INST] {{ message.content }}[/INST]
+  {%- elif message.role == 'assistant' -%}
+    {%- generation %}{% set said = message.content %} {{ said }}{{ eos_token }}{% endgeneration -%}{{ said }}
+  {%- else -%}{{ raise_exception("Only user and assistant roles are supported!") }}{%- endif -%}
+{% endfor %}
+"""
+
+QWEN3 = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson(indent=2) }}{%- endfor %}
+    {{- "<|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
+        and not(message.content.startswith('<tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if loop.index0 > ns.last_query_index and message.role == 'user' %}{%- continue %}{%- endif %}
+    {%- set content = message.content.split('</think>')[-1].lstrip('\\n') if message.content is string else '' %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if documents %}{% for d in documents %}{{ d.title }}: {{ d.text | e }}{% endfor %}{% endif %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+
+SHAPES = """
+    {# a comment #}
+    {% for key, value in dict(a=1, b='<x>').items() %}
+    {{ key }}={{ value | tojson }}{{ dict.fromkeys([key]) }}
+    {% if loop.index == 9 %}{% break %}{% endif %}
+    {% endfor %}
+{{ strftime_now('%Y') | length }} {{ messages | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}
+{{ tools }} {{ documents }} {{ undefined_one }} {{ 'ä<&>' | tojson }}
+"""
+
+REFUSED = {
+    "mutation": "{{ messages.append(1) }}",
+    "internals": "{{ ''.__class__.__mro__ }}",
+    "a class's attributes": "{{ dict.mro() }}",
+    "underscored names": "{% set ns = namespace(__html__=1) %}",
+    "underscored names later": "{% set ns = namespace() %}{% set ns._x = 1 %}",
+    "a long range": "{% for i in range(9999999) %}{% endfor %}",
+    "an undefined object's field": "{{ missing.field }}",
+    "what no template is": "{% no_such_tag %}",
+    "its own error": "{{ raise_exception('roles must alternate') }}",
+}
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "headers": HEADERS,
+    "turns": TURNS,
+    "parts": PARTS,
+    "qwen_vl": QWEN_TEMPLATE,
+    "roles": OTHER_TEMPLATE,
+    "mistral": MISTRAL,
+    "qwen3": QWEN3,
+    "shapes": SHAPES,
+    "stripped": "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}",
+    "upper": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+    **REFUSED,
+}
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, None, True, "<é>"]}}}
+
+
+def said(*texts: Any) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+
+
+PART = {"type": "text", "text": "in parts "}
+CONVERSATIONS = {
+    "one": said("hello <b> & 'ü'"),
+    "open": said("  a ", " and b  "),
+    "system": [{"role": "system", "content": "be brief"}, *said("a", "b", "c")],
+    "parts": said([PART, {"type": "image"}], [PART, PART, {"type": "image"}]),
+    "no text": said([{"type": "image"}]),
+    "two users": [*said("a"), *said("b")],
+    "empty": [],
+}
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+GIVEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "prompted": {"add_generation_prompt": True, "enable_thinking": False},
+    "continued": {"continue_final_message": True},
+    "tools": {"tools": [TOOL], "documents": [{"title": "t", "text": "<d>"}]},
+    "odd tools": {"tools": ["f"]},
+    "odd documents": {"documents": "text"},
+    "reserved": {"self": 1},
+}
+
+
+def outcome(render: Any) -> str | type[Exception]:
+    try:
+        text: str = render()
+    except Exception:
+        return Exception
+    return text
+
+
+def ours(
+    template: str, messages: Any, *, add_generation_prompt=False, continue_final_message=False, **given: Any
+) -> str:
+    return render_conversation(
+        template,
+        messages,
+        SPECIAL | given,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
+
+
+def theirs(template: str, messages: Any, **given: Any) -> str:
+    return render_jinja_template([messages], chat_template=template, **SPECIAL, **given)[0][0]
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_renders_what_it_renders_in_transformers(template):
+    rendered = 0
+    for name, messages in CONVERSATIONS.items():
+        for how, given in GIVEN.items():
+            expected = outcome(lambda m=messages, g=given: theirs(template, m, **g))
+            assert outcome(lambda m=messages, g=given: ours(template, m, **g)) == expected, (name, how)
+            rendered += isinstance(expected, str)
+    assert (rendered == 0) == (template in REFUSED.values())
+
+
+def test_the_caller_s_messages_stay_as_they_are():
+    messages = said("a", [PART])
+    ours(PARTS, messages, continue_final_message=True)
+    assert messages == said("a", [PART])
+    assert "text" in PART
+
+
+def test_the_error_is_the_template_s_own():
+    with pytest.raises(Exception, match=r"^roles must alternate$"):
+        ours("{{ raise_exception('roles must alternate') }}", said("a"))
+
+
+def test_a_process_that_renders_templates_imports_little():
+    program = (
+        "import sys; from trio_pool_serve.rendering.chat import template_process; template_process.prepare(); "
+        "print(*{'transformers', 'torch', 'numpy', 'tokenizers', 'huggingface_hub'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr

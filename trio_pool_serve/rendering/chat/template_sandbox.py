@@ -1,0 +1,122 @@
+"""Renders chat templates as transformers does, with jinja2 alone: its sandbox, and what templates expect in it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+OPEN_END = "END_OF_LAST_MESSAGE_8f3a61 "
+"""Put behind the last message to find where it ends. The blank tells whether the template strips messages."""
+
+
+class Generation(Extension):
+    """The block ``generation``, which marks what an assistant has said; its variables end with it."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the base class has it)
+
+    def parse(self, parser: Parser) -> Node:
+        """Return what is in the block."""
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class TemplateNamespace(Namespace):
+    """``namespace`` without underscored names: libraries look for methods by such names."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # ``self`` may be one of the values
+        super(TemplateNamespace, args[0]).__init__()
+        for name, value in dict(*args[1:], **values).items():
+            args[0][name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a value. Raises ``SecurityError`` for an underscored name."""
+        if str(name).startswith("_"):
+            raise SecurityError(f"a namespace cannot have {name!r}: names must not begin with an underscore")
+        super().__setitem__(name, value)
+
+
+class DictMaker:
+    """``dict`` for templates, without the attributes of a class."""
+
+    __call__: Any = staticmethod(dict)
+    fromkeys = staticmethod(dict.fromkeys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(  # jinja2's own filter escapes ``<`` and others for HTML
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (as templates may call it)
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+SANDBOX = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+SANDBOX.filters["tojson"] = _to_json
+SANDBOX.globals |= {
+    "raise_exception": _raise_exception,
+    "strftime_now": lambda form: datetime.now().strftime(form),
+    "dict": DictMaker(),
+    "namespace": TemplateNamespace,
+}
+
+
+@lru_cache
+def _compiled(template: str) -> jinja2.Template:
+    return SANDBOX.from_string(template)
+
+
+def render_conversation(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+) -> str:
+    """Return a conversation's text. ``variables`` are all others that the template sees, JSON's types only.
+
+    With ``continue_final_message`` the text ends where the last message does. Raises any exception that the template
+    raises, and ``ValueError`` if that end is not found or ``tools`` or ``documents`` are no lists of objects.
+    """
+    given = {"tools": None, "documents": None, **variables}
+    for name in ("tools", "documents"):
+        if not all(isinstance(each, dict) for each in given[name] or ()):
+            raise ValueError(f"{name} must be a list of objects")
+    final = ""
+    if continue_final_message:
+        final, last = _opened(messages)
+        messages = [*messages[:-1], last]
+    text = _compiled(template).render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
+    if not continue_final_message:
+        return text
+    end = text.rfind(OPEN_END.strip())
+    if end < 0 or final.strip() not in text or "content" not in template:
+        raise ValueError("the template does not render the last message whole, so it cannot be continued")
+    return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
+
+
+def _opened(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+    """Return the last text of the last message, and that message with ``OPEN_END`` behind the text."""
+    content: Any = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        return content, {**messages[-1], "content": content + OPEN_END}
+    for index, part in reversed([*enumerate(content or ())]):
+        if "text" in part:
+            parts = [*content[:index], {**part, "text": part["text"] + OPEN_END}, *content[index + 1 :]]
+            return part["text"], {**messages[-1], "content": parts}
+    raise ValueError("the last message has no text to continue")
