@@ -1,5 +1,6 @@
 """A process that loads one model by torch and converts it: its memory goes with it when it ends."""
 
+import errno
 import logging
 import sys
 from contextlib import suppress
@@ -52,14 +53,21 @@ async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
         nursery.start_soon(_receive, channel, to_convert)
         try:
             conversion = await trio.to_thread.run_sync(_load, job)
+        except ModelLoadError as error:
+            await send_to_parent(channel, Failed(sendable(str(error))))
+        else:
             await send_to_parent(channel, Loaded())
-            folder = await folders.receive()
-            await send_to_parent(channel, Converted(await trio.to_thread.run_sync(conversion.convert, folder)))
-        except (ModelLoadError, OSError) as error:
-            number = error.errno if isinstance(error, OSError) else 0
-            await send_to_parent(channel, Failed(sendable(str(error)), number or 0))
-        nursery.cancel_scope.cancel(reason="it is converted")
+            async for folder in folders:  # another one, if the disk is full
+                await send_to_parent(channel, await trio.to_thread.run_sync(_convert, conversion, folder))
+        nursery.cancel_scope.cancel(reason="the model cannot be loaded")
     return 0
+
+
+def _convert(conversion: "Conversion", folder: Path) -> Converted | Failed:
+    try:
+        return Converted(conversion.convert(folder))
+    except OSError as error:
+        return Failed(sendable(str(error)), error.errno or errno.EIO)
 
 
 async def _receive(channel: FramedStream[ToConversion], to_convert: trio.MemorySendChannel[Path]) -> None:

@@ -109,7 +109,7 @@ class CpuModel:
         if cache is None:
             return None
         config, folder = self.config, self.folder
-        settings = [config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
+        settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
             return model_entry(folder.path, cache, "model", folder.kind.load, self._dtype, *map(str, settings))
         except OSError as error:
@@ -148,7 +148,7 @@ class CpuModel:
                         folder = self.entry.publish(folder, made[-1])
                     return self._runner_of(folder, made[-1])
             except (OSError, StorageError) as error:
-                raise ModelLoadError(f"The converted model cannot be written: {error}") from error
+                return self._by_torch(f"the converted model cannot be written: {error}")
 
     @property
     def _takes_long(self) -> str:
@@ -179,8 +179,7 @@ class CpuModel:
 
     def _runner_of(self, folder: Path, model: ConvertedModel) -> Runner:
         if reason := self._why_torch(model):
-            refuse_if_demanded(self.config, reason)
-            return self.load_by_torch(self.folder, self.config, self.offload, reason)
+            return self._by_torch(reason)
         # Imported here: an optional dependency.
         from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
         from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
@@ -196,6 +195,10 @@ class CpuModel:
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
         require_same(runner, model, CHECK_SLACK[self._dtype])
         return runner
+
+    def _by_torch(self, reason: str) -> Runner:
+        refuse_if_demanded(self.config, reason)
+        return self.load_by_torch(self.folder, self.config, self.offload, reason)
 
     def _why_torch(self, model: ConvertedModel) -> str:
         if model.refused:

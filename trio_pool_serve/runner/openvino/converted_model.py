@@ -54,6 +54,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     converted it.
     """
 
+    what: str = ""
+    """What it is, for people."""
     refused: str = ""
     """Why the model is not computed by OpenVINO; then there are no files."""
     versions: dict[str, str]

@@ -1,6 +1,9 @@
 """The conversion of a model that torch has loaded: made, compared with torch, timed, and written to a folder."""
 
 import copy
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +92,24 @@ class Preparation:
             reason = f"OpenVINO fails: {_first_line(error)}"
         for file in folder.iterdir():
             file.unlink()
-        return ConvertedModel(refused=reason, versions=versions())
+        return ConvertedModel(what=f"computed by torch: {reason}", refused=reason, versions=versions())
 
     def _convert(self, folder: Path) -> ConvertedModel:
         loaded = in_float32(self.loaded)
         exact = Padded(loaded.backbone)
         self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=exact)
         self._traced = Traced(loaded)
-        self._model = ConvertedModel(versions=versions(), description=self._describe(), heads=self._traced.heads)
+        what = f"{self.loaded.backbone.model.config.model_type} in {self._dtype}"  # type: ignore[union-attr]
+        self._model = ConvertedModel(
+            what=what, versions=versions(), description=self._describe(), heads=self._traced.heads
+        )
         graph = convert(self._traced)
         if self._traced.table is not None:
             np.save(folder / TABLE, self._traced.table.numpy())
         if (modules := self._traced.after_pooling) is not None:
             config: Any = loaded.backbone.model.config
             graph_of_modules = convert_modules(modules, config.get_text_config().hidden_size)
-            ov.save_model(graph_of_modules, folder / MODULES, compress_to_fp16=False)
+            _save(graph_of_modules, folder / MODULES)
         model = self._quantize(graph, folder) if self._is_int8 else self._compare(graph, folder)
         runner = self._runner(folder)
         if self.config.backend == "auto" and not self._is_int8 and self.params.may_time:
@@ -113,6 +119,10 @@ class Preparation:
     @property
     def _is_int8(self) -> bool:
         return self.config.dtype == "int8"
+
+    @property
+    def _dtype(self) -> str:
+        return "int8" if self._is_int8 else str(self.params.dtype).removeprefix("torch.")
 
     def _describe(self) -> Description:
         backbone, by_torch = self.loaded.backbone, self.by_torch
@@ -143,7 +153,7 @@ class Preparation:
         nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
         """
         params = CompileParams(
-            PRECISIONS[str(self.params.dtype).removeprefix("torch.")],
+            PRECISIONS["float32" if self._is_int8 else self._dtype],
             cores=torch.get_num_threads(),
             streams=self.params.concurrent_launches,
             sharers=self.params.cores_shared_by,
@@ -151,10 +161,10 @@ class Preparation:
         return OpenVinoRunner.of_folder(folder, self._model, params)
 
     def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
-        _save(graph, folder)
+        _save(graph, folder / GRAPH)
         batches = all_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
         cosine = agreement(self._runner(folder), self._exact, batches, self._compared).lowest
-        if not cosine >= MIN_COSINE[str(self.params.dtype).removeprefix("torch.")]:
+        if not cosine >= MIN_COSINE[self._dtype]:
             raise RefusedError(f"OpenVINO's output differs: cosine {cosine:.5f}")
         return self._model
 
@@ -167,7 +177,8 @@ class Preparation:
 
         def attempt(*, halves_range: bool) -> Agreement:
             pad_token_id = self.params.pad_token_id
-            _save(quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range), folder)
+            quantized = quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range)
+            _save(quantized, folder / GRAPH)
             return agreement(self._runner(folder), self._exact, held_out, self._compared)
 
         found = attempt(halves_range=False)
@@ -212,10 +223,15 @@ def in_float32(loaded: LoadedModel) -> LoadedModel:
     return evolve(loaded, backbone=Backbone(copy.deepcopy(backbone.model).float(), backbone.output))
 
 
-def _save(graph: ov.Model, folder: Path) -> None:
-    for file in folder.glob("model.*"):
-        file.unlink()  # another one may be mapped
-    ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
+def _save(graph: ov.Model, path: Path) -> None:
+    """Write a graph in float32. Raises ``OSError``: OpenVINO says of a full disk "basic_ios::clear: iostream error"."""
+    for file in (path, path.with_suffix(".bin")):
+        file.unlink(missing_ok=True)  # another graph may be mapped
+    try:
+        ov.save_model(graph, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        number = errno.ENOSPC if shutil.disk_usage(path.parent).free < 2**20 else errno.EIO
+        raise OSError(number, f"{os.strerror(number)}: {error}", str(path)) from error
 
 
 def _first_line(error: Exception) -> str:
