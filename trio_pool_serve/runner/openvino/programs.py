@@ -119,9 +119,10 @@ class Program:
         except RuntimeError:
             self._compile_again(compiled)
             raise
-        value = read({name: request.get_output_tensor(number).data for number, name in enumerate(self._outputs)})
-        compiled.idle.append(request)
-        return value
+        try:
+            return read({name: request.get_output_tensor(number).data for number, name in enumerate(self._outputs)})
+        finally:
+            compiled.idle.append(request)
 
     def _compile_again(self, failed: CompiledModel) -> None:
         """Have the next passes computed by another compiled graph than the one by which a pass has failed."""
