@@ -1,0 +1,103 @@
+"""A later start of a text model on CPU: no process of the server imports torch, or the code of transformers' models."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.lanes import sampled
+from tests.models.test_openvino_agreement import FOLDERS
+from tests.server.server_process import ServerProcess, launched
+
+pytest.importorskip("openvino")
+
+SERVE = (sys.executable, "-m", "trio_pool_serve", "serve")
+
+AT_SIGNAL = """
+import os, signal, sys
+
+def write_names(*_):
+    path = os.path.join({folder!r}, str(os.getpid()))
+    with open(path + ".new", "w") as file:
+        file.write("\\n".join(name for name, module in list(sys.modules.items()) if module is not None))
+    os.rename(path + ".new", path)
+
+signal.signal(signal.SIGUSR2, write_names)
+"""
+"""``sitecustomize.py``, which each process of Python imports first."""
+
+HEAVY = ("torch", "transformers.models", "transformers.modeling_utils", "scipy", "pandas", "ray")
+
+REQUESTS = {
+    "embed": ("/v1/embeddings", {"input": ["one", "two"]}),
+    "messages": ("/v1/embeddings", {"messages": [{"role": "user", "content": "one"}]}),
+    "score": ("/score", {"text_1": "one", "text_2": ["two", "three"]}),
+    "classify": ("/v1/classify", {"input": ["one", "two"]}),
+    "sparse": ("/embed_sparse", {"inputs": ["one"]}),
+    "token_classify": ("/pooling", {"input": ["one"], "task": "token_classify"}),
+}
+
+
+async def modules_of(server: ServerProcess, folder: Path) -> dict[str, list[str]]:
+    """Return the names of the modules of each process of a server, by its command line."""
+    own = psutil.Process(server.process.pid)
+    found = {}
+    for process in [own, *own.children(recursive=True)]:
+        command = " ".join(process.cmdline()[1:])
+        if "resource_tracker" in command:
+            continue
+        os.kill(process.pid, signal.SIGUSR2)
+        with trio.fail_after(30):
+            while not (path := folder / str(process.pid)).exists():  # noqa: ASYNC110  (another process has no event)
+                await trio.sleep(0.02)
+        found[f"{process.pid} {command}"] = path.read_text().splitlines()
+    return found
+
+
+def heavy(names: Iterable[str]) -> set[str]:
+    return {name for name in names for each in HEAVY if name == each or name.startswith(f"{each}.")}
+
+
+@sampled(
+    ("name", "request_name", "flags"),
+    [
+        ("embedder-qwen3", "messages", ()),
+        ("embedder-bert", "embed", ("--engine", "process", "--replicas", "1")),
+        ("embedder-bert", "embed", ("--api-workers", "2", "--replicas", "1")),
+        ("classifier-deberta-v2", "classify", ()),
+        ("classifier-modernbert", "classify", ()),
+        ("token-classifier-bert", "token_classify", ()),
+        ("late-interaction-colbert_v2", "score", ()),
+        ("sparse-splade_max", "sparse", ()),
+        ("bge-m3", "sparse", ()),
+    ],
+    keep=[("embedder-qwen3", "messages", ())],
+)
+async def test_a_second_start_imports_no_torch(name: str, request_name: str, flags: tuple[str, ...], tmp_path: Path):
+    folder, path_of_names = FOLDERS[name](tmp_path / name), tmp_path / "names"
+    path_of_names.mkdir()
+    if request_name == "messages":
+        (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    (path_of_names / "sitecustomize.py").write_text(AT_SIGNAL.format(folder=str(path_of_names)))
+    arguments = [str(folder), "--device", "cpu", "--dtype", "float32", "--backend", "openvino", *flags]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    convert = [*SERVE[:-1], "convert", *arguments[:7], "--replicas", "1"]
+    await trio.run_process(convert, env={**os.environ, **cache})
+    environment = {**cache, "PYTHONPATH": f"{path_of_names}:{os.environ.get('PYTHONPATH', '')}"}
+    async with (
+        launched(tmp_path, *arguments, command=SERVE, env=environment) as server,
+        client_of(server.url) as client,
+    ):
+        path, body = REQUESTS[request_name]
+        answer: httpx.Response = await client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        modules = await modules_of(server, path_of_names)
+    assert len(modules) > bool(flags), "no process but the first was asked"
+    assert {command: heavy(names) for command, names in modules.items() if heavy(names)} == {}
