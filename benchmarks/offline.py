@@ -202,7 +202,7 @@ def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Comput
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
     # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
     runner = load_runner(folder, loading, Offload(launch=threads, in_threads=False))
-    runner.choose_computation()
+    runner.prepare(config.scheduling.wanted_batch_tokens)
     params = RenderingParams()
 
     def render(text: str) -> PoolingRequest:

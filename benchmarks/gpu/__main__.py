@@ -44,14 +44,14 @@ async def write_models(subject: Subject, findings: Findings) -> None:
 MODELS = Part(name="models", budget_s=25, run=write_models)
 
 PARTS = (
-    Part(name="tests", budget_s=150, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
+    Part(name="tests", budget_s=110, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
     Part(
         name="ordering",
         budget_s=45,
         run=ordering.run,
         aims=(ordering.UNORDERED, ordering.UNORDERED_GRAPHS, ordering.WAITING),
     ),
-    Part(name="memory", budget_s=40, run=memory.run, aims=(*memory.LARGEST.values(), memory.LOGITS)),
+    Part(name="memory", budget_s=80, run=memory.run, aims=(*memory.LARGEST.values(), memory.LOGITS)),
     Part(name="overlap", budget_s=40, run=overlap.run, aims=(*overlap.FASTER.values(), overlap.OVERLAPPED)),
     Part(
         name="load",

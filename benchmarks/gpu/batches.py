@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.bert_shapes import MAX_TOKENS
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget
+from trio_pool_serve.runner.batch_memory import SHORT as SHORTEST
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed
 
 IDS = (1000, 30000)
@@ -35,9 +36,13 @@ def fill(lengths: Iterable[int], max_tokens: int, *, pads: bool) -> list[int]:
 
 
 def full_batches(max_tokens: int, *, pads: bool) -> dict[str, list[int]]:
-    """Return the lengths of batches that use up the token budget, by what they are; the first are all of one length."""
+    """Return the lengths of batches that use up the token budget, by what they are.
+
+    The first two are those with which the budget was tried when the model was loaded.
+    """
     return {
         f"rows of {MAX_TOKENS} tokens": fill(cycle([MAX_TOKENS]), max_tokens, pads=pads),
+        f"rows of {SHORTEST} tokens": fill(cycle([SHORTEST]), max_tokens, pads=pads),
         f"rows of {SHORT} tokens": fill(cycle([SHORT]), max_tokens, pads=pads),
         f"one row of {MAX_TOKENS} tokens, the others of {SHORT}": fill(
             (MAX_TOKENS if index == 0 else SHORT for index in range(max_tokens)), max_tokens, pads=pads

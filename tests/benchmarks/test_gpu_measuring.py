@@ -92,7 +92,8 @@ async def test_both_ways_to_copy_are_measured_and_launches_are_traced(loaded, fi
 
 def test_full_batches_are_those_that_the_queue_forms():
     padded, packed = full_batches(4096, pads=True), full_batches(4096, pads=False)
-    equal, short, one_long, _ = packed
+    equal, shortest, short, one_long, _ = packed
+    assert packed[shortest] == [2] * 2048
     assert padded[equal] == packed[equal] == [MAX_TOKENS] * 8
     assert padded[short] == [SHORT] * 256
     assert padded[one_long] == [MAX_TOKENS], "padding of nine tenths is not computed"

@@ -11,6 +11,7 @@ import torch
 from benchmarks.segment_attention import ONE_BY_ONE
 from tests.models.classifier_families import PROMPTS, write_classifier
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.runner.cuda import varlen
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
@@ -174,3 +175,27 @@ def test_embeddings_have_positions_though_their_ids_are_padding():
     forward = ForwardPass([PoolingRequest(embeds)], CPU, pad_token_id=0)
     inputs = PackedInputs.of_buffer(shape, fill(shape, forward, "past padding"))
     assert inputs.positions.tolist() == [[1, 2]]
+
+
+def test_attention_without_a_parameter_for_shared_keys_is_used(monkeypatch: pytest.MonkeyPatch):
+    """That of torch 2.11."""
+    heads: list[tuple[int, int]] = []
+
+    def attend(query: Any, key: Any, *_: Any, scale: float, window_size: tuple[int, int]) -> torch.Tensor:
+        heads.append((query.shape[1], key.shape[1]))
+        return query
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
+    monkeypatch.setattr(varlen, "_flash_parameters", varlen._flash_parameters.__wrapped__)
+    assert varlen.has_flash()
+    query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
+    rows, _ = varlen.flash_attention(torch.nn.Identity(), query, key, key, None, 1.0, is_causal=False, **bounds)
+    assert rows.shape == (1, 3, 4, 8)
+    assert heads == [(4, 2)]
+
+
+def test_attention_without_windows_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value, scale: query)
+    monkeypatch.setattr(varlen, "_flash_parameters", varlen._flash_parameters.__wrapped__)
+    assert not varlen.has_flash()

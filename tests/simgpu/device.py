@@ -1,6 +1,7 @@
 """The simulated device, registered with torch: ``torch.simgpu`` has what is used of ``torch.cuda``."""
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,11 @@ class DeviceModule:
         return 2 if Settings.refuses_synchronisations else 0
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        """Set whether synchronisations are refused, as ``error`` and 2 say."""
+        """Set whether synchronisations are refused, as ``error`` and 2 say; warns each time, not once as torch."""
+        warnings.warn(
+            "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations",
+            stacklevel=2,
+        )
         Settings.refuses_synchronisations = mode in (2, "error")
 
     def empty_cache(self) -> None:

@@ -12,6 +12,7 @@ and the output is copied before the next replay, so heads and copies to the host
 later batch writes.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -69,8 +70,9 @@ def synchronisations_refused(device: torch.device) -> Iterator[None]:
     """Have torch raise ``RuntimeError`` for synchronisations within the block, in all threads."""
     cuda: Any = torch.get_device_module(device)
     before = cuda.get_sync_debug_mode()
-    cuda.set_sync_debug_mode("error")
+    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
     try:
+        cuda.set_sync_debug_mode("error")
         yield
     finally:
         cuda.set_sync_debug_mode(before)

@@ -5,6 +5,8 @@ names that its own flash attention uses. For a name without a mask function it m
 """
 
 import inspect
+from collections.abc import Set as AbstractSet
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,12 +21,18 @@ class CannotPackError(Exception):
 
 
 def has_flash() -> bool:
-    """Return whether this version of torch has variable-length attention with windows and grouped-query attention."""
+    """Return whether this version of torch has variable-length attention with windows: 2.11 and later have."""
+    return {"scale", "window_size"} <= _flash_parameters()
+
+
+@cache
+def _flash_parameters() -> AbstractSet[str]:
+    """Return the names of what torch's variable-length attention takes, none if it has no such function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+        return frozenset()
+    return inspect.signature(varlen_attn).parameters.keys()
 
 
 def window_of(module: nn.Module, *, sliding_window: int | None, is_causal: bool | None) -> tuple[int, int]:
@@ -59,6 +67,9 @@ def flash_attention(
     refuse_unknown(options)
     bounds, longest = options["cu_seq_lens_q"], options["max_length_q"]
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    shares_keys = query.shape[1] != key.shape[1]
+    # torch 2.11 has no such parameter: its kernel shares keys among queries without being told.
+    gqa: dict[str, Any] = {"enable_gqa": shares_keys} if "enable_gqa" in _flash_parameters() else {}
     rows = varlen_attn(
         query,
         key,
@@ -69,7 +80,7 @@ def flash_attention(
         longest,
         scale=scaling,
         window_size=window_of(module, sliding_window=sliding_window, is_causal=is_causal),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **gqa,
     )
     assert isinstance(rows, Tensor)  # noqa: S101  (a tuple only with return_aux)
     return rows[None], None
