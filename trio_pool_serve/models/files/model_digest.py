@@ -38,9 +38,13 @@ def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
 
     Blocks and raises as ``model_digest``.
     """
+    return cache.entry(name_for_people(folder), model_digest(folder, cache), *kind)
+
+
+def name_for_people(folder: Path) -> str:
+    """Return a name for a model's folder, with its owner's for one of the hub's cache."""
     is_of_hub = folder.parent.name == "snapshots"  # .../models--OWNER--NAME/snapshots/REVISION
-    name = folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
-    return cache.entry(name, model_digest(folder, cache), *kind)
+    return folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
 
 
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:

@@ -12,7 +12,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import MAX_FILE_BYTES
-from trio_pool_serve.models.files.model_digest import WEIGHTS
+from trio_pool_serve.models.files.model_digest import WEIGHTS, name_for_people
 from trio_pool_serve.models.loading.runner_loader import import_transformers
 from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
 from trio_pool_serve.models.loading.tokenizer_record import (
@@ -62,7 +62,7 @@ def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool
     except OSError:
         return None
     facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
-    return cache.entry(f"{folder.path.name}-tokenizer", "tokenizer", repr(facts), *digests)
+    return cache.entry(f"{name_for_people(folder.path)}-tokenizer", "tokenizer", repr(facts), *digests)
 
 
 def _versions() -> dict[str, str]:
@@ -128,7 +128,7 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
     record = TokenizerRecord(
         what=f"tokenizer of {folder.path}",
         versions=_versions(),
-        special_ids=sorted({*loaded.all_special_ids}),
+        special_ids=sorted({*loaded.all_special_ids} - {None}),
         named_ids=named_ids(loaded),
         special_tokens=special_tokens,
         has_segments=has_segments,

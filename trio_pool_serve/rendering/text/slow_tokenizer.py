@@ -128,4 +128,5 @@ class SlowTokenizer:
 
 def named_ids(tokenizer: Any) -> dict[str, int]:
     """Return a transformers tokenizer's special token ids by name, such as ``mask_token``."""
-    return {name: tokenizer.convert_tokens_to_ids(str(token)) for name, token in tokenizer.special_tokens_map.items()}
+    ids = {name: tokenizer.convert_tokens_to_ids(str(token)) for name, token in tokenizer.special_tokens_map.items()}
+    return {name: token_id for name, token_id in ids.items() if token_id is not None}
