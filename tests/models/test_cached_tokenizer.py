@@ -24,6 +24,7 @@ from tests.models.model_families import (
     qwen3_tokenizer,
     roberta_tokenizer,
     t5_tokenizer,
+    write_family,
     xlm_roberta_tokenizer,
 )
 from tests.models.retrieval_families import add_to, bert_with_unused
@@ -35,9 +36,12 @@ from tests.models.vision_families import (
 )
 from tests.rendering.chat.chat_folders import CHATML, TURNS, write_chat_folder
 from tests.rendering.text.test_tokenizer import TEXTS, model_folder
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import tokenizer_loading
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
@@ -202,6 +206,15 @@ def test_other_versions_make_it_anew_and_none_reads_what_is_there(folders, cache
     assert imported == [1] * (not hits)
 
 
+def test_a_conversion_leaves_the_tokenizer_in_the_cache(cache, no_transformers, tmp_path):
+    path = write_family(tmp_path / "model", "bert")
+    config = ModelConfig(device="cpu", cache_dir=str(cache.folder))
+    imports = model_folder(path).kind.read.__module__
+    Conversion().load(ConversionJob(str(path), config, imports, streams=1, sharers=1, may_time=False))
+    no_transformers()
+    assert isinstance(load_tokenizer(read_model_folder(path, config), cache=cache), FastTokenizer)
+
+
 def test_a_damaged_entry_is_made_anew(folders, cache):
     folder = model_folder(folders("t5"))
     expected = facts(load_tokenizer(folder, cache=cache))
@@ -243,6 +256,8 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates

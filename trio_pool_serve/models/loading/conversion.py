@@ -10,8 +10,10 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.runner_loading import load_parts
 from trio_pool_serve.models.loading.sample_prompts import sample_prompts
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
 from trio_pool_serve.runner.openvino.preparation import Preparation
+from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload
 
 
@@ -22,10 +24,14 @@ class Conversion:
     _preparation: Preparation = field(init=False)
 
     def load(self, job: ConversionJob) -> None:
-        """Load the model and compute a batch by torch. Blocks for seconds. Raises ``ModelLoadError``."""
+        """Load the model and compute a batch by torch. Blocks for seconds. Raises ``ModelLoadError``.
+
+        Its tokenizer is in the cache by then, so that the process which serves the model need not make it.
+        """
         import_module(job.imports)
         config = job.config
         folder = read_model_folder(Path(job.folder), config)
+        load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
         offload = Offload(launch=job.streams, cores_shared_by=job.sharers)
         loaded, runner, params = load_parts(folder, config, offload)
         prompts = partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code)
