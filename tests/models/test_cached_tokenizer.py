@@ -256,8 +256,6 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
-from trio_pool_serve.models.loading.conversion import Conversion
-from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
