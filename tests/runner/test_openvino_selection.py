@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, model_digest, saved
 
 from tests.lanes import sampled
 from tests.models.model_families import load, loaded_runner, write_family
@@ -20,7 +21,6 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.runner.openvino import model_cache, selection, trial
-from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, model_digest, saved
 from trio_pool_serve.threads.offload import Offload
 
 pytest.importorskip("openvino")
