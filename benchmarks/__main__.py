@@ -82,7 +82,7 @@ SCRIPTS = (
     Script("request_profile"),
     Script("gpu"),
     Script("first_answer", {"rounds": 1}),
-    Script("start_up", {"rounds": 1}),
+    Script("start_up", {"rounds": 1, "mixed_requests": 60}),
     Script("memory_growth", {"rounds": 1, "requests": 60, "every": 30, "idle_s": 0.5}),
     Script("overload", {"rounds": 1, "seconds": 3.0, "capacity_seconds": 1.0, "factors": (2.0,), "timeout_s": 5.0}),
     Script("refusal_costs", {"rounds": 1, "requests": 32}),

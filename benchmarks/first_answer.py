@@ -7,7 +7,8 @@ python -m benchmarks.first_answer --fresh-clone            # git clone, then the
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -21,9 +22,10 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.machine import describe_machine
+from benchmarks.memory import ProcessMemory, memory_of
 from benchmarks.model import MODEL_NAME, MODEL_PATH, check_vectors, oracle_vectors
 from benchmarks.report import RESULTS, console, open_figure, print_table, warn_if_busy, write_figure, write_json
-from benchmarks.servers import ROOT, free_port, open_process, wait_for_ok
+from benchmarks.servers import ROOT, Server, free_port, open_process, wait_for_ok
 
 TEXT = "A server is worth nothing before its first answer."
 
@@ -52,8 +54,14 @@ class Start:
     first_answer_s: float
 
 
-async def time_start(command: Sequence[str], *, cwd: Path = ROOT) -> Start:
-    """Start a server, wait for its first answer, check it, and stop the server."""
+@asynccontextmanager
+async def open_start(
+    command: Sequence[str], *, cwd: Path = ROOT, checks: bool = True
+) -> AsyncIterator[tuple[Server, Start, list[ProcessMemory]]]:
+    """Start a server and wait for its first answer; give it with its times, and the memory it had when ready.
+
+    ``checks``: the answer must be MiniLM's. Leaving the block stops the server.
+    """
     port = free_port()
     began = trio.current_time()
     async with open_process("server", [*command, "--port", str(port)], port, cwd=cwd) as server:
@@ -61,11 +69,21 @@ async def time_start(command: Sequence[str], *, cwd: Path = ROOT) -> Start:
         live = trio.current_time()
         await wait_for_ok(f"{server.url}/readyz", every_s=POLL_EVERY_S)
         ready = trio.current_time()
+        memory = memory_of(server.pid)
+        asked = trio.current_time()
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             answer = await client.post(f"{server.url}/v1/embeddings", json={"input": TEXT})
         answered = trio.current_time()
-    _check(answer)
-    return Start(live - began, ready - began, answered - began)
+        if checks:
+            _check(answer)
+        answer.raise_for_status()
+        yield server, Start(live - began, ready - began, answered - asked + ready - began), memory
+
+
+async def time_start(command: Sequence[str], *, cwd: Path = ROOT) -> Start:
+    """Start a server, wait for its first answer, check it, and stop the server."""
+    async with open_start(command, cwd=cwd) as (_, start, _):
+        return start
 
 
 def _check(answer: httpx.Response) -> None:

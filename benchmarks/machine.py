@@ -10,7 +10,7 @@ from typing import Any
 
 PACKAGES = (
     "trio-pool-serve", "trio", "quart", "quart-trio", "hypercorn", "h11", "msgspec", "orjson", "pybase64", "numpy",
-    "torch", "transformers", "tokenizers",
+    "torch", "transformers", "tokenizers", "openvino",
 )  # fmt: skip
 
 

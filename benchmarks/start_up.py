@@ -1,10 +1,14 @@
-"""Measures how long a start takes by CPU backend: by torch, and by OpenVINO with and without a cached conversion.
+"""Measures starts on CPU: time and memory, by torch and by OpenVINO, with and without a cached conversion.
 
-python -m benchmarks.start_up      # five rounds, A B C A B C …; about 3 minutes
+Each kind of start is made once per round, in turns. MiniLM's later start also gets mixed requests
+(``benchmarks/mixed_requests.py``), in the last round.
+
+    python -m benchmarks.start_up                          # five rounds; about 10 minutes
+    python -m benchmarks.start_up --base-model FOLDER      # with a trained model of base size: all-mpnet-base-v2
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -13,74 +17,182 @@ from typing import Any
 import attrs
 import cyclopts
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.first_answer import SERVE, Start, median_start, time_start
+from benchmarks import memory_growth
+from benchmarks.aim import Aim
+from benchmarks.bert_shapes import write_bert
+from benchmarks.first_answer import SERVE, Start, median_start, open_start
 from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME
-from benchmarks.report import RESULTS, console, print_table, warn_if_busy, write_json
+from benchmarks.memory import ProcessMemory, memory_of
+from benchmarks.model import MODEL_NAME, Texts
+from benchmarks.report import RESULTS, console, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.servers import Server
 
-TORCH, FIRST, SECOND = "torch", "OpenVINO, first start", "OpenVINO, later start"
+TORCH, FIRST, LATER, WORKERS = "torch", "first start", "later start", "later start, 4 API workers and 1 engine process"
+BASE_FIRST, BASE = "base size, first start", "base size, later start"
+
+MORE_TOKENS = "--max-model-len=512"
+"""Of MiniLM, as the mixed requests have up to 500."""
+
+MIB = 2**20
+
+
+@frozen
+class Bound:
+    """What a start must reach, and what it aims at."""
+
+    bar: Aim
+    aim: float
+
+
+LIVE = Bound(Aim(row=f"{LATER}: /livez, s", at_most=1.0), 0.6)
+READY = Bound(Aim(row=f"{LATER}: /readyz, s", at_most=3.0), 2.0)
+MEMORY = Bound(Aim(row=f"{LATER}: memory when ready, MiB", at_most=350), 300)
+GROWTH = Bound(Aim(row=f"{LATER}: memory after the mixed requests ÷ when ready", at_most=1.15), 1.15)
+OF_WORKERS = Bound(Aim(row=f"{WORKERS}: memory when ready, MiB", at_most=750), 600)
 
 
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run."""
+    """What is run. ``base_model``: a folder; BERT-base with random weights by default."""
 
     rounds: int = 5
+    mixed_requests: int = 4500
+    base_model: Path | None = None
     output_dir: Path = RESULTS
 
 
+@define
+class Measured:
+    """The starts of one kind: their times, and the memory (PSS) of all processes when ready, MiB."""
+
+    starts: list[Start] = field(factory=list)
+    pss_mib: list[float] = field(factory=list)
+    processes: list[ProcessMemory] = field(factory=list)
+    """Of the last start."""
+    after_requests_mib: float | None = None
+
+    @property
+    def memory_mib(self) -> float:
+        """The median of the starts."""
+        return median(self.pss_mib)
+
+
 @contextmanager
-def commands() -> Iterator[dict[str, list[str]]]:
-    """Give the commands of one round, whose cache is empty before the first start."""
+def commands(base: Path) -> Iterator[dict[str, list[str]]]:
+    """Give the commands of one round, in their order; the cache is empty before the first."""
     with tempfile.TemporaryDirectory() as cache:
-        cached = [*SERVE, "--cache-dir", cache]
-        yield {TORCH: [*SERVE, "--backend", "torch"], FIRST: cached, SECOND: cached}
+        cached = ["--cache-dir", cache]
+        minilm = [*SERVE, MORE_TOKENS, *cached]
+        of_base = [*SERVE[: SERVE.index("serve") + 1], str(base), "--served-model-name", MODEL_NAME, *cached]
+        yield {
+            TORCH: [*SERVE, MORE_TOKENS, "--backend", "torch"],
+            FIRST: minilm,
+            LATER: minilm,
+            WORKERS: [*minilm, "--api-workers", "4", "--replicas", "1"],
+            BASE_FIRST: of_base,
+            BASE: of_base,
+        }
+
+
+async def measure(name: str, command: Sequence[str], measured: Measured, mixed_requests: int) -> None:
+    """Start and stop a server once. Cancellation: at once; the server is stopped."""
+    async with open_start(command, checks=name not in (BASE_FIRST, BASE)) as (server, start, processes):
+        measured.starts.append(start)
+        measured.processes = processes
+        measured.pss_mib.append(sum(process.pss_mib for process in processes))
+        if mixed_requests:
+            measured.after_requests_mib = await memory_after(server, mixed_requests)
+
+
+async def memory_after(server: Server, requests: int) -> float:
+    """Return the memory of all processes once that many mixed requests are answered, MiB. Cancellation: at once."""
+    await memory_growth.send_all(server, memory_growth.Settings(), iter(range(requests)), Texts().words)
+    return sum(process.pss_mib for process in memory_of(server.pid))
+
+
+def bounds(measured: Mapping[str, Measured]) -> list[tuple[Bound, float]]:
+    """Return what is measured of each bound."""
+    later, start = measured[LATER], median_start(measured[LATER].starts)
+    return [
+        (LIVE, start.livez_s),
+        (READY, start.readyz_s),
+        (MEMORY, later.memory_mib),
+        *([] if later.after_requests_mib is None else [(GROWTH, later.after_requests_mib / later.pss_mib[-1])]),
+        (OF_WORKERS, measured[WORKERS].memory_mib),
+    ]
+
+
+def show(measured: Mapping[str, Measured], weights_mib: float) -> None:
+    """Print the tables."""
+    rows = []
+    for name, of in measured.items():
+        times = [f"{seconds:.2f}" for seconds in attrs.astuple(median_start(of.starts))]
+        after = "" if of.after_requests_mib is None else f"{of.after_requests_mib:.0f}"
+        beyond = f"{of.memory_mib - weights_mib:.0f}" if name in (BASE_FIRST, BASE) else ""
+        rows.append([name, *times, f"{ratio_to_torch(measured, name):.2f}", f"{of.memory_mib:.0f}", after, beyond])
+    columns = ["", "/livez", "/readyz", "first answer", "/readyz ÷ torch's"]
+    memory = ["MiB when ready", "after the mixed requests", "beyond the file of weights"]
+    print_table("seconds from the command, and memory (PSS) of all processes", [*columns, *memory], rows)
+    words = {True: "reached", False: "missed", None: ""}
+    reached = [
+        [bound.bar.row, f"{value:.3g}", bound.bar.limit, words[bound.bar.is_reached(value)], f"≤ {bound.aim:g}"]
+        for bound, value in bounds(measured)
+    ]
+    print_table("later starts", ["", "measured", "bar", "", "aim"], reached)
+
+
+def ratio_to_torch(measured: Mapping[str, Measured], name: str) -> float:
+    """Return the median of the rounds' ratios of the time to /readyz: of MiniLM's start by torch."""
+    pairs = zip(measured[name].starts, measured[TORCH].starts, strict=True)
+    return median(own.readyz_s / torch.readyz_s for own, torch in pairs)
+
+
+def _document(machine: dict[str, Any], settings: Settings, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    of_each = {
+        name: {
+            "median": attrs.asdict(median_start(of.starts)),
+            "readyz_by_torchs": round(ratio_to_torch(measured, name), 3),
+            "memory_mib": of.memory_mib,
+            **attrs.asdict(of),
+        }
+        for name, of in measured.items()
+    }
+    reached = [{**attrs.asdict(bound), "value": value} for bound, value in bounds(measured)]
+    document = settings_document(settings)
+    named = {**document, "base_model": settings.base_model and settings.base_model.name}
+    return {"machine": machine, "settings": named, "model": MODEL_NAME, "bounds": reached, "starts": of_each}
 
 
 async def run(settings: Settings) -> None:
-    """Measure and report."""
+    """Measure and report. Cancellation: at once; servers are stopped."""
     machine = describe_machine()
     warn_if_busy(machine)
-    starts: dict[str, list[Start]] = {TORCH: [], FIRST: [], SECOND: []}
-    with commands() as of_round:  # not counted: this warms the file cache
-        await time_start(of_round[TORCH])
-    for number in range(settings.rounds):
-        with commands() as of_round:
-            for name, command in of_round.items():
-                starts[name].append(await time_start(command))
-                console.print(f"round {number + 1}: {name}: ready in {starts[name][-1].readyz_s:.2f} s")
-        write_json(settings.output_dir, "start_up", _document(machine, starts))
-    rows = [
-        [name, *(f"{s:.2f}" for s in attrs.astuple(median_start(of))), f"{ratio_to_torch(starts, name):.2f}"]
-        for name, of in starts.items()
-    ]
-    print_table("seconds from the command", ["", "/livez", "/readyz", "first answer", "/readyz ÷ torch's"], rows)
-    write_json(settings.output_dir, "start_up", _document(machine, starts))  # again, with the table
-
-
-def ratio_to_torch(starts: dict[str, list[Start]], name: str) -> float:
-    """Return the median of the rounds' ratios of the time to /readyz."""
-    return median(own.readyz_s / torch.readyz_s for own, torch in zip(starts[name], starts[TORCH], strict=True))
-
-
-def _document(machine: dict[str, Any], starts: dict[str, list[Start]]) -> dict[str, Any]:
-    of_each = {
-        name: {
-            "median": attrs.asdict(median_start(of)),
-            "readyz_by_torchs": round(ratio_to_torch(starts, name), 3),
-            "rounds": [attrs.asdict(start) for start in of],
-        }
-        for name, of in starts.items()
-    }
-    return {"machine": machine, "model": MODEL_NAME, "starts": of_each}
+    with tempfile.TemporaryDirectory() as folder:
+        base = settings.base_model or write_bert(Path(folder), "base")
+        weights_mib = sum(file.stat().st_size for file in base.glob("*.safetensors")) / MIB
+        measured: dict[str, Measured] = {}
+        with commands(base) as of_round:  # not counted: this warms the file cache
+            await measure(TORCH, of_round[TORCH], Measured(), 0)
+        for number in range(settings.rounds):
+            is_last = number == settings.rounds - 1
+            with commands(base) as of_round:
+                for name, command in of_round.items():
+                    of = measured.setdefault(name, Measured())
+                    await measure(name, command, of, settings.mixed_requests if is_last and name == LATER else 0)
+                    ready_s, memory = of.starts[-1].readyz_s, of.pss_mib[-1]
+                    console.print(f"round {number + 1}: {name}: ready in {ready_s:.2f} s, {memory:.0f} MiB")
+            if not is_last:
+                write_json(settings.output_dir, "start_up", _document(machine, settings, measured))
+    show(measured, weights_mib)
+    write_json(settings.output_dir, "start_up", _document(machine, settings, measured))
 
 
 def main(settings: Settings = Settings()) -> None:
-    """Time starts by CPU backend."""
+    """Measure the time and the memory of starts on CPU."""
     trio.run(run, settings)
 
 
