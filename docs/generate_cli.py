@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trio_pool_serve.cli import app
+from trio_pool_serve.cli import make_app
 
 TARGET = Path(__file__).parent / "cli.md"
 
@@ -17,7 +17,7 @@ tables, with their variables and keys of files; [bulk.md](bulk.md) says how to u
 
 def cli_page() -> str:
     """Return the page as Markdown."""
-    return HEAD + app.generate_docs(heading_level=2)
+    return HEAD + make_app().generate_docs(heading_level=2)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ async def test_the_command_prints_a_script_that_the_shell_accepts(tmp_path: Path
 async def test_other_commands_are_as_quick_as_before():
     """Nothing of what they import is imported for others: not torch, matplotlib, or the load generator."""
     code = (
-        "import sys; from trio_pool_serve.cli import app; "
+        "import sys; from trio_pool_serve.cli import make_app; make_app(); "
         "heavy = {'torch', 'matplotlib', 'transformers', 'trio_pool_serve.load.run_bench', "
         "'trio_pool_serve.checking.check_model', 'cyclopts.completion.bash'}; print(sorted(heavy & set(sys.modules)))"
     )

@@ -26,6 +26,7 @@ FLOORS = [
     {"service"},
     {"api"},
     {"process_setup"},
+    {"served_app"},
     {"app"},
     {"__main__", "asgi", "bulk", "checking", "cli", "command_line", "load", "ray_data", "server"},
 ]

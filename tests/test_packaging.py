@@ -205,3 +205,30 @@ def test_the_release_workflow_publishes_what_the_release_script_has_checked():
     assert commands_of(publish) == []
     assert actions_of(publish) == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     assert publish["permissions"] == {"id-token": "write"}
+
+
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [("launcher", {"hypercorn", "trio_pool_serve.api"}), ("api_process", set())],
+)
+def test_a_server_starts_without_what_it_may_never_use(module, more):
+    """Which would be imported before it listens, and stay in the memory of each of its processes."""
+    not_needed = {
+        *("torch", "transformers", "openvino", "huggingface_hub", "quart", "werkzeug", "asyncio", "httpx", "rich"),
+        *(
+            "PIL",
+            "ml_dtypes",
+            "swagger_ui",
+            "pyarrow",
+            "opentelemetry",
+            "trio_pool_serve.bulk",
+            "trio_pool_serve.load.run_bench",
+        ),
+        *more,
+    }
+    program = (
+        f"import sys, trio_pool_serve.cli, trio_pool_serve.server.{module}; "
+        f"sys.exit(str({not_needed} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"

@@ -1,5 +1,6 @@
 """The ``trio-pool-serve`` command."""
 
+import gc
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,14 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import trio
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Env
-from rich.console import Console
 
 import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
-from trio_pool_serve.bulk.commands import add_commands, leave_with
 from trio_pool_serve.checking.check_settings import CheckSettings
-from trio_pool_serve.command_line.cache_commands import cache_app
-from trio_pool_serve.command_line.help_format import TwoColumns
 from trio_pool_serve.command_line.server_commands import (
     COMMANDS,
     ENVIRONMENT_PREFIX,
@@ -28,9 +25,8 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.load.bench_command import bench
+from trio_pool_serve.processes.child_process import leave_with
 from trio_pool_serve.server.engine_settings import EngineServerConfig
-from trio_pool_serve.server.hosts_command import hosts_app
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
 
@@ -50,6 +46,13 @@ def completion(
 
 def make_app(*, shows_all: bool = False) -> App:
     """Return the command line. ``shows_all``: its help shows all settings, not only those that are common."""
+    # Imported here: 0.1 s, which a command of ``COMMANDS`` does not need.
+    from trio_pool_serve.bulk.commands import add_commands
+    from trio_pool_serve.command_line.cache_commands import cache_app
+    from trio_pool_serve.command_line.help_format import TwoColumns
+    from trio_pool_serve.load.bench_command import bench
+    from trio_pool_serve.server.hosts_command import hosts_app
+
     made = App(
         name="trio-pool-serve",
         help="A server for pooling models, built on structured concurrency.",
@@ -64,9 +67,6 @@ def make_app(*, shows_all: bool = False) -> App:
     made.command(hosts_app)
     made.command(cache_app)
     return made
-
-
-app = make_app()
 
 
 def read_config(arguments: Sequence[str]) -> Config:
@@ -121,6 +121,8 @@ def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" 
 
 def _run_until_stopped(serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
     """Return the exit status: 0 if ``serve`` has ended without an error, which is logged otherwise."""
+    gc.freeze()  # what has been imported stays: the first collection would take 60 ms to find that out
+    gc.enable()  # ``__main__`` has disabled it
     try:
         trio.run(serve, *arguments)
     except Exception as error:
@@ -160,12 +162,12 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
 def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
-    shows_all = "--help-all" in arguments
     if arguments[:1] and arguments[0] in COMMANDS and not {"--help-all", "--help", "-h", "--version"} & set(arguments):
         leave_with(run_command(arguments[0], arguments[1:]))  # what libraries do at the end of a process can hang
+    made = make_app(shows_all="--help-all" in arguments)
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:
-        status = (make_app(shows_all=True) if shows_all else app)(arguments, result_action="return_value")
+        status = made(arguments, result_action="return_value")
     except ValueError as error:  # of a check of several options together
         _print_error(error)
         sys.exit(2)
@@ -173,6 +175,8 @@ def main() -> None:
 
 
 def _print_error(error: Exception) -> None:
+    from rich.console import Console  # imported here: 20 ms
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     # Validators of attrs add the attribute and more to their message.
     message = error.args[0] if isinstance(error, ValueError) and len(error.args) > 1 else error

@@ -28,6 +28,7 @@ from trio_pool_serve.bulk.journal import Journal
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.bulk.outputs.line_output import LineOutput
 from trio_pool_serve.bulk.outputs.part_folder import PartFolder
+from trio_pool_serve.processes.child_process import leave_with
 
 model, source, target, moment, times, number, computed = sys.argv[1:]
 seen = 0
@@ -76,7 +77,7 @@ options = commands.TableOptions(
     text=TextOptions(truncate=True),
     own=OwnModelOptions(model_dtype="float32", device="cpu", backend="torch"),
 )
-commands.leave_with(commands.start(source, target, task, options))
+leave_with(commands.start(source, target, task, options))
 """
 """The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists
 the numbers of the rows that it computes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.cli import app
+from trio_pool_serve.cli import make_app
 from trio_pool_serve.storage.entry_record import RecordBase
 from trio_pool_serve.storage.model_cache import ModelCache
 
@@ -30,7 +30,7 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def run(*arguments: str, cache: Path) -> int:
-    return app(["cache", *arguments, "--cache-dir", str(cache)], result_action="return_value")
+    return make_app()(["cache", *arguments, "--cache-dir", str(cache)], result_action="return_value")
 
 
 def test_the_list_has_lines_with_tabs_and_a_total_beside(names, tmp_path, capsys):
@@ -51,14 +51,14 @@ def test_an_entry_that_no_start_would_read_is_marked(names, tmp_path, capsys):
 
 def test_the_directory_is_found_as_by_serve(names, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    app(["cache", "list"], result_action="return_value")
+    make_app()(["cache", "list"], result_action="return_value")
     assert capsys.readouterr().err == f"0 in {tmp_path}/xdg/trio_pool_serve, 0.0 MB in total\n"
     monkeypatch.setenv("TRIO_POOL_SERVE_CACHE_DIR", str(tmp_path))
-    app(["cache", "list"], result_action="return_value")
+    make_app()(["cache", "list"], result_action="return_value")
     assert capsys.readouterr().err.startswith(f"2 in {tmp_path}, ")
     for command in (["list"], ["remove", "--all"]):
         with pytest.raises(ValueError, match=r"Nothing is cached without a directory: give one with --cache-dir\."):
-            app(["cache", *command, "--cache-dir", ""], result_action="return_value")
+            make_app()(["cache", *command, "--cache-dir", ""], result_action="return_value")
 
 
 def test_a_directory_that_cannot_be_read_is_named(tmp_path):

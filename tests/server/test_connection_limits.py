@@ -15,8 +15,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scarcity import open_files
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.server.acceptor import refuse_rest, serve_app
-from trio_pool_serve.server.listener import connections_of, open_listening_socket, raise_file_limit
+from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server.listener import connections_of
+from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -48,6 +48,27 @@ async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Pa
     assert before[0] == [0, DEFAULT_SWITCH_INTERVAL_S, 0, 0]
 
 
+SERVES = """
+import gc, sys
+from trio_pool_serve.__main__ import main
+from trio_pool_serve.server import launcher
+
+async def serve(*_):
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+
+launcher.serve = serve
+sys.argv = ["trio-pool-serve", "serve", sys.argv[1]]
+main()
+"""
+
+
+async def test_garbage_is_collected_once_all_is_imported(scripted_folder):
+    finished = await trio.run_process(
+        [sys.executable, "-c", SERVES, str(scripted_folder)], cwd=ROOT, capture_stdout=True
+    )
+    assert finished.stdout == b"True True\n"
+
+
 async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(config, scripted, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.process_setup.limit_openmp_spinning", lambda: None)
     frozen_when_called: list[int] = []

@@ -1,8 +1,7 @@
 """The commands for files: those for tables, and ``run-batch`` for requests."""
 
-import sys
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import trio
 from attrs import Factory, frozen
@@ -16,7 +15,6 @@ from trio_pool_serve.bulk.bulk_options import (
     TextOptions,
     VectorFormat,
 )
-from trio_pool_serve.processes.child_process import leave
 
 In = Annotated[
     str,
@@ -63,13 +61,6 @@ def start(source: str, target: str, task: TaskOptions, options: TableOptions) ->
     from trio_pool_serve.bulk.command import run_command  # imported here: for --help it is not needed
 
     return trio.run(partial(run_command, source, target, task, options.run, options.text, options.own))
-
-
-def leave_with(status: int) -> NoReturn:
-    """End the process with an exit status, even while a batch is still computed: its thread would abort the end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    leave(status)
 
 
 def embed(

@@ -183,6 +183,13 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def leave_with(status: int) -> NoReturn:
+    """End the process with an exit status, even while a batch is still computed: its thread would abort the end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leave(status)
+
+
 def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> None:
     """Run ``main(channel, job)`` as a child process, and exit with its status even while threads still run."""
     for ignored in (signal.SIGINT, signal.SIGTERM):

@@ -22,10 +22,11 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
-from trio_pool_serve.app import PoolServeApp
+from trio_pool_serve.served_app import RoutedApp
 from trio_pool_serve.server.contained_connection import LINGER_S, end_sending, serve_connection
-from trio_pool_serve.server.early_refusals import LEFT, REFUSAL, EarlyRefusals, Refusal
+from trio_pool_serve.server.early_refusals import LEFT, EarlyRefusals, Refusal
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
+from trio_pool_serve.server.listening_socket import say_no
 from trio_pool_serve.server.server_context import ServerContext, address_of
 from trio_pool_serve.server.tls import Certificates
 
@@ -110,7 +111,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         if self.context.connections.refuses():
-            _say_no(connection, is_plain=self.tls is None)
+            say_no(connection, is_plain=self.tls is None)
             self._linger(connection)
             return False
         found: Refusal | bytes = b""
@@ -168,7 +169,7 @@ async def serve_app(
     stop: trio.Event,
     *,
     tls: Certificates | None = None,
-    refusing: PoolServeApp | None = None,
+    refusing: RoutedApp | None = None,
 ) -> None:
     """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.
 
@@ -210,21 +211,3 @@ async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: fl
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel(reason="the server shuts down")
-
-
-def _say_no(connection: socket.socket, *, is_plain: bool) -> None:
-    """Send a refusal, as far as the kernel takes it at once; with TLS there is no way to say anything."""
-    connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-    with contextlib.suppress(OSError):
-        if is_plain:
-            connection.send(REFUSAL)
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(2**16)  # unread bytes would make closing a reset
-
-
-def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
-    """Refuse all that has connected since accepting ended: closing the listening socket would reset it."""
-    with contextlib.suppress(OSError):
-        while True:
-            with listening.accept()[0] as connection:
-                _say_no(connection, is_plain=is_plain)

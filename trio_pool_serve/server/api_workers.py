@@ -30,7 +30,7 @@ from trio_pool_serve.processes.child_process import (
     open_process_nursery,
 )
 from trio_pool_serve.processes.socket_folder import SocketFolder
-from trio_pool_serve.server.listener import open_listening, url_of
+from trio_pool_serve.server.listening_socket import open_listening, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage

@@ -18,9 +18,10 @@ from attrs import define, field, frozen
 from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
-from trio_pool_serve.app import PoolServeApp
+from trio_pool_serve.served_app import RoutedApp
 from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
+from trio_pool_serve.server.listening_socket import REFUSAL
 from trio_pool_serve.server.outgoing_response import head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import ServerContext
@@ -29,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RECEIVED = 2**16
 """Bytes that are read at once, and so the most that can have been read behind a request that is running."""
-
-REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-"""For what is refused unread."""
 
 MAX_LAG_S = 0.25
 """How long after its arrival a request is read at the latest, before some are refused unread."""
@@ -64,7 +62,7 @@ PATIENCE_S = 1.0
 class EarlyRefusals:
     """Responds to the requests that ``app`` refuses early."""
 
-    app: PoolServeApp
+    app: RoutedApp
     config: Config
     context: ServerContext
     _refused_at: dict[str, float] = field(init=False, factory=dict)

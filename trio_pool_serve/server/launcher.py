@@ -6,7 +6,6 @@ from functools import partial
 
 import trio
 from attrs import evolve
-from rich.console import Console
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.gpus import Gpu, find_gpus
@@ -18,7 +17,7 @@ from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
-from trio_pool_serve.server.listener import drain, open_listening, raise_file_limit, serve_listeners, url_of
+from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
@@ -87,6 +86,9 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
 
 async def _serve_alone(config: Config, service: Service) -> None:
     """Serve HTTP in this process."""
+    # Imported here: the parent of API workers does without, which saves it a third of its memory.
+    from trio_pool_serve.server.listener import serve_listeners
+
     configure_process(service)
     tls = open_tls(service)
     stop = trio.Event()
@@ -106,6 +108,8 @@ async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> N
     """Drain once the server is to end; exit when that takes too long."""
     await ending.wait()
     notify(*STOPPING)
+    from trio_pool_serve.server.listener import drain  # ``_serve_alone`` has imported it
+
     await drain(service, stop, trio.sleep_forever)
     leave(0)
 
@@ -152,6 +156,8 @@ def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     if logs_json(config.logging):
         logger.info("ready", extra={"models": [source.name for source in config.sources], "url": url})
         return
+    from rich.console import Console  # imported here: 20 ms, once the server is ready
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
     key = " -H 'Authorization: Bearer KEY'" if config.network.api_key or config.network.api_keys_file else ""

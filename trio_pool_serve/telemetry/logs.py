@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.msgspec import MsgspecFormatter
-from rich.console import Console
-from rich.logging import RichHandler
 
 from trio_pool_serve.config import LoggingConfig
 from trio_pool_serve.processes.standard_error import detach_standard_error
@@ -39,6 +37,9 @@ def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = Mapping
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter(shows_text=shows_text))
     elif sys.stderr.isatty():
+        from rich.console import Console  # imported here: 30 ms, for terminals only
+        from rich.logging import RichHandler
+
         handler = RichHandler(console=Console(stderr=True), show_path=False)
         handler.setFormatter(TextFormatter("%(message)s", "[%X]", shows_text=shows_text))
     else:

@@ -5,17 +5,22 @@ its buffer. One row at a time, so that the loop runs in between while a thread e
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pybase64
 
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.processes.lazy_module import LazyModule
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
+
+if TYPE_CHECKING:
+    import ml_dtypes
+else:
+    ml_dtypes = LazyModule("ml_dtypes")  # 5 ms
 
 EmbedDtype: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
@@ -24,12 +29,8 @@ Endianness: TypeAlias = Literal["native", "little", "big"]
 
 Row: TypeAlias = npt.NDArray[np.generic]
 
-SMALL_FLOATS: Mapping[str, type[np.generic]] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
-    "fp8_e5m2": ml_dtypes.float8_e5m2,
-}
-"""Floats that numpy itself does not have, each rounded to nearest even."""
+SMALL_FLOATS = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""ml_dtypes' names of floats that numpy itself does not have, each rounded to nearest even."""
 
 
 def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
@@ -48,7 +49,7 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
         case "bfloat16":
             return vector.astype(ml_dtypes.bfloat16)
         case "fp8_e4m3" | "fp8_e5m2":
-            small = vector.astype(SMALL_FLOATS[dtype])
+            small = vector.astype(getattr(ml_dtypes, SMALL_FLOATS[dtype]))
             if not np.isfinite(small).all():
                 raise InvalidRequestError(f"The vectors have numbers too large for {dtype}.", param="embed_dtype")
             return small

@@ -4,10 +4,9 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-import httpx
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
@@ -17,6 +16,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from trio_pool_serve.api.http.request import FORWARDED, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import PoolServeError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.processes.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = LazyModule("httpx")  # 60 ms, most of them for its command line
 
 NOT_FORWARDED = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"x-request-id"}
@@ -37,7 +42,7 @@ ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @asynccontextmanager
-async def _forwarded_body(response: httpx.Response, opened: AsyncExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
+async def _forwarded_body(response: "httpx.Response", opened: AsyncExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
     """Return the body of another process's response; ``opened`` is closed behind it."""
     async with opened:
         yield response.aiter_raw()
@@ -61,7 +66,7 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
     url = httpx.URL(scheme="http", host="localhost", raw_path=target)
     async with AsyncExitStack() as stack:
         transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_TLS)
-        client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=None))  # noqa: S113  (the client has one)
+        client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=None))
         client.headers.clear()
         outgoing = client.build_request(request.scope["method"], url, headers=headers, content=content)
         try:
@@ -76,14 +81,14 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
             raise UnavailableError("The process that has the files has ended, or does not respond.") from error
 
 
-async def _require_answers(client: httpx.AsyncClient) -> None:
+async def _require_answers(client: "httpx.AsyncClient") -> None:
     """Raise ``httpx.TransportError`` once the other process does not respond. Cancellation: at once."""
     while True:
         await trio.sleep(ASK_S)
         await client.get("http://localhost/livez", timeout=ANSWER_S)
 
 
-async def _received(response: httpx.Response, stack: AsyncExitStack) -> HttpResponse:
+async def _received(response: "httpx.Response", stack: AsyncExitStack) -> HttpResponse:
     headers = [
         (name.decode(), value.decode("latin1"))
         for name, value in response.headers.raw

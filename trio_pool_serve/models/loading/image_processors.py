@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from PIL import Image
-
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageTokens
@@ -31,6 +29,8 @@ def read_image_processor(folder: Path, image_tokens: ImageTokens, *, default_cla
 
 def probe_image_processor(processor: FolderProcessor) -> ImageFeatures:
     """Return the features of a small image, so that wrong settings fail at start-up. Raises ``ModelLoadError``."""
+    from PIL import Image  # imported here: 10 ms, for models with images only
+
     try:
         return processor(Image.new("RGB", (64, 48)))
     except Exception as error:

@@ -4,19 +4,25 @@ import ssl
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from ipaddress import IPv4Network, IPv6Network
+from typing import TYPE_CHECKING
 
 import h11
-import httpx
 import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.processes.lazy_module import LazyModule
 from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
 from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import LimiterStatistics, Offload
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = LazyModule("httpx")  # 60 ms, most of them for its command line
 
 TIMEOUT_S = 10.0
 """To fetch one image, redirects included. Other images wait for its turn."""
@@ -90,7 +96,7 @@ class ImageFetcher:
         """Return the current use of the fetch limiter."""
         return LimiterStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
 
-    async def _follow(self, url: httpx.URL, held: Reservation) -> list[bytes]:
+    async def _follow(self, url: "httpx.URL", held: Reservation) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):
             found = await self._get(url, held)
             if not isinstance(found, httpx.URL):
@@ -98,7 +104,7 @@ class ImageFetcher:
             url = found
         raise MediaError(f"An image is behind more than {MAX_REDIRECTS} redirects.")
 
-    def _checked(self, url: str) -> httpx.URL:
+    def _checked(self, url: str) -> "httpx.URL":
         try:
             parsed = httpx.URL(url)
             host = _host(parsed)
@@ -112,7 +118,7 @@ class ImageFetcher:
             raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
         return parsed
 
-    async def _get(self, url: httpx.URL, held: Reservation) -> list[bytes] | httpx.URL:
+    async def _get(self, url: "httpx.URL", held: Reservation) -> "list[bytes] | httpx.URL":
         """Return the body of a URL, or the URL that it redirects to."""
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -144,7 +150,7 @@ class ImageFetcher:
             self._ssl_context = await self.offload.run("media", _load_authorities, abandon_on_cancel=True)
         return self._ssl_context
 
-    def _redirect(self, url: httpx.URL, response: h11.Response) -> httpx.URL | None:
+    def _redirect(self, url: "httpx.URL", response: h11.Response) -> "httpx.URL | None":
         location = httpx.Headers(list(response.headers)).get("Location")
         if response.status_code not in REDIRECTS or location is None:
             return None
@@ -186,7 +192,7 @@ def _load_authorities() -> ssl.SSLContext:
     return context
 
 
-def _host(url: httpx.URL) -> str:
+def _host(url: "httpx.URL") -> str:
     """Return a URL's host as in DNS, or its address."""
     return url.raw_host.decode("ascii").removesuffix(".").lower()
 

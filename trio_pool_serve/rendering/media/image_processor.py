@@ -7,15 +7,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
-from PIL.Image import Image
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_ASPECT_RATIO = 200
 """Maximum ratio of an image's longer side to its shorter one.
@@ -50,7 +52,7 @@ class FolderProcessor:
         text = json.dumps([self.class_name, self.settings, repr(self.image_tokens)], sort_keys=True)
         object.__setattr__(self, "key", f"{self.class_name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
-    def __call__(self, image: Image) -> ImageFeatures:
+    def __call__(self, image: "Image") -> ImageFeatures:
         """Return the features of one RGB image; every array's first dimension counts images, or their patches.
 
         Runs in any thread, several at once. Raises ``MediaError`` for an image of a shape that the model does not

@@ -10,7 +10,6 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.media.cache import MediaCache
-from trio_pool_serve.rendering.media.decoding import features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
@@ -85,7 +84,7 @@ class MediaLoader:
 
             async def prepare() -> ImageFeatures:
                 async with self.memory.preparing(client.number):
-                    return await self._in_thread(partial(features_of, image.content, processor))
+                    return await self._in_thread(partial(_features_of, image.content, processor))
 
             features = await self.cache.get((processor.key, image.digest), prepare)
             await self.memory.wait_until_below_limit()  # cached features are copied for each row
@@ -103,3 +102,9 @@ class MediaLoader:
 
     def __repr__(self) -> str:
         return f"<MediaLoader {self.cache!r}, {self.fetcher!r}>"
+
+
+def _features_of(encoded: bytes, processor: FolderProcessor) -> ImageFeatures:
+    from trio_pool_serve.rendering.media.decoding import features_of  # imported here: PIL takes 10 ms
+
+    return features_of(encoded, processor)

@@ -1,0 +1,99 @@
+"""The socket of a server: opening it, and refusing who has connected to it. The parent of API workers needs no more."""
+
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.server.systemd import take_passed_socket
+
+BACKLOG = 2048
+
+REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+"""For what is refused unread."""
+
+
+def open_listening_socket(network: NetworkConfig) -> socket.socket:
+    """Return a bound and listening socket, which outlives the listeners that serve on it."""
+    path = network.unix_socket
+    if path is not None:
+        _remove_dead_socket(path)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(path))
+    else:
+        family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((network.host, network.port))
+    listening.listen(BACKLOG)
+    listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+    return listening
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Remove the socket of a killed server; one that is served and other files stay, so that binding fails."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def url_of(listening: socket.socket, network: NetworkConfig) -> str:
+    """Return the URL of a listening socket; ``unix:PATH`` for a Unix socket."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
+    return f"{'http' if network.ssl_certfile is None else 'https'}://{host}:{name[1]}"
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open as many files as the system allows them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower one of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def say_no(connection: socket.socket, *, is_plain: bool) -> None:
+    """Send a refusal, as far as the kernel takes it at once; with TLS there is no way to say anything."""
+    connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+    with contextlib.suppress(OSError):
+        if is_plain:
+            connection.send(REFUSAL)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(2**16)  # unread bytes would make closing a reset
+
+
+def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
+    """Refuse all that has connected since accepting ended: closing the listening socket would reset it."""
+    with contextlib.suppress(OSError):
+        while True:
+            with listening.accept()[0] as connection:
+                say_no(connection, is_plain=is_plain)
+
+
+@contextlib.contextmanager
+def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
+    """Listen in the block; who has connected by its end and was not accepted is refused.
+
+    A socket that systemd has passed is used instead of one of the settings. It stays as it is at the end, and who waits
+    there waits for the next process.
+    """
+    passed = take_passed_socket()
+    if passed is not None:
+        passed.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        with passed:
+            yield passed
+        return
+    with open_listening_socket(network) as listening:
+        try:
+            yield listening
+            refuse_rest(listening, is_plain=network.ssl_certfile is None)
+        finally:
+            if network.unix_socket is not None:
+                network.unix_socket.unlink(missing_ok=True)
