@@ -1,7 +1,6 @@
 """Settings are declared once and reach flags, environment and TOML from there."""
 
 import json
-import sys
 from pathlib import Path
 
 import attrs
@@ -325,10 +324,3 @@ def test_only_an_id_of_the_hub_is_shown_to_clients():
         "org/model": "org/model",
         "model": "model",
     }
-
-
-def test_int8_without_its_extra_is_refused_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nncf", None)
-    with pytest.raises(ValueError, match=r"--dtype int8 needs the extra \[int8\]: pip install trio-pool-serve\[int8\]"):
-        check_references(read_config(["m", "--dtype", "int8"]))
-    check_references(read_config(["m", "--dtype", "float32"]))

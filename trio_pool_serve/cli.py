@@ -86,10 +86,6 @@ def check_references(config: Config) -> None:
         raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
     if config.processes.replicas_per_gpu is not None and not has_gpu(config.loading):
         raise ValueError(f"--replicas {config.processes.replicas} needs a GPU; on CPU give a number, such as 2.")
-    computes_here = config.processes.engine not in ("hosts", "ray") and not config.hosts.engine_hosts
-    is_int8 = any(source.loading.dtype == "int8" for source in config.sources)
-    if is_int8 and computes_here and find_spec("nncf") is None:
-        raise ValueError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
         raise ValueError("--engine hosts requires --engine-hosts.")
     if config.hosts.engine_hosts:

@@ -40,7 +40,7 @@ def test_hadolint_would_find_something():
     assert {"DL3003", "DL3006", "DL3013"} <= set(re.findall(r"DL\d+", linted.stdout))
 
 
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "slim"])
 def test_an_image_is_run_by_a_user_without_rights_and_has_no_build_tools(target):
     base, _ = stages()[target]
     assert base == "runtime"
@@ -60,7 +60,7 @@ def test_bases_have_versions_that_can_be_chosen():
 
 
 def test_both_architectures_are_built_and_no_other():
-    _, build = stages()["build"]
+    _, build = stages()["venv"]
     assert re.search(r"^ARG TARGETARCH$", build, re.M)
     assert set(re.findall(r"= (\w+)", build)) == {"amd64", "arm64"}
 
@@ -74,7 +74,7 @@ def test_all_that_is_copied_is_there_and_not_ignored():
     ]
     ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
     assert all((ROOT / name).exists() for name in copied)
-    assert sorted(line[1:] for line in ignored if line.startswith("!")) == sorted(copied)
+    assert sorted(line[1:] for line in ignored if line.startswith("!")) == sorted(set(copied))
     assert "*" in ignored
     files = {PYPROJECT["project"]["readme"], *PYPROJECT["project"]["license-files"], "pyproject.toml"}
     assert files <= set(copied), "hatchling reads them"
@@ -85,3 +85,17 @@ def test_the_extras_that_are_installed_are_there():
     assert len(wanted) == 2
     for extras in wanted:
         assert set(extras.split(",")) <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_the_slim_image_has_all_requirements_but_torch_and_transformers(monkeypatch, capsys):
+    _, build = stages()["build-slim"]
+    (program,) = re.findall(r'python -c "(.*?)" > requirements.txt', build)
+    monkeypatch.chdir(ROOT)
+    exec(program)
+    names = {re.match(r"[\w-]+", line)[0] for line in capsys.readouterr().out.splitlines()}
+    project = PYPROJECT["project"]
+    wanted = project["dependencies"] + [
+        each for e in ("openvino", "otel") for each in project["optional-dependencies"][e]
+    ]
+    assert {re.match(r"[\w-]+", line)[0] for line in wanted} - names == {"torch", "transformers"}
+    assert "torch" not in build.replace(program, "")

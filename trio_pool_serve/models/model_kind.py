@@ -78,7 +78,8 @@ class ModelKind(Generic[Spec]):
     ``read`` returns what a folder's files declare, ``None`` for a folder of another kind; it raises ``ModelLoadError``
     for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
     that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
-    because an API process imports no torch.
+    because an API process imports no torch. ``exported`` names the function that returns the ``BuiltHeads`` of a
+    spec, for folders whose weights torch cannot load; it raises ``UnusableGraphError``.
 
     ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
     (``None``: the model accepts no images); by default as most models do. They raise ``ModelLoadError`` if the
@@ -87,6 +88,7 @@ class ModelKind(Generic[Spec]):
 
     read: Callable[[FolderFiles, ModelConfig], Spec | None]
     load: str
+    exported: str = ""
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
     pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
     image_format: Callable[[ModelFolder[Spec]], ImageFormat] | None = None

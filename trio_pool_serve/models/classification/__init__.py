@@ -15,5 +15,6 @@ def classifier_pair_format(spec: Classifier, tokenizer: Tokenizer) -> PairFormat
 CLASSIFICATION = ModelKind(
     read=read_classifier,
     load="trio_pool_serve.models.classification.loading:load_classifier",
+    exported="trio_pool_serve.models.classification.exported:classifier_heads",
     pair_format=classifier_pair_format,
 )

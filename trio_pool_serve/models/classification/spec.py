@@ -12,6 +12,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.exported_files import has_exported_file, why_without_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
@@ -152,7 +153,8 @@ def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
         problem_type=_problem_type(files.config),
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files),
-        classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS,
+        classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS
+        and not (why_without_torch(files.transformer_path) and has_exported_file(files.transformer_path)),
     )
 
 

@@ -6,4 +6,5 @@ from trio_pool_serve.models.model_kind import ModelKind
 EMBEDDING = ModelKind(
     read=read_embedding,
     load="trio_pool_serve.models.embedding.loading:load_embedding",
+    exported="trio_pool_serve.models.embedding.exported:embedding_heads",
 )

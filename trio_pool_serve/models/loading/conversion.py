@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
+from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.runner_loading import load_parts
@@ -36,7 +37,7 @@ class Conversion:
         loaded, runner, params = load_parts(folder, config, offload)
         prompts = partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code)
         params = evolve(params, may_time=job.may_time, sample_prompts=prompts)
-        self._preparation = Preparation(loaded, runner, config, params)
+        self._preparation = Preparation(loaded, runner, config, params, exported_file(folder.transformer_path))
 
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder, as ``Preparation.convert``."""

@@ -4,18 +4,19 @@ A model that was not converted before is converted in another process. That Open
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, StorageError
+from trio_pool_serve.models.files.exported_files import parts_of, why_without_torch
 from trio_pool_serve.models.files.model_digest import model_entry
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
@@ -27,6 +28,9 @@ from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, saved
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
+
+if TYPE_CHECKING:
+    from trio_pool_serve.models.loading.exported_model import ExportedModel
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +105,8 @@ class CpuModel:
     offload: Offload
     load_by_torch: LoadByTorch
     make_converter: Callable[[], Converter]
+    parts: Sequence[Path] = ()
+    """The files that it is converted from where torch cannot load it."""
     entry: CacheEntry | None = field(init=False)
 
     @entry.default
@@ -111,6 +117,7 @@ class CpuModel:
         config, folder = self.config, self.folder
         settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
+            settings += cache.digest(self.parts).values()
             return model_entry(folder.path, cache, "model", folder.kind.load, self._dtype, *map(str, settings))
         except OSError as error:
             logger.warning("the converted model is not cached: %s", error)
@@ -125,6 +132,8 @@ class CpuModel:
         runner = self._read()
         if runner is not None:
             return runner
+        if not self.parts and (exported := self._exported()):
+            return evolve(self, make_converter=lambda: exported, parts=parts_of(exported.file)).open()
         converter = self.make_converter()
         try:
             converter.load(self._job())
@@ -132,6 +141,12 @@ class CpuModel:
             converter.close()
             raise
         return UnconvertedModel(partial(self._convert, converter))
+
+    def _exported(self) -> "ExportedModel | None":
+        # Imported here: an optional dependency.
+        from trio_pool_serve.models.loading.exported_model import ExportedModel
+
+        return ExportedModel.of(self.folder, self._dtype)
 
     def _convert(self, converter: Converter) -> Runner:
         with closing(converter), nullcontext() if self.entry is None else self.entry.locked():
@@ -155,8 +170,8 @@ class CpuModel:
         return ", in int8: this takes a while" if self.config.dtype == "int8" else ""
 
     def _job(self) -> ConversionJob:
-        if self.config.dtype == "int8" and find_spec("nncf") is None:
-            raise ModelLoadError("--dtype int8: NNCF is not installed: pip install trio-pool-serve[int8].")
+        if self.config.dtype == "int8" and not self.parts and find_spec("nncf") is None:
+            raise ModelLoadError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
         return ConversionJob(
             folder=str(self.folder.path),
             config=self.config,
@@ -203,7 +218,8 @@ class CpuModel:
     def _why_torch(self, model: ConvertedModel) -> str:
         if model.refused:
             return model.refused
-        if self.config.backend == "auto" and self.config.dtype != "int8" and not model.is_faster():
+        can_choose = self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
+        if can_choose and self.config.dtype != "int8" and not model.is_faster():
             return f"OpenVINO takes {model.ratio:.2f} times as long"
         return ""
 
@@ -224,11 +240,10 @@ class CpuModel:
 
 
 def _about(model: ConvertedModel) -> str:
+    by = f"by OpenVINO {model.origin}" if model.origin.startswith("from") else "by OpenVINO"
     if model.mean_cosine is not None:
-        return (
-            f"by OpenVINO in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
-        )
-    return "by OpenVINO" if model.ratio is None else f"by OpenVINO (in {model.ratio:.2f} times torch's time)"
+        return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
+    return by if model.ratio is None else f"{by} (in {model.ratio:.2f} times torch's time)"
 
 
 def require_same(runner: Any, model: ConvertedModel, slack: float) -> None:

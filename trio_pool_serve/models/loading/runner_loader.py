@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.threads.offload import Offload
@@ -40,7 +42,14 @@ def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
 
 
 def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str) -> Runner:
-    """Load the runner that computes a model by torch; ``why_torch`` says why that is, on CPU."""
+    """Load the runner that computes a model by torch; ``why_torch`` says why that is, on CPU.
+
+    Raises ``ModelLoadError``, also where torch or transformers is not installed.
+    """
+    if missing := missing_libraries():
+        raise ModelLoadError(
+            f"Only torch can compute this model here ({why_torch}), and {missing}: pip install torch transformers."
+        )
     import_transformers()
     from trio_pool_serve.models.loading.runner_loading import load_runner
 

@@ -59,6 +59,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
     """Why the model is not computed by OpenVINO; then there are no files."""
     versions: dict[str, str]
+    origin: str = ""
+    """Of a model with an exported file: that it was taken, or why not."""
     time_ratios: dict[str, float] = {}
     mean_cosine: float | None = None
     lowest_cosine: float | None = None

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -165,7 +165,11 @@ class Traced(nn.Module):
         return self._outputs(input_ids, attention_mask, types, dict(zip(self.selections, weights, strict=True)))
 
     def _outputs(self, ids: Tensor, mask: Tensor, types: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        rows = TracedRows(self.backbone.forward_ids(ids, mask, types).float(), mask, weights)
+        return self.of_states(self.backbone.forward_ids(ids, mask, types), mask, weights)
+
+    def of_states(self, states: Tensor, mask: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for what the backbone gives: its states or its logits."""
+        rows = TracedRows(states.float(), mask, weights)
         return tuple(compute(rows).float() for compute in self.compute.values())
 
 
@@ -180,17 +184,45 @@ def convert(traced: Traced) -> ov.Model:
     ``Exception``.
     """
     names = [*IDS[: 3 if traced.has_segments else 2], *traced.selections]
+    of_ids = _example_ids()[: 3 if traced.has_segments else 2]
+    model = _converted(traced, (*of_ids, *(of_ids[1].float() for _ in traced.selections)))
+    _name(model, names, traced.compute)
+    return model
+
+
+def _example_ids() -> tuple[Tensor, Tensor, Tensor]:
     ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
     mask = torch.ones_like(ids)
     mask[-1, TRACED_TOKENS // 2 :] = 0
-    of_ids = (ids, mask, torch.zeros_like(ids))[: 3 if traced.has_segments else 2]
-    example = (*of_ids, *(mask.float() for _ in traced.selections))
-    model = _converted(traced, example)
-    for name, model_input in zip(names, model.inputs, strict=True):
+    return ids, mask, torch.zeros_like(ids)
+
+
+def _name(model: ov.Model, inputs: Sequence[str], outputs: Iterable[str]) -> None:
+    for name, model_input in zip(inputs, model.inputs, strict=True):
         model_input.get_tensor().set_names({name})
         model_input.get_node().set_friendly_name(name)
-    for name, output in zip(traced.compute, model.outputs, strict=True):
+    for name, output in zip(outputs, model.outputs, strict=True):
         output.get_tensor().set_names({name})
+
+
+class _Heads(nn.Module):
+    """The heads of a model, which read states that another graph computes."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, states: Tensor, mask: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return self.traced.of_states(states, mask, dict(zip(self.traced.selections, weights, strict=True)))
+
+
+def convert_heads(traced: Traced) -> ov.Model:
+    """Return the heads as a graph of ``states``, ``attention_mask`` and the selections. Raises as ``convert``."""
+    ids, mask, types = _example_ids()
+    with torch.no_grad():
+        states = traced.backbone.forward_ids(ids, mask, types).float()
+    model = _converted(_Heads(traced), (states, mask, *(mask.float() for _ in traced.selections)))
+    _name(model, ["states", "attention_mask", *traced.selections], traced.compute)
     return model
 
 
@@ -204,9 +236,8 @@ def convert_modules(modules: nn.Module, width: int) -> ov.Model:
 
 def _converted(module: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
     types = {torch.int64: ov.Type.i64, torch.float32: ov.Type.f32}
-    inputs = [
-        (ov.PartialShape([-1, -1 if len(example) > 1 else tensor.shape[1]]), types[tensor.dtype]) for tensor in example
-    ]
+    shapes = [[-1, -1 if t.shape[1] == TRACED_TOKENS else t.shape[1], *t.shape[2:]] for t in example]
+    inputs = [(ov.PartialShape(shape), types[t.dtype]) for shape, t in zip(shapes, example, strict=True)]
     with traceable_masks(module.model) if isinstance(module, Traced) else quiet(), quiet(), torch.no_grad():
         model: ov.Model = ov.convert_model(module.eval(), example_input=example, input=inputs)
     return model

@@ -1,9 +1,7 @@
 """The conversion of a model that torch has loaded: made, compared with torch, timed, and written to a folder."""
 
 import copy
-import errno
-import os
-import shutil
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +36,16 @@ from trio_pool_serve.runner.openvino.converted_model import (
     machine_name,
     versions,
 )
-from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_modules
+from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
+from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules
 from trio_pool_serve.runner.openvino.heads import TokenLabels
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flattened
-from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
+from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.openvino.trial import try_speed
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+
+logger = logging.getLogger(__name__)
 
 MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999}
 """Smallest cosine of a row's output with that of the model in float32."""
@@ -72,6 +73,8 @@ class Preparation:
     by_torch: TransformerRunner
     config: ModelConfig
     params: ComputeParams
+    exported: Path | None = None
+    """A file with the backbone as another tool has exported it, if the folder has one."""
     _exact: TransformerRunner = field(init=False)
     """Computes the model in float32."""
     _traced: Traced = field(init=False)
@@ -103,14 +106,16 @@ class Preparation:
         self._model = ConvertedModel(
             what=what, versions=versions(), description=self._describe(), heads=self._traced.heads
         )
-        graph = convert(self._traced)
         if self._traced.table is not None:
             np.save(folder / TABLE, self._traced.table.numpy())
         if (modules := self._traced.after_pooling) is not None:
             config: Any = loaded.backbone.model.config
             graph_of_modules = convert_modules(modules, config.get_text_config().hidden_size)
-            _save(graph_of_modules, folder / MODULES)
-        model = self._quantize(graph, folder) if self._is_int8 else self._compare(graph, folder)
+            write_graph(graph_of_modules, folder / MODULES)
+        if self._is_int8:
+            model = self._quantize(convert(self._traced), folder)
+        else:
+            model = self._take_exported(folder) or self._compare(convert(self._traced), folder)
         runner = self._runner(folder)
         if self.config.backend == "auto" and not self._is_int8 and self.params.may_time:
             model = self._time(runner, model)
@@ -160,8 +165,28 @@ class Preparation:
         )
         return OpenVinoRunner.of_folder(folder, self._model, params)
 
+    def _take_exported(self, folder: Path) -> ConvertedModel | None:
+        """Return the record of a conversion whose backbone is the exported file; ``None`` if that is not usable."""
+        if self.exported is None:
+            return None
+        name = f"{self.exported.parent.name}/{self.exported.name}"
+        try:
+            graph = ExportedGraph.read(self.exported, self.loaded.backbone.output)
+            self._compare(graph.joined(convert_heads(self._traced)), folder)
+        except (UnusableGraphError, RefusedError) as error:
+            origin = f"not from {name}: {error}"
+        except OSError:
+            raise
+        except Exception as error:
+            origin = f"not from {name}: OpenVINO fails: {_first_line(error)}"
+        else:
+            origin = f"from {name}"
+        logger.info("the model is converted %s", origin)
+        self._model = replace(self._model, origin=origin)
+        return self._model if origin == f"from {name}" else None
+
     def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
-        _save(graph, folder / GRAPH)
+        write_graph(graph, folder / GRAPH)
         batches = all_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
         cosine = agreement(self._runner(folder), self._exact, batches, self._compared).lowest
         if not cosine >= MIN_COSINE[self._dtype]:
@@ -178,7 +203,7 @@ class Preparation:
         def attempt(*, halves_range: bool) -> Agreement:
             pad_token_id = self.params.pad_token_id
             quantized = quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range)
-            _save(quantized, folder / GRAPH)
+            write_graph(quantized, folder / GRAPH)
             return agreement(self._runner(folder), self._exact, held_out, self._compared)
 
         found = attempt(halves_range=False)
@@ -221,17 +246,6 @@ def in_float32(loaded: LoadedModel) -> LoadedModel:
     if next(backbone.model.parameters()).dtype == torch.float32:
         return loaded
     return evolve(loaded, backbone=Backbone(copy.deepcopy(backbone.model).float(), backbone.output))
-
-
-def _save(graph: ov.Model, path: Path) -> None:
-    """Write a graph in float32. Raises ``OSError``: OpenVINO says of a full disk "basic_ios::clear: iostream error"."""
-    for file in (path, path.with_suffix(".bin")):
-        file.unlink(missing_ok=True)  # another graph may be mapped
-    try:
-        ov.save_model(graph, path, compress_to_fp16=False)
-    except RuntimeError as error:
-        number = errno.ENOSPC if shutil.disk_usage(path.parent).free < 2**20 else errno.EIO
-        raise OSError(number, f"{os.strerror(number)}: {error}", str(path)) from error
 
 
 def _first_line(error: Exception) -> str:

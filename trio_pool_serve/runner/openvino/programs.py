@@ -5,6 +5,9 @@ each is computed by its share of the cores, which the threads of one pass then d
 batch it is compiled again, for threads of idle priority.
 """
 
+import errno
+import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -183,6 +186,17 @@ def read_graph(path: Path) -> ov.Model:
     """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
     model: ov.Model = ov.Core().read_model(path)
     return model
+
+
+def write_graph(graph: ov.Model, path: Path) -> None:
+    """Write a graph in float32. Raises ``OSError``: OpenVINO says of a full disk "basic_ios::clear: iostream error"."""
+    for file in (path, path.with_suffix(".bin")):
+        file.unlink(missing_ok=True)  # another graph may be mapped
+    try:
+        ov.save_model(graph, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        number = errno.ENOSPC if shutil.disk_usage(path.parent).free < 2**20 else errno.EIO
+        raise OSError(number, f"{os.strerror(number)}: {error}", str(path)) from error
 
 
 def compile_graph(model: ov.Model, *, precision: str, threads: int, streams: int) -> ov.CompiledModel:

@@ -1,0 +1,39 @@
+"""Weights in a model's folder that Optimum or sentence-transformers exported, in OpenVINO's format or in ONNX."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+FILES = ("openvino/openvino_model.xml", "openvino_model.xml", "onnx/model.onnx", "model.onnx")
+
+INT8_FILES = ("openvino/openvino_model_qint8_quantized.xml", "openvino_model_qint8_quantized.xml")
+
+TORCH_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+
+
+def exported_file(transformer_path: Path, *, in_int8: bool = False) -> Path | None:
+    """Return the exported file in a transformer's folder; ``None`` if there is none."""
+    files = (transformer_path / name for name in (INT8_FILES if in_int8 else FILES))
+    return next(filter(Path.is_file, files), None)
+
+
+def parts_of(file: Path) -> list[Path]:
+    """Return an exported file and the files beside it that may have its weights."""
+    return sorted(path for path in file.parent.glob(f"{file.stem}.*") if path.is_file())
+
+
+def missing_libraries() -> str:
+    """Return which of torch and transformers are not installed, as a reason; empty if both are."""
+    missing = [library for library in ("torch", "transformers") if find_spec(library) is None]
+    return f"{' and '.join(missing)} cannot be imported" if missing else ""
+
+
+def why_without_torch(transformer_path: Path) -> str:
+    """Return why torch cannot load a model; empty if it may."""
+    has_weights = any(any(transformer_path.glob(pattern)) for pattern in TORCH_WEIGHTS)
+    no_weights = "" if has_weights or not has_exported_file(transformer_path) else "the folder has no weights for torch"
+    return missing_libraries() or no_weights
+
+
+def has_exported_file(transformer_path: Path) -> bool:
+    """Return whether there is an exported file, in int8 or not."""
+    return any((transformer_path / name).is_file() for name in (*FILES, *INT8_FILES))
