@@ -32,6 +32,9 @@ RETURN_EVERY_S = 15.0
 """Time between two calls of ``return_freed_memory``. One takes 2 to 20 ms, and has 13,000 pages faulted in again after
 50 MiB were returned (MiniLM in float32, 150 shapes of at most 256 tokens, two cores): about 1/500 of that time."""
 
+MAPPED_WEIGHTS: set[Path] = set()
+"""Files of weights that libraries keep mapped, of which they read little after loading."""
+
 ONEDNN_PRIMITIVES = 256
 """Kernels that oneDNN keeps: one for each layer's shape and number of tokens. Its default, 1,024, takes 250 MiB per
 process with MiniLM in bfloat16. A kernel that is missing costs about a millisecond: 3 % of the CPU time of batches of
@@ -61,12 +64,14 @@ def retain_freed_memory(size: int) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the kernel, that in the middle of a heap included. Blocks for milliseconds.
+    """Return freed memory to the kernel, also from the middle of a heap, and the pages of ``MAPPED_WEIGHTS``.
 
-    Does nothing with another C library, or if one of ``MALLOC_VARIABLES`` is set.
+    Blocks for milliseconds. Does nothing to the heap with another C library, or if one of ``MALLOC_VARIABLES`` is set.
     """
     if _may_configure():
         ctypes.CDLL(None).malloc_trim(0)
+    for file in MAPPED_WEIGHTS:
+        return_mapped_pages(file)
 
 
 def return_mapped_pages(file: Path) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import openvino as ov
 from attrs import define, field, frozen
 
+from trio_pool_serve.processes.allocator import MAPPED_WEIGHTS
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.threads.dedicated_threads import at_idle_priority
 
@@ -28,11 +29,10 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
 
-CACHED_KERNELS = 256
-"""Kernels that OpenVINO keeps for the shapes of batches, one or two for each shape. Its default is 5,000: MiniLM grows
-by 0.14 MB with each new shape, for more than 400 shapes. With 128 it stops growing, for 5 % more CPU time where every
-batch has another shape. With 0 layers share no kernel: twice the memory, and a quarter more time."""
-
+CACHED_KERNELS = 32
+"""Kernels that OpenVINO keeps for the shapes of batches in each program, one or two for each shape; its default is
+5,000. After 900 batches of MiniLM in bfloat16, nearly all of other shapes, two programs had grown by 296 MiB with 256,
+by 128 with 64, by 92 with 32, and by 76 with 16, which took 12 % more CPU time; the others took as much as 256."""
 
 MIN_MULTIPLICATIONS = 5 * 10**8
 """A pass of fewer is computed by its share of the cores even when it could have all of them: a second thread waits for
@@ -185,6 +185,7 @@ class Programs:
 def read_graph(path: Path) -> ov.Model:
     """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
     model: ov.Model = ov.Core().read_model(path)
+    MAPPED_WEIGHTS.add(path.with_suffix(".bin"))
     return model
 
 
