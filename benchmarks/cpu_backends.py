@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import cyclopts
@@ -24,15 +25,38 @@ from benchmarks.model import MODEL_PATH
 from benchmarks.report import console, warn_if_busy
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
-from trio_pool_serve.runner.openvino.agreement import agreement, all_batches
-from trio_pool_serve.runner.openvino.conversion import convert
-from trio_pool_serve.runner.openvino.openvino_backbone import CompileParams, compile_model
+from trio_pool_serve.runner.compute_params import ComputeParams
+from trio_pool_serve.runner.heads.classification import (
+    ClassificationHead,
+    TokenClassificationHead,
+    activation_functions,
+    identity,
+)
+from trio_pool_serve.runner.heads.embedding import EmbeddingHead
+from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.runner.heads.sparse import SpladeHead
+from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.openvino.agreement import COMPARED, agreement, all_batches
+from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
+from trio_pool_serve.runner.openvino.preparation import Preparation
+from trio_pool_serve.runner.openvino.programs import CompileParams
 from trio_pool_serve.runner.probe import probe_rows
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    Embed,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    Runner,
+    SparseEmbed,
+    TokenClassify,
+)
 
 TARGET = Path(__file__).parents[1] / "docs" / "cpu_backends.json"
 
@@ -48,15 +72,31 @@ SMALL = {"hidden_size": 640, "num_hidden_layers": 4, "num_attention_heads": 8, "
 """Decoders that are narrower than real ones, which take minutes."""
 
 
-def _classifier(auto_class: str, config: Any) -> Callable[[], Backbone]:
-    return lambda: Backbone(getattr(transformers, auto_class).from_config(config), "logits")
+HEADS: Mapping[str, Callable[[], Mapping[type[Any], Any]]] = {
+    "AutoModel": lambda: {Embed: EmbeddingHead(Pooler(["mean"], []))},
+    "AutoModelForSequenceClassification": lambda: {
+        Classify: ClassificationHead(lambda rows: rows.first_states(), LABELS)
+    },
+    "AutoModelForTokenClassification": lambda: {TokenClassify: TokenClassificationHead(identity, LABELS)},
+    "AutoModelForMaskedLM": lambda: {SparseEmbed: SpladeHead()},
+}
+LABELS = activation_functions(labels=2, problem_type=None, score_activation="torch.nn.Sigmoid")
 
 
-def _encoder(config: Any) -> Callable[[], Backbone]:
-    return lambda: Backbone(transformers.AutoModel.from_config(config))
+def _model(make: Callable[[], Any], auto_class: str = "AutoModel") -> Callable[[], LoadedModel]:
+    output = "last_hidden_state" if auto_class == "AutoModel" else "logits"
+    return lambda: LoadedModel(backbone=Backbone(make(), output), heads=HEADS[auto_class](), description="")
 
 
-def _decoder(name: str, **more: Any) -> Callable[[], Backbone]:
+def _classifier(auto_class: str, config: Any) -> Callable[[], LoadedModel]:
+    return _model(lambda: getattr(transformers, auto_class).from_config(config), auto_class)
+
+
+def _encoder(config: Any) -> Callable[[], LoadedModel]:
+    return _model(lambda: transformers.AutoModel.from_config(config))
+
+
+def _decoder(name: str, **more: Any) -> Callable[[], LoadedModel]:
     config = getattr(transformers, f"{name}Config")(
         **SMALL, intermediate_size=2560, num_key_value_heads=2, head_dim=80, use_cache=False, **more
     )
@@ -65,7 +105,7 @@ def _decoder(name: str, **more: Any) -> Callable[[], Backbone]:
 
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256, "type_vocab_size": 0}
 
-ARCHITECTURES: Mapping[tuple[str, str], Callable[[], Backbone]] = {
+ARCHITECTURES: Mapping[tuple[str, str], Callable[[], LoadedModel]] = {
     ("BERT", "embedder, ColBERT"): _encoder(transformers.BertConfig(**FEW)),
     ("RoBERTa", "embedder"): _encoder(transformers.RobertaConfig(**FEW, max_position_embeddings=514)),
     ("XLM-RoBERTa", "embedder, BGE-M3"): _encoder(
@@ -74,8 +114,8 @@ ARCHITECTURES: Mapping[tuple[str, str], Callable[[], Backbone]] = {
     ("MPNet", "embedder"): _encoder(transformers.MPNetConfig(**FEW, max_position_embeddings=514)),
     ("DistilBERT", "embedder"): _encoder(transformers.DistilBertConfig(n_layers=4)),
     ("ModernBERT", "embedder, late interaction"): _encoder(transformers.ModernBertConfig(**FEW)),
-    ("T5 (encoder)", "embedder"): lambda: Backbone(
-        transformers.T5EncoderModel(transformers.T5Config(d_model=768, d_ff=3072, num_layers=4, num_heads=12))
+    ("T5 (encoder)", "embedder"): _model(
+        lambda: transformers.T5EncoderModel(transformers.T5Config(d_model=768, d_ff=3072, num_layers=4, num_heads=12))
     ),
     ("Qwen3", "embedder, reranker"): _decoder("Qwen3"),
     ("Llama", "embedder"): _decoder("Llama"),
@@ -107,64 +147,70 @@ class Row:
     failure: str = ""
 
 
-@torch.inference_mode()
-def speedups(ours: PaddedCompute, theirs: PaddedCompute, vocab_size: int) -> list[float]:
+def speedups(ours: Runner, theirs: TransformerRunner, params: PoolingParams) -> list[float]:
     """Return the time of ``theirs`` divided by that of ``ours``, for each shape; the best of some rounds in turns."""
     found = []
     for rows, tokens in SHAPES:
-        requests = [PoolingRequest(RenderedPrompt(ids)) for ids in probe_rows(vocab_size, [tokens] * rows)]
-        forward = ForwardPass(requests, torch.device("cpu"), 0)
-        computations = (ours, theirs)
+        prompts = [RenderedPrompt(ids) for ids in probe_rows(theirs.backbone.vocab_size, [tokens] * rows)]
+        batch = Batch(tuple([PoolingRequest(prompt, (params,)) for prompt in prompts]))
+        computations = (ours.launch, theirs.launch)
         for compute in computations:
-            compute(forward)
+            compute(batch)
         times: list[list[float]] = []
         began = time.perf_counter()
         while len(times) < 2 or (len(times) < MOST_ROUNDS and time.perf_counter() - began < MOST_S):
             times.append([])
             for compute in computations:
-                compute(forward)  # the other computation's threads still spin for a while
+                compute(batch)  # the other computation's threads still spin for a while
                 started = time.perf_counter()
-                compute(forward)
+                compute(batch)
                 times[-1].append(time.perf_counter() - started)
         our_best, their_best = np.min(times, axis=0)
         found.append(round(float(their_best / our_best), 2))
     return found
 
 
-def measure(architecture: str, kind: str, make: Callable[[], Backbone]) -> Row:
+def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Row:
     """Convert, compare and time one model."""
     torch.manual_seed(0)
-    backbone = make()
-    backbone.model.eval()
-    about = {"architecture": architecture, "kind": kind, "backend": "OpenVINO", "parameters": backbone.parameters}
-    began = time.perf_counter()
-    try:
-        model = convert(backbone)
-    except Exception as error:
-        return Row(**about, cosine=None, speedups=[], failure=repr(error).splitlines()[0][:120])
-    conversion_s = round(time.perf_counter() - began, 1)
-    compiled = compile_model(backbone, model, CompileParams("f32", torch.get_num_threads()))
-    cosine = agreement(compiled, backbone, all_batches(backbone, 512), pad_token_id=0).lowest
-    found = speedups(compiled, backbone, backbone.vocab_size)
+    loaded = make()
+    loaded.backbone.model.eval()
+    device, parameters = torch.device("cpu"), loaded.backbone.parameters
+    by_torch = TransformerRunner(
+        loaded.backbone, loaded.heads, device, pad_token_id=0, default_batch_tokens=2048, max_tokens=512
+    )
+    params = ComputeParams(device=device, dtype=torch.float32, pad_token_id=0, max_tokens=512)
+    about = {"architecture": architecture, "kind": kind, "backend": "OpenVINO", "parameters": parameters}
+    (wanted,) = [params for params in COMPARED if type(params) in loaded.heads]
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        model = Preparation(loaded, by_torch, ModelConfig(backend="openvino"), params).convert(Path(folder))
+        conversion_s = round(time.perf_counter() - began, 1)
+        if model.refused:
+            return Row(**about, cosine=None, speedups=[], failure=model.refused[:120])
+        ours = OpenVinoRunner.of_folder(Path(folder), model, CompileParams("f32", torch.get_num_threads()))
+        cosine = agreement(ours, by_torch, all_batches(loaded.backbone, 512), [wanted]).lowest
+        found = speedups(ours, by_torch, wanted)
     return Row(**about, cosine=cosine, conversion_s=conversion_s, speedups=found)
 
 
 def measure_minilm() -> list[Row]:
     """Return MiniLM's rows: in float32, and quantised."""
     rows = []
+    exact = ModelConfig(device="cpu", dtype="float32", backend="torch")
+    by_torch = load_runner(read_model_folder(Path(MODEL_PATH), exact), exact, Offload())
+    by_torch.prepare(None)
+    backbone, params = by_torch.backbone, Embed(normalize=False)
     for name, settings in (
         ("OpenVINO", {"backend": "openvino", "dtype": "float32"}),
         ("OpenVINO, int8", {"dtype": "int8"}),
     ):
         config = ModelConfig(device="cpu", cache_dir="", **settings)
         began = time.perf_counter()
-        runner = load_runner(read_model_folder(Path(MODEL_PATH), config), config, Offload())
-        runner.choose_computation()
+        runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())
+        runner.prepare(None)
         took = round(time.perf_counter() - began, 1)
-        backbone = runner.backbone
-        cosine = runner.cosine_with_float32 or (
-            agreement(runner.compute, backbone, all_batches(backbone, 256), pad_token_id=0).lowest
-        )
+        cosine = runner.cosine_with_float32 or agreement(runner, by_torch, all_batches(backbone, 256), [params]).lowest
         rows.append(
             Row(
                 architecture="BERT (all-MiniLM-L6-v2, real weights)",
@@ -173,7 +219,7 @@ def measure_minilm() -> list[Row]:
                 parameters=backbone.parameters,
                 cosine=cosine,
                 conversion_s=took,
-                speedups=speedups(runner.compute, backbone, backbone.vocab_size),
+                speedups=speedups(runner, by_torch, params),
             )
         )
     return rows

@@ -189,7 +189,7 @@ def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Comput
     from trio_pool_serve.engine.placement import replicas_of
     from trio_pool_serve.models.folder import read_model_folder
     from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
-    from trio_pool_serve.models.loading.runner_loading import load_runner
+    from trio_pool_serve.models.loading.runner_loader import load_transformer
     from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
     from trio_pool_serve.prompts import RenderingParams, TextPrompt
     from trio_pool_serve.threads.offload import Offload
@@ -201,7 +201,7 @@ def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Comput
     folder = read_model_folder(Path(config.models[0]), loading)
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
     # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
-    runner = load_runner(folder, loading, Offload(launch=threads, in_threads=False))
+    runner = load_transformer(folder, loading, Offload(launch=threads, in_threads=False))
     runner.prepare(config.scheduling.wanted_batch_tokens)
     params = RenderingParams()
 

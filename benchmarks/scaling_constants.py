@@ -92,11 +92,11 @@ def measure_batches(repeats: int) -> list[float]:
     """Return the processor time of a batch of each of ``SHAPES``. In a process of its own, which is bound to a core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     from trio_pool_serve.models.folder import read_model_folder
-    from trio_pool_serve.models.loading.runner_loading import load_runner
+    from trio_pool_serve.models.loading.runner_loader import load_transformer
 
     config = ModelConfig()
-    runner = load_runner(read_model_folder(Path(MODEL_PATH), config), config, Offload())
-    runner.choose_computation()
+    runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())
+    runner.prepare(None)
     random = np.random.default_rng(0)
     shapes = [random.integers(1000, 20000, shape, np.int32) for shape in SHAPES]
     batches = [Batch(tuple([PoolingRequest(RenderedPrompt(row)) for row in rows])) for rows in shapes]

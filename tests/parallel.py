@@ -20,7 +20,8 @@ class FilesTogether(LoadFileScheduling):
 
 
 LONGEST = re.compile(
-    r"^tests/(ray/|server|end_to_end|benchmarks|runner|models/test_openvino|test_(docs|installing|packaging))"
+    r"^tests/(ray/|server|end_to_end|benchmarks|runner|models/test_(openvino|cpu|conversion)|"
+    r"test_(docs|installing|packaging))"
 )
 """Files that take longest, and wait for processes: they come first, so that no process ends with one of them."""
 

@@ -10,10 +10,11 @@ from benchmarks.gpu.settings import Settings
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
 
 
 def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
@@ -34,7 +35,7 @@ def without_graphs(runner: TransformerRunner) -> TransformerRunner:
 class LoadedRunner:
     """A runner, with what its batches are formed by."""
 
-    runner: TransformerRunner
+    runner: Any
     offload: Offload
     config: Config
     batch_tokens: int
@@ -50,9 +51,9 @@ class LoadedRunner:
         loading = config.sources[0].loading
         folder = read_model_folder(Path(config.models[0]), loading)
 
-        def load() -> tuple[TransformerRunner, int]:
-            runner = load_runner(folder, loading, offload)
-            if not graphs:
+        def load() -> tuple[Runner, int]:
+            runner = load_transformer(folder, loading, offload)
+            if not graphs and isinstance(runner, TransformerRunner):
                 without_graphs(runner)
             return runner, runner.prepare(config.scheduling.wanted_batch_tokens)
 

@@ -30,7 +30,7 @@ from tests.models.vision_families import clip
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.stored_weights import require_finite
 from trio_pool_serve.threads.offload import Offload
 
@@ -233,7 +233,7 @@ def test_settings_that_a_model_cannot_have_are_refused_before_others_are_convert
 ):
     folder = read_model_folder(clip(tmp_path / "clip"))
     with pytest.raises(ModelLoadError, match=re.escape(said)):
-        load_runner(folder, ModelConfig(device="cpu", **settings), Offload())  # without ``prepare``
+        load_transformer(folder, ModelConfig(device="cpu", **settings), Offload())  # without ``prepare``
 
 
 def test_weights_of_eight_bits_are_not_looked_at():

@@ -18,14 +18,16 @@ sys.addaudithook(lambda event, _: tried.append(event) if event.startswith("socke
 from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner_loading import load_runner
-from trio_pool_serve.runner.openvino import selection
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.threads.offload import Offload
 
-selection.MIN_INT8_COSINE = -1  # random weights
+preparation.MIN_INT8_COSINE = -1  # random weights
 config = ModelConfig(device="cpu", cache_dir="", **dict(option.split("=") for option in sys.argv[2:]))
-runner = load_runner(read_model_folder(Path(sys.argv[1])), config, Offload())
-runner.choose_computation()
+runner = load_on_cpu(read_model_folder(Path(sys.argv[1])), config, Offload(), load_by_torch, Conversion)
+runner.prepare(None)
 print(runner.describe())
 assert "openvino_telemetry.main" not in sys.modules
 assert not tried, tried

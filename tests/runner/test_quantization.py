@@ -19,7 +19,7 @@ from trio_pool_serve.models.loading.sample_prompts import (
     held_out_texts,
     sample_prompts,
 )
-from trio_pool_serve.runner.openvino import quantization, selection
+from trio_pool_serve.runner.openvino import preparation, quantization
 from trio_pool_serve.service import Service
 
 pytest.importorskip("nncf")
@@ -51,7 +51,7 @@ async def test_the_second_start_does_not_quantise_and_the_agreement_is_in_the_li
     model: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ):
     first = load(model, cache_dir=cache, **INT8)
-    monkeypatch.setattr(selection.Preparation, "_quantize", None)
+    monkeypatch.setattr(preparation.Preparation, "_quantize", None)
     config = Config(
         models=(str(model),),
         loading=ModelConfig(device="cpu", cache_dir=cache, **INT8),
@@ -72,27 +72,27 @@ async def test_other_models_have_no_agreement_in_the_list(client):
 def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
     model: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool, attempts: list[bool]
 ):
-    quantize, agreement, attempted, found = quantization.quantize, selection.agreement, [], []
+    quantize, agreement, attempted, found = quantization.quantize, preparation.agreement, [], []
 
-    def noted(*arguments: Any, halves_range: bool) -> Any:
+    def noted(*arguments: Any, halves_range: bool, **options: Any) -> Any:
         attempted.append(halves_range)
-        return quantize(*arguments, halves_range=halves_range)
+        return quantize(*arguments, halves_range=halves_range, **options)
 
     def compared(*arguments: Any, **options: Any) -> Any:
         found.append(agreement(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(selection, "GOOD_INT8_COSINE", 1.1)
-    monkeypatch.setattr(selection, "saturates_int8", lambda: saturates)
+    monkeypatch.setattr(preparation, "GOOD_INT8_COSINE", 1.1)
+    monkeypatch.setattr(preparation, "saturates_int8", lambda: saturates)
     monkeypatch.setattr(quantization, "quantize", noted)
-    monkeypatch.setattr(selection, "agreement", compared)
+    monkeypatch.setattr(preparation, "agreement", compared)
     runner = load(model, cache_dir="", **INT8)
     assert attempted == attempts
     assert runner.cosine_with_float32 == max(each.mean for each in found[: len(attempts)])
 
 
 def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(selection, "MIN_INT8_COSINE", 0.99999)
+    monkeypatch.setattr(preparation, "MIN_INT8_COSINE", 0.99999)
     refusal = r"--dtype int8: in int8 the model's output differs too much from float32: cosine 0\.99\d\d on average, "
     with pytest.raises(ModelLoadError, match=refusal):
         load(model, cache_dir="", **INT8)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
@@ -32,6 +33,11 @@ class Conversion:
         import_module(job.imports)
         config = job.config
         folder = read_model_folder(Path(job.folder), config)
+        if folder.kind.load != job.kind:  # it would be converted without its heads
+            raise ModelLoadError(
+                f"The process that converts the model takes it for {folder.kind.load}, not {job.kind}: its kind "
+                f"has to be registered where {job.imports} is imported. With --backend torch it is not converted."
+            )
         load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
         offload = Offload(launch=job.streams, cores_shared_by=job.sharers)
         loaded, runner, params = load_parts(folder, config, offload)

@@ -4,6 +4,7 @@ import logging
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +47,10 @@ class ConversionChild:
                 pass_fds=[theirs.fileno()],
             )
 
+    def __del__(self) -> None:
+        """End a process that nobody has closed: its model was not needed after all."""
+        self.close()
+
     def close(self) -> None:
         """End the process."""
         self._socket.close()
@@ -67,7 +72,8 @@ class ConversionChild:
 
     def _send(self, message: ConversionJob | Convert) -> None:
         header = msgspec.msgpack.encode(message)
-        self._socket.sendall(PREFIX.pack(len(header), 0) + header)
+        with suppress(ConnectionError):  # it has ended, as ``_receive`` will tell
+            self._socket.sendall(PREFIX.pack(len(header), 0) + header)
 
     def _receive(self, kind: type[T]) -> T:
         while True:
@@ -91,7 +97,9 @@ class ConversionChild:
         """Return so many bytes. Raises ``ModelLoadError`` if the process has ended."""
         received = bytearray()
         while len(received) < size:
-            part = self._socket.recv(size - len(received))
+            part = b""
+            with suppress(ConnectionError):
+                part = self._socket.recv(size - len(received))
             if not part:
                 code = self._process.wait()
                 how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"

@@ -176,6 +176,7 @@ class CpuModel:
             folder=str(self.folder.path),
             config=self.config,
             imports=self.folder.kind.read.__module__,
+            kind=self.folder.kind.load,
             streams=self.offload.launch,
             sharers=self.offload.cores_shared_by,
             may_time=not self.offload.is_serving,
@@ -255,7 +256,7 @@ def require_same(runner: Any, model: ConvertedModel, slack: float) -> None:
     if ours.shape != expected.shape:
         raise ValueError(f"a short row has {ours.size} numbers, not {expected.size}")
     size = float(np.linalg.norm(ours) * np.linalg.norm(expected))
-    cosine = float(ours @ expected) / size if size else 1.0
+    cosine = float(ours @ expected) / size if size else float(np.array_equal(ours, expected))
     if not cosine >= 1 - slack:
         raise ValueError(f"its output differs: cosine {cosine:.5f}")
 

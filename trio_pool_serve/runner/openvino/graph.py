@@ -78,7 +78,7 @@ class _Used:
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.names:
             self.names.append(name)
-        return torch.ones(TRACED_ROWS, TRACED_TOKENS)
+        return torch.ones(TRACED_ROWS, TRACED_TOKENS, dtype=torch.float32)
 
 
 class Traced(nn.Module):
@@ -91,6 +91,7 @@ class Traced(nn.Module):
         self.heads: dict[str, heads.AnyHead] = {}
         self.compute: dict[str, Callable[[TracedRows], Tensor]] = {}
         self.after_pooling: nn.Module | None = None
+        self.poolings = 1
         self.table: Tensor | None = None
         for params, head in loaded.heads.items():
             self.heads[params.__name__] = self._add(head)
@@ -110,7 +111,7 @@ class Traced(nn.Module):
                 return heads.Vector(self._output("vectors", pooled), normalizes=pooler.normalizes)
             case ChunkEmbeddingHead(pooler=pooler):
                 if len(pooler.modules_after):
-                    self.after_pooling = nn.Sequential(*pooler.modules_after)
+                    self.after_pooling, self.poolings = nn.Sequential(*pooler.modules_after), len(pooler.pooling)
                 output = self._output("states", lambda rows: rows.states)
                 return heads.Chunks(output, pooling=pooler.pooling, normalizes=pooler.normalizes)
             case TokenEmbeddingHead():
@@ -228,7 +229,7 @@ def convert_heads(traced: Traced) -> ov.Model:
 
 def convert_modules(modules: nn.Module, width: int) -> ov.Model:
     """Return the modules behind pooling as a graph: [vectors, ``width``] to [vectors, d]. Raises as ``convert``."""
-    model = _converted(modules, (torch.ones(TRACED_ROWS, width),))
+    model = _converted(modules, (torch.ones(TRACED_ROWS, width, dtype=torch.float32),))
     model.inputs[0].get_tensor().set_names({"vectors"})
     model.outputs[0].get_tensor().set_names({"vectors"})
     return model

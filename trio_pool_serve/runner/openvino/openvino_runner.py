@@ -73,7 +73,7 @@ class OpenVinoRunner:
                 compile_graph, precision=params.precision, threads=params.streams, streams=params.streams
             )
             modules = Program(read_graph(folder / MODULES), compile_modules)
-        table = np.load(folder / TABLE) if (folder / TABLE).exists() else None
+        table = np.load(folder / TABLE, allow_pickle=False) if (folder / TABLE).exists() else None
         return cls(model, programs, description, modules, table)
 
     def launch(self, batch: Batch) -> PooledBatch:

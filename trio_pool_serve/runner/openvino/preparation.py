@@ -110,7 +110,8 @@ class Preparation:
             np.save(folder / TABLE, self._traced.table.numpy())
         if (modules := self._traced.after_pooling) is not None:
             config: Any = loaded.backbone.model.config
-            graph_of_modules = convert_modules(modules, config.get_text_config().hidden_size)
+            width = config.get_text_config().hidden_size * self._traced.poolings
+            graph_of_modules = convert_modules(modules, width)
             write_graph(graph_of_modules, folder / MODULES)
         if self._is_int8:
             model = self._quantize(convert(self._traced), folder)
@@ -200,16 +201,19 @@ class Preparation:
         samples = self.params.sample_prompts()
         held_out = [samples.held_out[at : at + HELD_OUT_ROWS] for at in range(0, len(samples.held_out), HELD_OUT_ROWS)]
 
-        def attempt(*, halves_range: bool) -> Agreement:
+        def attempt(*, halves_range: bool) -> tuple[Agreement, ov.Model]:
             pad_token_id = self.params.pad_token_id
             quantized = quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range)
             write_graph(quantized, folder / GRAPH)
-            return agreement(self._runner(folder), self._exact, held_out, self._compared)
+            return agreement(self._runner(folder), self._exact, held_out, self._compared), quantized
 
-        found = attempt(halves_range=False)
+        found, quantized = attempt(halves_range=False)
         if found.mean < GOOD_INT8_COSINE and saturates_int8():
-            other = attempt(halves_range=True)
-            found = other if other.mean > found.mean else attempt(halves_range=False)
+            other, _ = attempt(halves_range=True)
+            if other.mean > found.mean:
+                found = other
+            else:
+                write_graph(quantized, folder / GRAPH)
         if not found.mean >= MIN_INT8_COSINE:
             raise RefusedError(
                 f"in int8 the model's output differs too much from float32: cosine {found.mean:.4f} on average, "

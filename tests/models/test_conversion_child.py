@@ -1,0 +1,184 @@
+"""A model is converted in a process that ends: what it says, and what its death or that of its parent leaves behind."""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.models.model_families import load, write_family
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion_child import ConversionChild
+from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
+
+pytest.importorskip("openvino")
+
+EXACTLY = {"dtype": "float32", "cache_dir": ""}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "bert", "bert")
+
+
+@pytest.fixture
+def child() -> Iterator[ConversionChild]:
+    child = ConversionChild()
+    yield child
+    child.close()
+
+
+def job_of(model: Path, **settings: Any) -> ConversionJob:
+    config = ModelConfig(device="cpu", **EXACTLY | settings)
+    kind = read_model_folder(model).kind
+    return ConversionJob(str(model), config, kind.read.__module__, kind.load, streams=1, sharers=1, may_time=False)
+
+
+def spoil(model: Path) -> None:
+    """Make a weight NaN."""
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4:] = np.float32("nan").tobytes()
+    path.write_bytes(content)
+
+
+def killer(child: ConversionChild) -> Thread:
+    return Thread(target=child._process.kill)
+
+
+def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
+    config = ModelConfig(device="cpu", backend="openvino", **EXACTLY)
+    made: list[ConversionChild] = []
+
+    def make() -> ConversionChild:
+        made.append(ConversionChild())
+        return made[-1]
+
+    runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, make)
+    runner.prepare(None)
+    assert made[0]._process.returncode is not None, "its memory is returned"
+    batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
+    ((ours,),), ((expected,),) = runner.launch(batch).rows, load(model, **EXACTLY).launch(batch).rows
+    assert np.allclose(ours, expected, atol=3e-5)
+    assert runner.describe().endswith("by OpenVINO")
+
+
+@pytest.mark.slow
+def test_what_the_process_logs_is_logged_here(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    job = job_of(model)
+    lines = (f"import {job.imports}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
+    (tmp_path / "plugin_that_logs.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with closing(ConversionChild()) as child:
+        child.load(msgspec.structs.replace(job, imports="plugin_that_logs"))
+    lines_here = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
+    assert ("another", logging.WARNING, "2 lines") in lines_here
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, child: ConversionChild):
+    spoil(model)
+    with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* has numbers that are not finite"):
+        child.load(job_of(model))
+
+
+def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
+    job = msgspec.structs.replace(job_of(model), imports="json", kind="plugin:load")
+    with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
+        Conversion().load(job)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_loads_is_an_error(model: Path, child: ConversionChild):
+    killed = killer(child)
+    child._process.send_signal(signal.SIGSTOP)
+    killed.start()
+    with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
+        child.load(job_of(model))
+    killed.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_process_that_is_killed_while_it_converts_is_an_error(
+    when: str, model: Path, child: ConversionChild, tmp_path: Path
+):
+    folder = tmp_path / "made"
+    folder.mkdir()
+    child.load(job_of(model))
+    killed = killer(child)
+    child._process.send_signal(signal.SIGSTOP)
+    killed.start()
+    if when == "before":
+        killed.join()
+        child._process.wait()
+    with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
+        child.convert(folder)
+    killed.join()
+    assert list(folder.iterdir()) == []
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from tests.models.test_conversion_child import job_of
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion_child import ConversionChild
+child = ConversionChild()
+if sys.argv[3] == "converting":
+    child.load(job_of(Path(sys.argv[1])))
+    print(child._process.pid, flush=True)
+    while True:
+        child.convert(Path(sys.argv[2]))
+print(child._process.pid, flush=True)
+child.load(job_of(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["loading", "converting"])
+def test_a_parent_that_is_killed_leaves_no_process_behind(what: str, model: Path, tmp_path: Path):
+    (tmp_path / "made").mkdir()
+    command = [sys.executable, "-c", PARENT, str(model), str(tmp_path / "made"), what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        assert select.select([child], [], [], 60)[0], "it still runs"
+    finally:
+        os.close(child)
+
+
+@pytest.mark.slow
+async def test_a_later_model_s_error_is_found_before_the_first_is_converted(model: Path, tmp_path: Path):
+    broken = write_family(tmp_path / "broken", "bert")
+    spoil(broken)
+    cache = tmp_path / "cache"
+    loading = ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(cache))
+    config = Config(
+        models=(f"good={model}", f"broken={broken}"), loading=loading, processes=ProcessesConfig(engine="local")
+    )
+    with pytest.raises(ModelLoadError, match="not finite"):
+        await Service(config).run()
+    assert list(cache.rglob("model.xml")) == []

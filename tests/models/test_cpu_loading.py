@@ -1,0 +1,480 @@
+"""Which models OpenVINO computes, why not the others, and what is kept on disk."""
+
+import json
+import logging
+import multiprocessing
+import re
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.lanes import sampled
+from tests.models.model_families import load, loaded_runner, write_family
+from tests.models.vision_families import clip
+from trio_pool_serve.config import Config, InputConfig, ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading import cpu_loading
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.local_runners import LocalRunners
+from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.runner.openvino import converted_model, preparation, trial
+from trio_pool_serve.runner.openvino.trial import Trial
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, Runner
+
+pytest.importorskip("openvino")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "bert", "bert")
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each conversion."""
+    done: list[int] = []
+    convert = preparation.convert
+    monkeypatch.setattr(preparation, "convert", lambda traced: done.append(1) or convert(traced))
+    return done
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """The results of the trials of speed, in place of real ones; those that are left were not tried."""
+    given: list[Trial] = []
+    monkeypatch.setattr(preparation, "try_speed", lambda *_, **__: given.pop(0))
+    return given
+
+
+def described(model: Path, cache: Path | str, **options: Any) -> str:
+    settings = {"backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
+    return load(model, **settings).describe().rpartition("tokens, ")[2]
+
+
+def steady(ratio: float) -> Trial:
+    return Trial(ratio, is_steady=True)
+
+
+# -- the choice -----------------------------------------------------------------------------------------
+
+
+def test_auto_takes_openvino_only_if_it_is_clearly_faster(model: Path, trials: list[Trial]):
+    trials += map(steady, (0.5, 0.9, 0.91, 1.3))
+    assert [described(model, "", backend="auto") for _ in range(4)] == [
+        "by OpenVINO (in 0.50 times torch's time)",
+        "by OpenVINO (in 0.90 times torch's time)",
+        "by torch (OpenVINO takes 0.91 times as long)",
+        "by torch (OpenVINO takes 1.30 times as long)",
+    ]
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock, which ``next`` moves by a microsecond."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: next(clock) * 1e-6)
+    return clock
+
+
+def try_with(challenger: Any, incumbent: Any) -> Trial:
+    return trial.try_speed(challenger, incumbent, params=Embed(), vocab_size=50, max_tokens=48)
+
+
+def test_the_trial_is_fair(seconds: Any):
+    """A computation takes as long as itself, and half as long as one that does the same twice."""
+
+    def once(_: object) -> None:
+        for _ in range(1000):
+            next(seconds)
+
+    def twice(batch: object) -> None:
+        once(batch)
+        once(batch)
+
+    same, half = try_with(once, once), try_with(once, twice)
+    assert (same.ratio, half.ratio) == (pytest.approx(1), pytest.approx(0.5, rel=0.01))
+    assert same.is_steady
+    assert half.is_steady
+
+
+def test_a_trial_beside_another_program_is_not_steady(seconds: Any):
+    passes = iter(range(10**6))
+
+    def disturbed(_: object) -> None:
+        for _ in range(1000 if next(passes) in (3, 5) else 3000):
+            next(seconds)
+
+    assert not try_with(disturbed, disturbed).is_steady
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"backend": "torch"}, "as configured"),
+        ({"dtype": "float16"}, "OpenVINO is not used for float16"),
+    ],
+)
+def test_the_description_says_why_torch_computes(options: dict[str, Any], reason: str, model: Path):
+    assert described(model, "", **{"backend": "auto"} | options) == f"by torch ({reason})"
+
+
+def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
+    assert described(clip(tmp_path / "clip"), "", backend="auto").endswith(
+        "by torch (OpenVINO is not used for models that read images)"
+    )
+
+
+def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_loading, "find_spec", lambda name: None)
+    assert described(model, "", backend="auto") == "by torch (OpenVINO is not installed)"
+    with pytest.raises(ModelLoadError, match=r"--backend openvino: OpenVINO is not installed\."):
+        described(model, "")
+    with pytest.raises(ModelLoadError, match=r"--dtype int8: OpenVINO is not installed\."):
+        described(model, "", dtype="int8")
+
+
+def test_without_nncf_nothing_is_quantised(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_loading, "find_spec", lambda name: name != "nncf" or None)
+    with pytest.raises(ModelLoadError, match=r"--dtype int8 needs the extra \[int8\]: pip install"):
+        described(model, "", backend="auto", dtype="int8")
+
+
+def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: False)
+    said = described(model, "", backend="auto", dtype="bfloat16")
+    assert said == "by torch (OpenVINO is used for bfloat16 only where the CPU computes it natively)"
+    monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: True)
+    assert described(model, "", dtype="bfloat16") == "by OpenVINO"
+
+
+def test_a_model_that_cannot_be_converted_is_computed_by_torch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tries: list[int] = []
+
+    def fail(_: object) -> None:
+        tries.append(1)
+        raise ValueError("no such operation\nand much more")
+
+    monkeypatch.setattr(preparation, "convert", fail)
+    said = "OpenVINO fails: ValueError('no such operation\\nand much more')"
+    for cache in (tmp_path / "cache", tmp_path / "cache", ""):
+        assert described(model, cache, backend="auto") == f"by torch ({said})"
+    assert len(tries) == 2, "the second start has read it"
+    assert [path.name for path in the_entry(tmp_path / "cache").iterdir()] == ["record.json"]
+    with pytest.raises(ModelLoadError, match="--backend openvino: OpenVINO fails: ValueError"):
+        described(model, tmp_path / "cache")
+
+
+def test_a_model_whose_output_differs_is_computed_by_torch_and_not_converted_again(
+    model: Path, tmp_path: Path, conversions: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preparation, "MIN_COSINE", {"float32": 1.1})
+    said = {described(model, tmp_path / "cache", backend="auto") for _ in range(2)}
+    assert said == {"by torch (OpenVINO's output differs: cosine 1.00000)"}
+    assert len(conversions) == 1
+    change_record(tmp_path / "cache", versions={"openvino": "2020.1"})
+    described(model, tmp_path / "cache", backend="auto")
+    assert len(conversions) == 2, "another version may compute it"
+
+
+# -- the cache ------------------------------------------------------------------------------------------
+
+
+def the_entry(cache: Path) -> Path:
+    """Return the model's, beside that of its tokenizer."""
+    (entry,) = [path for path in cache.iterdir() if path.is_dir() and "-tokenizer-" not in path.name]
+    return entry
+
+
+def change_record(cache: Path, **changes: Any) -> None:
+    path = the_entry(cache) / "record.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"record": stored["record"] | changes}))
+
+
+def test_the_second_start_neither_converts_nor_tries(
+    model: Path, tmp_path: Path, conversions: list[int], trials: list[Trial], monkeypatch: pytest.MonkeyPatch
+):
+    cache = tmp_path / "a" / "cache"
+    trials += map(steady, (0.5, 0.7))
+    first = described(model, cache, backend="auto")
+    monkeypatch.setattr("tests.models.model_families.Conversion", None)
+    assert described(model, cache, backend="auto") == first
+    assert (len(conversions), trials) == (1, [steady(0.7)])
+    entry = the_entry(cache)
+    assert {path.name for path in entry.iterdir()} == {"model.xml", "model.bin", "record.json"}
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(entry.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in entry.iterdir()} == {0o600}
+
+
+def test_that_openvino_was_slower_is_remembered(
+    model: Path, tmp_path: Path, conversions: list[int], trials: list[Trial]
+):
+    trials.append(steady(1.5))
+    said = {described(model, tmp_path / "cache", backend="auto") for _ in range(2)}
+    assert said == {"by torch (OpenVINO takes 1.50 times as long)"}
+    assert len(conversions) == 1
+    assert described(model, tmp_path / "cache") == "by OpenVINO (in 1.50 times torch's time)"  # as the user demands
+    assert len(conversions) == 1
+
+
+def test_that_openvino_was_slower_beside_another_program_is_not_believed(
+    model: Path, tmp_path: Path, trials: list[Trial]
+):
+    trials += [Trial(1.5, is_steady=False), steady(1.6)]
+    said = {described(model, tmp_path / "cache", backend="auto") for _ in range(2)}
+    assert said == {"by OpenVINO"}
+    assert trials == [steady(1.6)]
+
+
+@pytest.mark.slow
+def test_a_week_later_it_is_tried_again_whether_openvino_is_slower(model: Path, tmp_path: Path, trials: list[Trial]):
+    trials += map(steady, (1.5, 0.5, 1.5))
+    cache = tmp_path / "cache"
+    assert described(model, cache, backend="auto").startswith("by torch")
+    for _ in range(2):
+        change_record(cache, made_at=time.time() - converted_model.RETRY_S - 1)
+        assert described(model, cache, backend="auto") == "by OpenVINO (in 0.50 times torch's time)"
+    assert trials == [steady(1.5)], "what is faster is not tried again"
+
+
+def test_the_trial_of_this_machine_counts_more_than_that_of_another(
+    model: Path, tmp_path: Path, trials: list[Trial], monkeypatch: pytest.MonkeyPatch
+):
+    trials.append(steady(1.5))
+    cache = tmp_path / "cache"
+    described(model, cache, backend="auto")
+    here = converted_model.machine_name()
+    change_record(cache, time_ratios={here: 1.5, "another CPU, 64 threads": 0.3})
+    assert described(model, cache, backend="auto") == "by torch (OpenVINO takes 1.50 times as long)"
+    monkeypatch.setattr(converted_model, "machine_name", lambda: "a third CPU, 2 threads")
+    assert described(model, cache, backend="auto") == "by OpenVINO (in 0.30 times torch's time)"
+
+
+def test_the_folder_of_the_cache_may_be_relative(
+    model: Path, tmp_path: Path, conversions: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """As of Python 3.12 the names of temporary folders are absolute, and without ``..``, whatever their parent's is."""
+    monkeypatch.chdir(tmp_path)
+    assert [described(model, "bert/../cache") for _ in range(2)] == ["by OpenVINO"] * 2
+    assert len(conversions) == 1
+    assert the_entry(tmp_path / "cache").name.startswith("bert-")
+
+
+@pytest.mark.parametrize("cache_dir", ["", None])
+def test_the_cache_can_be_switched_off_and_is_in_the_user_s_by_default(
+    cache_dir: str | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    described(model, "", cache_dir=cache_dir)
+    assert (tmp_path / "xdg" / "trio_pool_serve").is_dir() == (cache_dir is None)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change_a_byte(path: Path) -> None:
+    """The lowest byte of the first weight, which changes no output by much; OpenVINO does not mind that of the XML."""
+    content = bytearray(path.read_bytes())
+    content[0] ^= 0xFF
+    path.write_bytes(content)
+
+
+def make_unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@sampled(
+    ("name", "damage"),
+    [
+        *((name, damage) for damage in (truncate, change_a_byte, Path.unlink) for name in ("model.xml", "model.bin")),
+        ("model.bin", make_unreadable),
+        ("record.json", truncate),
+    ],
+    keep=[("model.bin", change_a_byte), ("record.json", truncate)],
+)
+def test_a_damaged_entry_is_replaced(name: str, damage: Any, model: Path, tmp_path: Path, conversions: list[int]):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    damage(the_entry(cache) / name)
+    assert described(model, cache) == "by OpenVINO"
+    assert len(conversions) == 2
+    assert described(model, cache) == "by OpenVINO"
+    assert len(conversions) == 2
+
+
+@pytest.mark.slow
+def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, trials: list[Trial]):
+    """Other models were computing; a trial at the next start might choose torch, whose numbers are others."""
+    trials.append(steady(1.5))
+    busy = Offload()
+    busy.is_serving = True
+    config = ModelConfig(device="cpu", backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
+    assert loaded_runner(read_model_folder(model), config, busy).describe().endswith("tokens, by OpenVINO")
+    assert described(model, tmp_path / "cache", backend="auto") == "by OpenVINO"
+    assert described(model, tmp_path / "cache") == "by OpenVINO"
+    assert trials == [steady(1.5)]
+
+
+@pytest.mark.slow
+def test_an_entry_is_found_by_the_content_of_the_model(model: Path, tmp_path: Path, conversions: list[int]):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    moved = model.rename(tmp_path / "moved")
+    shutil.copytree(moved, tmp_path / "copied", copy_function=shutil.copyfile)  # with other times
+    for folder in (moved, tmp_path / "copied"):
+        assert described(folder, cache) == "by OpenVINO"
+    assert len(conversions) == 1
+    weights = load_file(moved / "model.safetensors")
+    name = next(name for name in weights if "layer.1." in name and name.endswith("weight"))
+    weights[name].view(-1)[0] += 1
+    save_file(weights, moved / "model.safetensors", metadata={"format": "pt"})
+    described(moved, cache)
+    assert len(conversions) == 2
+    described(tmp_path / "copied", cache)
+    assert len(conversions) == 2
+
+
+@pytest.mark.slow
+def test_each_setting_that_changes_what_is_computed_has_an_entry_of_its_own(
+    model: Path, tmp_path: Path, conversions: list[int]
+):
+    cache = tmp_path / "cache"
+    batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
+    seen = set()
+    for options in ({}, {"pooling": "cls"}, {"normalize": False}):
+        for _ in range(2):
+            ((value,),) = load(model, backend="openvino", cache_dir=str(cache), **options).launch(batch).rows
+            seen.add(value.tobytes())
+    assert (len(seen), len(conversions)) == (3, 3)
+
+
+def test_an_entry_that_other_versions_made_is_replaced(model: Path, tmp_path: Path, conversions: list[int]):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    change_record(cache, versions={"openvino": "2020.1"})
+    described(model, cache)
+    assert len(conversions) == 2
+    described(model, cache)
+    assert len(conversions) == 2
+
+
+@sampled("values", [[1.0], [-1.0] * 32, [0.0] * 32], keep=[[-1.0] * 32])
+def test_an_entry_that_gives_other_output_is_replaced(
+    values: list[float], model: Path, tmp_path: Path, conversions: list[int], caplog: pytest.LogCaptureFixture
+):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    stored = json.loads((the_entry(cache) / "record.json").read_text())
+    change_record(cache, check=stored["record"]["check"] | {"values": values})
+    with caplog.at_level(logging.WARNING):
+        assert described(model, cache) == "by OpenVINO"
+    assert "is converted anew: " in caplog.text
+    assert len(conversions) == 2
+
+
+def test_token_embeddings_are_accepted_at_the_first_start_and_at_the_second(model: Path, tmp_path: Path):
+    loading = ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(tmp_path / "cache"))
+    config = Config(models=(str(model),), loading=loading, input=InputConfig(enable_prompt_embeds=True))
+
+    def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
+        return load_on_cpu(folder, settings, offload, load_by_torch, Conversion)
+
+    embeds = RenderedPrompt(np.zeros(5, np.int32), embeds=np.ones((5, 32), np.float32))
+    vectors = []
+    for _ in range(2):
+        runner: Any = LocalRunners(config, Offload(launch=2)).load(config.sources[0], load_runner)
+        runner.prepare(None)
+        assert (runner.embeds_width, runner.concurrent_launches) == (32, 2)
+        ((vector,),) = runner.launch(Batch((PoolingRequest(embeds, (Embed(),)),))).rows
+        vectors.append(vector)
+    assert np.array_equal(*vectors)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, logger="trio_pool_serve"):
+        assert described(model, tmp_path / "file" / "cache") == "by OpenVINO"
+    assert f"the converted model is not cached: {tmp_path}/file/cache: Not a directory." in caplog.messages
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_the_model_is_saved_elsewhere(
+    model: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (small_disk / "data").write_bytes(bytes(2**21 - 2**16))
+    before = {*tmp_path.iterdir()}
+    for _ in range(2):
+        caplog.clear()
+        assert described(model, small_disk / "cache", backend="auto").startswith("by OpenVINO")
+        assert f"the converted model is not cached: {small_disk / 'cache'}/" in caplog.text
+        assert "No space left on device" in caplog.text
+        assert {*tmp_path.iterdir()} == before
+        assert list((small_disk / "cache").rglob("model.*")) == []
+
+
+def test_a_model_that_can_be_saved_nowhere_is_computed_by_torch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    reason = r"the converted model cannot be written: \[Errno 2\] No such file or directory: '.*/missing/"
+    assert re.match(rf"by torch \({reason}", described(model, "", backend="auto"))
+    with pytest.raises(ModelLoadError, match=f"--backend openvino: {reason}"):
+        described(model, "")
+
+
+@pytest.mark.slow
+def test_on_full_disks_torch_computes_and_that_is_not_kept(
+    model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (small_disk / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk / "tmp"))
+    (small_disk / "data").write_bytes(bytes(2**21 - 2**16))
+    said = described(model, small_disk / "cache", backend="auto")
+    assert re.match(r"by torch \(the converted model cannot be written: .*: No space left on device: ", said)
+    (small_disk / "data").unlink()
+    assert described(model, small_disk / "cache", backend="auto").startswith("by OpenVINO")
+
+
+def describe_in_a_process(model: Path, cache: Path, said: Any) -> None:
+    said.put(described(model, cache))
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    processes = [spawn.Process(target=describe_in_a_process, args=(model, tmp_path / "c", said)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    assert [said.get(timeout=60) for _ in processes] == ["by OpenVINO"] * 2
+    for process in processes:
+        process.join()
+    the_entry(tmp_path / "c")
+    assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_is_logged_while_a_model_is_converted_is_not_lost(model: Path, caplog: pytest.LogCaptureFixture):
+    from trio_pool_serve.models.loading.runner_loading import load_parts
+    from trio_pool_serve.runner.openvino.graph import Traced, convert
+
+    loaded, _, _ = load_parts(read_model_folder(model), ModelConfig(device="cpu", dtype="float32"), Offload())
+    traced = Traced(loaded)
+    loaded.backbone.model.register_forward_hook(lambda *_: logging.getLogger("another").info("meanwhile"))
+    caplog.set_level(logging.INFO)
+    convert(traced)
+    assert "meanwhile" in caplog.messages

@@ -1,0 +1,183 @@
+"""Graphs computed by OpenVINO: what a pass returns is its caller's own, in any number of threads."""
+
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve, frozen
+from msgspec.structs import replace
+
+from tests.models.model_families import ServedModel, write_family
+from trio_pool_serve.runner.openvino import programs
+from trio_pool_serve.runner.openvino.agreement import all_batches
+from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
+from trio_pool_serve.runner.openvino.programs import CompiledModel, CompileParams, Programs
+from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
+from trio_pool_serve.types import Batch, CopiedBatch, Embed, PlannedBatch, PoolingRequest, RenderedPrompt, Vectors
+
+pytest.importorskip("openvino")
+
+BY_OPENVINO = {"backend": "openvino", "cache_dir": ""}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("model") / "bert", "bert")
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> OpenVinoRunner:
+    return ServedModel(folder, settings=BY_OPENVINO).runner
+
+
+def batch_of(*lengths: int) -> Batch:
+    random = np.random.default_rng(1)
+    rows = [RenderedPrompt(random.integers(5, 60, size=length).astype(np.int32)) for length in lengths]
+    return Batch(tuple(PoolingRequest(row, (Embed(),)) for row in rows))
+
+
+def vectors(runner: Any, batch: Batch) -> Vectors:
+    computed = runner.launch(batch)
+    assert isinstance(computed, CopiedBatch)
+    return np.array([value for (value,) in computed.rows])
+
+
+@frozen
+class Noting:
+    """A program that notes its name when it computes."""
+
+    program: Any
+    name: str
+    used: list[str]
+
+    @property
+    def inputs(self) -> list[str]:
+        return self.program.inputs
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.used.append(self.name)
+        return self.program(*arguments)
+
+
+def test_values_of_successive_passes_share_no_memory(runner: OpenVinoRunner):
+    ((first,), _) = runner.launch(batch_of(9, 4)).rows
+    kept = first.copy()
+    vectors(runner, batch_of(9, 9))
+    assert np.array_equal(first, kept)
+
+
+def test_two_threads_at_once_get_what_one_gets_after_the_other(runner: OpenVinoRunner):
+    batches = [batch_of(*range(1, 2 + n % 7), 3 + n) for n in range(40)]
+    expected = [vectors(runner, batch) for batch in batches]
+    with ThreadPoolExecutor(4) as threads:
+        ours = list(threads.map(lambda batch: vectors(runner, batch), batches))
+    assert all(map(np.array_equal, ours, expected))
+
+
+def with_programs(runner: OpenVinoRunner, **params: Any) -> OpenVinoRunner:
+    """Return the runner with programs that are compiled for other numbers of passes and cores."""
+    of = runner.programs
+    return evolve(runner, programs=Programs(of.model, CompileParams("f32", **params), of.multiplications))
+
+
+def test_shares_of_the_cores_give_what_all_cores_give(runner: OpenVinoRunner, monkeypatch: pytest.MonkeyPatch):
+    """Two batches at once are computed by another program than a large one alone."""
+    runner = with_programs(runner, cores=2, streams=2, sharers=2)
+    used: list[str] = []
+    for name in ("for_shares", "for_all_cores"):
+        setattr(runner.programs, name, Noting(getattr(runner.programs, name), name, used))
+    short, long = batch_of(20, 3), batch_of(*[48] * 64)
+    monkeypatch.setattr(programs, "MIN_MULTIPLICATIONS", 48 * 64 * runner.programs.multiplications)
+    outputs = []
+    for threads, batch in ((1, short), (2, short), (1, long), (2, long)):
+        monkeypatch.setattr(programs, "granted_threads", lambda most, threads=threads: threads)
+        outputs.append(vectors(runner, batch))
+    assert used == ["for_shares"] * 3 + ["for_all_cores"], "a second thread for little work waits for the first"
+    assert np.allclose(outputs[2], outputs[3], atol=1e-5)
+
+
+@pytest.mark.skipif(not HAS_IDLE_PRIORITY, reason="this system has no idle priority")
+def test_planned_batches_are_computed_by_threads_of_idle_priority_to_the_same_bits(runner: OpenVinoRunner):
+    runner = with_programs(runner, cores=2, streams=2, idle_streams=2)
+    ordinary = batch_of(20, 3)
+    planned = Batch(tuple(replace(request, planned=PlannedBatch(1, 2)) for request in ordinary.requests))
+    expected = vectors(runner, ordinary)
+    assert idle_threads() == set()
+    with ThreadPoolExecutor(4) as threads:
+        outputs = list(threads.map(lambda _: vectors(runner, planned), range(8)))
+    assert all(np.array_equal(output, expected) for output in outputs)
+    idle = idle_threads()
+    assert len(idle) >= 2
+    assert threading.get_native_id() not in idle
+    vectors(runner, ordinary)
+    assert idle_threads() == idle
+
+
+def idle_threads() -> set[int]:
+    """Return the threads of this process that have idle priority."""
+    threads = (int(path.name) for path in Path("/proc/self/task").iterdir())
+    return {thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_IDLE}
+
+
+def test_any_number_of_rows_and_tokens_is_computed(runner: OpenVinoRunner, folder: Path):
+    by_torch = ServedModel(folder).runner
+    for lengths in ((1,), (48,), (1, 1, 1), (48, 2), tuple(range(1, 33))):
+        batch = batch_of(*lengths)
+        assert np.allclose(vectors(runner, batch), vectors(by_torch, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pass_that_fails_leaves_nothing_behind(runner: OpenVinoRunner, threads: int, monkeypatch: pytest.MonkeyPatch):
+    """Afterwards OpenVINO failed to compute batches of the same shape as the last one before."""
+    runner = with_programs(runner, cores=2, streams=1, sharers=2)
+    monkeypatch.setattr(programs, "granted_threads", lambda most: threads)
+    monkeypatch.setattr(programs, "MIN_MULTIPLICATIONS", 1)
+    good, too_long = batch_of(8), batch_of(4000)
+    expected = vectors(runner, good)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            runner.launch(too_long)
+        for _ in range(4):
+            assert np.allclose(vectors(runner, good), expected, atol=1e-5)
+
+
+def test_the_rows_to_compare_have_padding_segments_and_the_longest_length(folder: Path):
+    batches = all_batches(ServedModel(folder).runner.backbone, 48)
+    lengths = [[len(prompt.token_ids) for prompt in batch] for batch in batches]
+    assert max(max(batch) for batch in lengths) == 48
+    assert any(len(set(batch)) > 1 for batch in lengths)
+    assert any(prompt.type_ids is not None and prompt.type_ids.any() for batch in batches for prompt in batch)
+
+
+def test_one_row_to_compare_is_beyond_the_window_of_sliding_attention(tmp_path: Path):
+    backbone = ServedModel(write_family(tmp_path / "gemma3", "gemma3")).runner.backbone
+    longest = max(len(prompt.token_ids) for batch in all_batches(backbone, 10_000) for prompt in batch)
+    assert longest > 8 + 32
+
+
+class Freed:
+    """Notes its name when it is freed, and holds what it was made of."""
+
+    def __init__(self, name: str, freed: list[str], *parts: object) -> None:
+        self.parts = parts
+        weakref.finalize(self, freed.append, name)
+
+
+class FreedModel(Freed):
+    def create_infer_request(self) -> Freed:
+        return Freed("request", self.parts[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("requests", [0, 1, 3])
+def test_the_last_reference_to_a_compiled_model_is_that_of_a_request(requests: int):
+    """Its destructor lets go of the interpreter lock, that of the model does not."""
+    freed: list[str] = []
+    compiled = CompiledModel(FreedModel("model", freed, freed))
+    compiled.idle += [compiled.take_request() for _ in range(requests)]
+    del compiled
+    assert freed == [*["request"] * (requests - 1), "model", "request"]
