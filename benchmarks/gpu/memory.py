@@ -52,7 +52,7 @@ async def run(subject: Subject, findings: Findings) -> None:
             await run_part_process("benchmarks.gpu.memory", job, found[model].update)
             _judge(model, found[model], findings)
             if subject.gpu is not None:
-                findings.texts.append(f"Snapshot for [memory_viz]({VIEWER}): [{snapshot.name}]({snapshot.name})")
+                findings.texts.append(f"Snapshot for [memory_viz]({VIEWER}): `{snapshot.name}`, which is not committed")
     finally:
         findings.details |= {
             model: {name: value for name, value in values.items() if name != "series"}

@@ -1,6 +1,6 @@
 """Errors that mean that a device's memory does not suffice, as torch, OpenVINO and C++ libraries raise them."""
 
-import torch
+from typing import Any
 
 MESSAGES = (
     "defaultcpuallocator:",  # torch on CPU: a RuntimeError
@@ -18,7 +18,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, means that memory did not suffice."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, (torch.OutOfMemoryError, MemoryError)):
+        if isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError":  # torch's
             return True
         if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
             return True
@@ -26,7 +26,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def release_caches(device: torch.device) -> None:
-    """Return memory that torch keeps for later to the device. Blocks until the device has computed what it has."""
+def release_caches(device: Any) -> None:
+    """Return memory that torch keeps for later to its device. Blocks until the device has computed what it has."""
     if device.type != "cpu":
+        import torch  # imported here: a model that OpenVINO computes needs none
+
         torch.get_device_module(device).empty_cache()

@@ -5,7 +5,6 @@ it is complete or not there. Processes that want the same entry take turns: the 
 The entries that were not used for longest are removed for new ones. All methods block.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -265,7 +264,7 @@ def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.T
                 if not entry.cache.make_room():
                     raise
                 return _saved_in(entry.folder_beside(), save)
-        except (StorageError, RuntimeError) as error:  # OpenVINO reports what the system says as a RuntimeError
+        except StorageError as error:
             _log_not_cached(error)
     return _saved_in(_temporary(None), save)
 
@@ -277,12 +276,8 @@ def _saved_in(
     try:
         with storage_errors(Path(folder.name)):
             save(Path(folder.name))
-    except BaseException as error:
-        # Of a full disk OpenVINO says "basic_ios::clear: iostream error".
-        is_full = isinstance(error, RuntimeError) and shutil.disk_usage(folder.name).free < 2**20
+    except BaseException:
         folder.cleanup()  # now: its part of a model may fill the disk that is tried next
-        if is_full:
-            raise StorageFullError(f"{folder.name}: {os.strerror(errno.ENOSPC)}.") from error
         raise
     return folder
 

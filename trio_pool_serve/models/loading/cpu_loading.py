@@ -134,9 +134,13 @@ class CpuModel:
             return runner
         if not self.parts and (exported := self._exported()):
             return evolve(self, make_converter=lambda: exported, parts=parts_of(exported.file)).open()
-        converter = self.make_converter()
+        job = self._job()
         try:
-            converter.load(self._job())
+            converter = self.make_converter()
+        except OSError as error:  # no processes or no memory
+            return self._by_torch(f"no process can be started that converts it: {error}")
+        try:
+            converter.load(job)
         except BaseException:
             converter.close()
             raise
@@ -163,7 +167,7 @@ class CpuModel:
                         folder = self.entry.publish(folder, made[-1])
                     return self._runner_of(folder, made[-1])
             except (OSError, StorageError) as error:
-                return self._by_torch(f"the converted model cannot be written: {error}")
+                return self._by_torch(f"it cannot be converted now: {error}")
 
     @property
     def _takes_long(self) -> str:

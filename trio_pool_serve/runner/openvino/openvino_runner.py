@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from trio_pool_serve.errors import OutOfDeviceMemoryError
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, Check, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.inputs import PaddedRows
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, compile_graph, read_graph
+from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import (
@@ -77,34 +79,41 @@ class OpenVinoRunner:
         return cls(model, programs, description, modules, table)
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute the rows. Raises what OpenVINO raises: ``RuntimeError``."""
-        embedded = [row for row, request in enumerate(batch.requests) if request.prompt.embeds is not None]
+        """Compute the rows. Raises ``OutOfDeviceMemoryError``, and what OpenVINO raises otherwise: ``RuntimeError``."""
+        try:
+            return CopiedBatch(self._compute_all(batch.requests))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())
+        # Here the error is gone, and with it what its traceback kept.
+        raise OutOfDeviceMemoryError(reason)
+
+    def _compute_all(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
+        """Return the rows' values. Rows of token embeddings are computed by torch."""
+        embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
         if not embedded:
-            return CopiedBatch(self._compute(batch.requests))
+            return self._compute(requests)
         assert self.for_embeds is not None  # noqa: S101  (otherwise they are refused)
-        others = [row for row in range(len(batch.requests)) if row not in set(embedded)]
-        rows: list[tuple[PooledValue, ...]] = [()] * len(batch.requests)
-        by_torch = self.for_embeds.launch(Batch(tuple(batch.requests[row] for row in embedded)))
+        by_torch = self.for_embeds.launch(Batch(tuple(requests[row] for row in embedded)))
         assert isinstance(by_torch, CopiedBatch)  # noqa: S101  (on CPU)
-        for row, values in zip(embedded, by_torch.rows, strict=True):
-            rows[row] = values
-        if others:
-            for row, values in zip(others, self._compute([batch.requests[row] for row in others]), strict=True):
-                rows[row] = values
-        return CopiedBatch(rows)
+        return self._with_others(requests, embedded, by_torch.rows)
+
+    def _with_others(
+        self, requests: Sequence[PoolingRequest], done: Sequence[int], values: Sequence[tuple[PooledValue, ...]]
+    ) -> list[tuple[PooledValue, ...]]:
+        """Return the values of all rows, of which some are done."""
+        others = sorted(set(range(len(requests))) - set(done))
+        of_others = self._compute([requests[row] for row in others]) if others else []
+        found = dict(zip([*done, *others], [*values, *of_others], strict=True))
+        return [found[row] for row in range(len(requests))]
 
     def _compute(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
-        """Return the rows' values. Rows of which no head reads an output have no forward pass."""
-        forwarded = [row for row, request in enumerate(requests) if any(map(self._reads_outputs, request.params))]
-        if not forwarded:
-            return self._values(Outputs(requests, table=self.table))
-        if len(forwarded) < len(requests):
-            rows: list[tuple[PooledValue, ...]] = [()] * len(requests)
-            looked_up = [row for row in range(len(requests)) if row not in set(forwarded)]
-            for part in (forwarded, looked_up):
-                for row, values in zip(part, self._compute([requests[row] for row in part]), strict=True):
-                    rows[row] = values
-            return rows
+        """Return the values of rows of token ids. Rows of which no head reads an output have no forward pass."""
+        looked_up = [row for row, request in enumerate(requests) if not any(map(self._reads_outputs, request.params))]
+        if looked_up:
+            values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
+            return self._with_others(requests, looked_up, values)
         padded = PaddedRows(requests, self._description.pad_token_id)
         program = self.programs.choose(
             len(requests) * len(padded.positions), is_planned=requests[0].planned is not None

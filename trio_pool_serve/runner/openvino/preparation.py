@@ -1,7 +1,9 @@
 """The conversion of a model that torch has loaded: made, compared with torch, timed, and written to a folder."""
 
 import copy
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from trio_pool_serve.runner.openvino.heads import TokenLabels
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flattened
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.openvino.trial import try_speed
+from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
 
@@ -83,7 +86,8 @@ class Preparation:
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder and return its record, or one that says why there is none.
 
-        Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written.
+        Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written,
+        or if memory does not suffice: that says nothing about the model.
         """
         try:
             return self._convert(folder)
@@ -92,6 +96,8 @@ class Preparation:
         except OSError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {_first_line(error)}") from error
             reason = f"OpenVINO fails: {_first_line(error)}"
         for file in folder.iterdir():
             file.unlink()
