@@ -8,6 +8,7 @@ from rich.console import Console
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
@@ -49,6 +50,8 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
     load_tokenizer(folder, trust_remote_code=loading.trust_remote_code, cache=cache)
 
     def by_torch(*arguments: object) -> Runner:
+        if missing := missing_libraries():
+            raise ModelLoadError(f"Torch would have to compute it ({arguments[-1]}), but {missing}.")
         raise _TorchComputesError(arguments[-1])
 
     try:

@@ -115,6 +115,7 @@ def convert(
 
 ENGINE_SETTINGS = (
     "processes.replicas", "processes.plugins", "hosts.key_file", "hosts.zone", "time_limits.drain_timeout_s",
+    "input.enable_prompt_embeds",
 )  # fmt: skip
 
 COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {

@@ -115,6 +115,10 @@ def decode_config(encoded: bytes) -> Config:
     return msgspec.json.decode(encoded, type=Config, dec_hook=lambda kind, value: kind(value))
 
 
+imported_plugins: list[str] = []
+"""Names of the modules of ``--plugins`` that this process has imported."""
+
+
 def import_plugins(config: Config) -> None:
     """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
     for name in filter(None, config.processes.plugins.split(",")):
@@ -122,3 +126,4 @@ def import_plugins(config: Config) -> None:
             importlib.import_module(name)
         except Exception as error:
             raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
+        imported_plugins.append(name)

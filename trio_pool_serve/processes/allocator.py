@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 M_TRIM_THRESHOLD = -1
@@ -72,6 +73,8 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     for file in MAPPED_WEIGHTS:
         return_mapped_pages(file)
+        with suppress(OSError):
+            os.utime(file.parent)  # a cache keeps what is used
 
 
 def return_mapped_pages(file: Path) -> None:
@@ -88,7 +91,8 @@ def return_mapped_pages(file: Path) -> None:
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_bytes().splitlines():
         addresses, access, _, _, _, *name = line.split(maxsplit=5)
-        if name == [path] and b"w" not in access:  # a private page that was written to would be lost
+        is_of_file = b"".join(name).removesuffix(b" (deleted)") == path
+        if is_of_file and b"w" not in access:  # a private page that was written to would be lost
             first, end = (int(address, 16) for address in addresses.split(b"-"))
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 

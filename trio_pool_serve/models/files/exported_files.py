@@ -1,6 +1,7 @@
 """Weights in a model's folder that Optimum or sentence-transformers exported, in OpenVINO's format or in ONNX."""
 
-from importlib.util import find_spec
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 FILES = ("openvino/openvino_model.xml", "openvino_model.xml", "onnx/model.onnx", "model.onnx")
@@ -23,7 +24,8 @@ def parts_of(file: Path) -> list[Path]:
 
 def missing_libraries() -> str:
     """Return which of torch and transformers are not installed, as a reason; empty if both are."""
-    missing = [library for library in ("torch", "transformers") if find_spec(library) is None]
+    # Not by ``find_spec``, which finds no torch in a process that is to do without (``do_without_torch``).
+    missing = [library for library in ("torch", "transformers") if PathFinder.find_spec(library, sys.path) is None]
     return f"{' and '.join(missing)} cannot be imported" if missing else ""
 
 

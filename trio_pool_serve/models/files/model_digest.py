@@ -18,8 +18,10 @@ from trio_pool_serve.types import ModelDigest
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".py", ".bpe", ".codes", ".spm", ".tiktoken", ".vocab")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
-NOT_OF_THE_MODEL = frozenset({"onnx", "openvino", "coreml"})
-"""Folders with weights of other runtimes, which not every machine has."""
+NOT_OF_THE_MODEL = frozenset({
+    "onnx", "openvino", "coreml", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin",
+})  # fmt: skip
+"""Folders with weights of other runtimes, which not every machine has, and what training leaves behind."""
 
 SETTINGS = ("pooling", "normalize", "task")
 
@@ -67,7 +69,7 @@ def _content_of(folder: Path, cache: ModelCache | None) -> Mapping[str, str]:
         name.as_posix(): path
         for name, path in names.items()
         if path.suffix in (*SMALL_FILES, *WEIGHTS)
-        and not any(part in NOT_OF_THE_MODEL or part.startswith(".") for part in name.parts)
+        and not any(part in NOT_OF_THE_MODEL or part.startswith((".", "checkpoint-")) for part in name.parts)
     }
     digests = file_digests(paths.values(), None if cache is None else cache.memory)
     return {name: digests[path] for name, path in paths.items()}

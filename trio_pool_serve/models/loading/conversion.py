@@ -30,13 +30,14 @@ class Conversion:
 
         Its tokenizer is in the cache by then, so that the process which serves the model need not make it.
         """
-        import_module(job.imports)
+        for name in job.imports:
+            import_module(name)
         config = job.config
         folder = read_model_folder(Path(job.folder), config)
         if folder.kind.load != job.kind:  # it would be converted without its heads
             raise ModelLoadError(
                 f"The process that converts the model takes it for {folder.kind.load}, not {job.kind}: its kind "
-                f"has to be registered where {job.imports} is imported. With --backend torch it is not converted."
+                f"has to be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
             )
         load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
         offload = Offload(launch=job.streams, cores_shared_by=job.sharers)

@@ -33,7 +33,7 @@ MODULE = "trio_pool_serve.models.loading.conversion_process"
 class ConversionChild:
     """A process that has a model loaded by torch. It ends with this process, however that ends, and when closed."""
 
-    _process: "subprocess.Popen[bytes]" = field(init=False)
+    _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     _socket: socket.socket = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -54,8 +54,9 @@ class ConversionChild:
     def close(self) -> None:
         """End the process."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def load(self, job: ConversionJob) -> None:
         """Load the model. Blocks for seconds. Raises ``ModelLoadError``, also if the process dies."""
@@ -101,6 +102,7 @@ class ConversionChild:
             with suppress(ConnectionError):
                 part = self._socket.recv(size - len(received))
             if not part:
+                assert self._process is not None  # noqa: S101
                 code = self._process.wait()
                 how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
                 raise ModelLoadError(f"The process that converts the model {how}.")

@@ -11,12 +11,12 @@ from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
 class ConversionJob(Struct, frozen=True, tag=True):
     """A model's folder, the settings to load it with, and how many batches it is computed with later.
 
-    ``imports`` is a module to import first: it makes the kind of model known, whose ``load`` is ``kind``.
+    ``imports`` are modules to import first, which make the kind of model known, whose ``load`` is ``kind``.
     """
 
     folder: str
     config: ModelConfig
-    imports: str
+    imports: list[str]
     kind: str
     streams: int
     sharers: int

@@ -16,13 +16,13 @@ from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import dtype_on_cpu
 from trio_pool_serve.runner.openvino.built_heads import BuiltHeads
-from trio_pool_serve.runner.openvino.converted_model import GRAPH, Check, ConvertedModel, Description, versions
+from trio_pool_serve.runner.openvino.converted_model import CHECKED, GRAPH, Check, ConvertedModel, Description, versions
 from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
 from trio_pool_serve.runner.openvino.heads import Floats
-from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flattened
+from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.shared_cores import usable_cores
-from trio_pool_serve.types import Batch, Classify, CopiedBatch, Embed, PoolingRequest, RenderedPrompt, TokenClassify
+from trio_pool_serve.types import Batch, CopiedBatch, Embed, PoolingRequest, RenderedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ExportedModel:
                 multiplications=parameters - looked_up,
                 heads=heads.about,
                 dimensions=0,
-                embeds_width=0,
+                embeds_width=None,
                 pad_token_id=max(0, self.folder.transformer_config.get("pad_token_id") or 0),
                 default_batch_tokens=DEFAULT_BATCH_TOKENS,
             ),
@@ -94,18 +94,18 @@ class ExportedModel:
         assert self._graph is not None  # noqa: S101  (it was loaded)
         write_graph(self._graph, folder / GRAPH)
         runner = OpenVinoRunner.of_folder(folder, self._model, CompileParams(self._precision, cores=usable_cores()))
-        kind = next(kind for kind in (Embed, Classify, TokenClassify) if kind in runner.heads)
+        params = next(params for params in CHECKED.values() if type(params) in runner.heads)
         ids = np.random.default_rng(0).integers(self.folder.vocab_size, size=3 * ROW_TOKENS).astype(np.int32)
-        short, long = (PoolingRequest(RenderedPrompt(row), (kind(),)) for row in (ids[:ROW_TOKENS], ids))
+        short, long = (PoolingRequest(RenderedPrompt(row), (params,)) for row in (ids[:ROW_TOKENS], ids))
         try:
             alone, beside = (_first_of(runner, rows) for rows in ((short,), (short, long)))
         except RuntimeError as error:
             raise self._unusable(str(error)) from error
         if not np.abs(beside - alone).max() <= PADDING_TOLERANCE * np.abs(alone).max():
             raise self._unusable("its output is not finite, or depends on the padding behind a row")
-        check = Check(kind.__name__, ids[:ROW_TOKENS].tolist(), alone.tolist())
+        check = runner.check_of(short)
         description: Any = self._model.description
-        if kind is Embed:
+        if isinstance(params, Embed):
             description = replace(description, dimensions=len(alone))
         return replace(self._model, check=check, description=description)
 
@@ -136,4 +136,4 @@ def ways_out(folder: AnyModelFolder) -> str:
 def _first_of(runner: OpenVinoRunner, rows: tuple[PoolingRequest, ...]) -> Floats:
     computed = runner.launch(Batch(rows))
     assert isinstance(computed, CopiedBatch)  # noqa: S101  (on CPU)
-    return flattened(computed.rows[0][0])
+    return Check.of(rows[0], computed.rows[0][0]).numbers()

@@ -9,7 +9,7 @@ from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader
 from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
-from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
+from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, usable_cores
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
@@ -34,19 +34,14 @@ class LocalRunners:
     offload: Offload
     _unused_cores: list[SharedCores] = field(init=False, factory=list)
     """Those of the launch threads that compute nothing."""
-    _torch_threads: int = field(init=False, default=0)
-    """Threads that torch computes with by default; 0 before it is imported."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Load a model as ``load_model``."""
         logger.info("loading %s", source.name)
-        torch = sys.modules.get("torch")
-        if self._torch_threads and torch is not None:
+        if self._unused_cores and (torch := sys.modules.get("torch")) is not None:
             # What a launch thread has set for its own batch, threads that are started later have as well.
-            torch.set_num_threads(self._torch_threads)
+            torch.set_num_threads(usable_cores())
         runner = load_model(self.config, source, load_runner, self.offload)
-        if not self._torch_threads and torch is None and (torch := sys.modules.get("torch")) is not None:
-            self._torch_threads = torch.get_num_threads()
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         return runner

@@ -1,4 +1,4 @@
-"""What there is to know of a tokenizer of the ``tokenizers`` library beside its tokenizer.json."""
+"""What a tokenizer of the ``tokenizers`` library needs besides its tokenizer.json."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -62,7 +63,7 @@ def all_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) 
     Beside it is a short row, whose padding lies beyond the window of sliding attention.
     """
     affordable = max(64, int(LONG_COST / backbone.parameters), _window(backbone) + BEYOND_WINDOW)
-    long = min(max_tokens, 1024, affordable)
+    long = min(max_tokens, LONGEST_COMPARED, affordable)
     of_long = _random_batches(backbone, [[long, min(3, max_tokens)]], marker)
     return [*short_batches(backbone, max_tokens, marker), *of_long]
 

@@ -1,16 +1,34 @@
 """What is recorded of a converted model: all that a start needs besides the graph itself."""
 
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from trio_pool_serve.runner.openvino.heads import AnyHead
 from trio_pool_serve.runner.shared_cores import usable_cores
+from trio_pool_serve.types import (
+    Classify,
+    Embed,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+)
 
 GRAPH, MODULES, TABLE = "model.xml", "modules.xml", "table.npy"
 """Files of a conversion: the graph, that of the modules behind pooling, and the weights of ``SparseLookup``."""
+
+LONGEST_COMPARED = 1024
+"""Tokens of the longest row that is compared with torch."""
 
 LIBRARIES = ("openvino", "nncf", "torch", "transformers")
 """The libraries on whose versions a conversion depends."""
@@ -33,17 +51,51 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """For each token, by the backbone."""
     heads: str
     dimensions: int
-    embeds_width: int
+    embeds_width: int | None
+    """``None`` if torch did not load the model."""
     pad_token_id: int
     default_batch_tokens: int
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A short row and what was computed for it: ``param`` names the params, the values are in one list."""
+    """A short row and what was computed for it: ``param`` names the params, the values are in one list.
+
+    ``indices`` are those of the values of a sparse vector.
+    """
 
     param: str
     token_ids: list[int]
     values: list[float]
+    indices: list[int] = []
+
+    @classmethod
+    def of(cls, request: PoolingRequest, value: PooledValue) -> "Check":
+        """Return the check of a row with one of ``CHECKED`` and its value."""
+        name, ids = type(request.params[0]).__name__, request.prompt.token_ids.tolist()
+        if isinstance(value, SparseVector):
+            return cls(name, ids, value.values.tolist(), value.indices.tolist())
+        return cls(name, ids, value.ravel().tolist())
+
+    @property
+    def request(self) -> PoolingRequest:
+        """The row."""
+        return PoolingRequest(RenderedPrompt(np.array(self.token_ids, dtype=np.int32)), (CHECKED[self.param],))
+
+    def numbers(self) -> npt.NDArray[np.float32]:
+        """Return the values; of a sparse vector with the zeros between them."""
+        values = np.array(self.values, dtype=np.float32)
+        if not self.indices:
+            return values
+        numbers = np.zeros(max(self.indices) + 1, dtype=np.float32)
+        numbers[self.indices] = values
+        return numbers
+
+
+CHECKED: Mapping[str, PoolingParams] = {
+    type(params).__name__: params
+    for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify("raw"), TokenClassify("raw"))
+}
+"""The params of checks, by name. Activations would hide differences: of 8 and 12 the sigmoid is nearly the same."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +125,13 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_current(self) -> bool:
         """Whether it was made with the libraries of this process, as far as these are installed."""
-        if not self.is_faster() and time.time() > self.made_at + RETRY_S:
-            return False
         installed = versions()
         return all(installed[name] in ("none", made_with) for name, made_with in self.versions.items())
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is time to try again if OpenVINO is slower than torch."""
+        return not self.is_faster() and time.time() > self.made_at + RETRY_S
 
     @property
     def ratio(self) -> float | None:

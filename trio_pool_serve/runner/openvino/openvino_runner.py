@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.errors import OutOfDeviceMemoryError
+from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, Check, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.inputs import PaddedRows
@@ -29,7 +29,6 @@ from trio_pool_serve.types import (
     RenderedPrompt,
     Runner,
     SparseEmbed,
-    SparseVector,
     TokenClassify,
     TokenEmbed,
 )
@@ -94,7 +93,8 @@ class OpenVinoRunner:
         embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
         if not embedded:
             return self._compute(requests)
-        assert self.for_embeds is not None  # noqa: S101  (otherwise they are refused)
+        if self.for_embeds is None:  # another engine of the model may accept them
+            raise ValueError("this engine takes no token embeddings: start it with --enable-prompt-embeds")
         by_torch = self.for_embeds.launch(Batch(tuple(requests[row] for row in embedded)))
         assert isinstance(by_torch, CopiedBatch)  # noqa: S101  (on CPU)
         return self._with_others(requests, embedded, by_torch.rows)
@@ -192,12 +192,17 @@ class OpenVinoRunner:
 
     def computed(self, check: Check) -> Floats:
         """Return the numbers of the row that a conversion was recorded with."""
-        prompt = RenderedPrompt(np.array(check.token_ids, dtype=np.int32))
-        ((value,),) = self._compute([PoolingRequest(prompt, (PARAMS[check.param](),))])
-        return flattened(value)
+        return self.check_of(check.request).numbers()
+
+    def check_of(self, request: PoolingRequest) -> Check:
+        """Return a row, whose params are one of ``CHECKED``, and what is computed for it."""
+        ((value,),) = self._compute([request])
+        return Check.of(request, value)
 
     def accept_embeds(self) -> None:
         """Have torch compute rows of token embeddings, if the model takes any. Blocks. Raises ``ModelLoadError``."""
+        if self._description.embeds_width is None:
+            raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
         if not self._description.embeds_width or self.load_by_torch is None:
             return
         before = resident_bytes()
@@ -210,9 +215,3 @@ class OpenVinoRunner:
     def prepare(self, wanted_batch_tokens: int | None) -> int:
         """Return the token budget of batches: what is wanted, or what suits the model."""
         return wanted_batch_tokens or int(self._description.default_batch_tokens)
-
-
-def flattened(value: PooledValue) -> Floats:
-    """Return a value's numbers, one after the other."""
-    numbers: Floats = (value.values if isinstance(value, SparseVector) else value).ravel()
-    return numbers

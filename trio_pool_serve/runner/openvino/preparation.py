@@ -25,9 +25,9 @@ from trio_pool_serve.runner.openvino.agreement import (
     agreement,
     all_batches,
     short_batches,
-    values_of,
 )
 from trio_pool_serve.runner.openvino.converted_model import (
+    CHECKED,
     GRAPH,
     MAX_RATIO,
     MODULES,
@@ -41,12 +41,12 @@ from trio_pool_serve.runner.openvino.converted_model import (
 from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
 from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules
 from trio_pool_serve.runner.openvino.heads import TokenLabels
-from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner, flattened
+from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.openvino.trial import try_speed
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Preparation:
     def _runner(self, folder: Path) -> OpenVinoRunner:
         """Return what computes the graph that was written.
 
-        One that was just converted would give other numbers than each later start, Gemma 3 in bfloat16 by 0.03: its
+        A graph that was just converted would give other numbers than each later start, Gemma 3 in bfloat16 by 0.03: its
         nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
         """
         params = CompileParams(
@@ -244,10 +244,9 @@ class Preparation:
         """Return a row and what the runner computes for it, for later starts."""
         if not self._compared:
             return None
-        kind = type(self._compared[0])
+        params = CHECKED[type(self._compared[0]).__name__]
         ((row, *_),) = short_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
-        (value,) = values_of(runner, Batch((PoolingRequest(RenderedPrompt(row.token_ids), (kind(),)),)))
-        return Check(kind.__name__, row.token_ids.tolist(), flattened(value).tolist())
+        return runner.check_of(PoolingRequest(RenderedPrompt(row.token_ids), (params,)))
 
 
 def in_float32(loaded: LoadedModel) -> LoadedModel:
