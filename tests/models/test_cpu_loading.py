@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from tests.lanes import sampled
+from tests.models import classifier_families, retrieval_families
 from tests.models.model_families import load, loaded_runner, write_family
 from tests.models.vision_families import clip
 from trio_pool_serve.config import Config, InputConfig, ModelConfig
@@ -384,6 +386,47 @@ def test_an_entry_that_gives_other_output_is_replaced(
         assert described(model, cache) == "by OpenVINO"
     assert "is converted anew: " in caplog.text
     assert len(conversions) == 2
+
+
+def test_a_refusal_holds_for_machines_like_the_one_that_refused(
+    model: Path, tmp_path: Path, conversions: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """A cache may be on a disk that machines with other CPUs share."""
+    cache, machine = tmp_path / "cache", ["this CPU"]
+    monkeypatch.setattr(cpu_loading, "machine_name", lambda: machine[0])
+    with monkeypatch.context() as changed:
+        changed.setattr(preparation, "MIN_COSINE", {"float32": 1.1})
+        assert described(model, cache, backend="auto").startswith("by torch (OpenVINO's output differs")
+    machine[0] = "another CPU"
+    assert described(model, cache, backend="openvino") == "by OpenVINO"
+    machine[0] = "this CPU"
+    assert described(model, cache, backend="auto").startswith("by torch (OpenVINO's output differs")
+    assert len(conversions) == 2
+
+
+def test_a_recorded_score_of_a_reranker_is_compared_by_its_size(tmp_path: Path):
+    """The direction of a single number is its sign alone, and the sigmoids of large ones are all 1."""
+    folder = classifier_families.write_classifier(tmp_path / "model", "bert", num_labels=1)
+    runner = load(folder, backend="openvino", cache_dir="", dtype="float32")
+    check = runner.model.check
+    cpu_loading.require_same(runner, runner.model, 0.005)
+    (score,) = check.values
+    other = replace(runner.model, check=replace(check, values=[score * 1.02]))
+    with pytest.raises(ValueError, match="its output differs"):
+        cpu_loading.require_same(runner, other, 0.005)
+
+
+def test_weights_near_zero_may_be_missing_in_a_recorded_sparse_vector(tmp_path: Path):
+    """Whether they are above zero depends on the CPU."""
+    folder = retrieval_families.SPARSE["splade_max"](tmp_path / "model")
+    runner = load(folder, backend="openvino", cache_dir="", dtype="float32")
+    check = runner.model.check
+    least = int(np.argmin(check.values))
+    fewer = [[number for place, number in enumerate(each) if place != least] for each in (check.values, check.indices)]
+    cpu_loading.require_same(runner, replace(runner.model, check=replace(check, values=fewer[0], indices=fewer[1])), 0.1)
+    moved = [*check.indices[1:], check.indices[-1] + 1]
+    with pytest.raises(ValueError, match="its output differs"):
+        cpu_loading.require_same(runner, replace(runner.model, check=replace(check, indices=moved)), 0.1)
 
 
 def test_token_embeddings_are_accepted_at_the_first_start_and_at_the_second(model: Path, tmp_path: Path):
