@@ -36,7 +36,7 @@ def list_entries(*, cache_dir: CacheDir = None) -> int:
     return 0
 
 
-@cache_app.command(usage="trio-pool-serve cache remove [OPTIONS] [NAME...]", name="remove")
+@cache_app.command
 def remove(
     *names: Annotated[str, Parameter(help="Name in `cache list`.")],
     all: Annotated[bool, Parameter(help="Remove all.", negative=())] = False,  # noqa: A002  (the name of a flag)
