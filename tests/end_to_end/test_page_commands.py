@@ -23,8 +23,9 @@ from tests.server.server_process import ROOT, SCRIPTED, launched
 
 PROGRAM = "trio-pool-serve"
 COMMANDS = [line for block in blocks_of(ROOT / "docs/commands.md") for line in block.text.splitlines()]
-CHECKS, BENCHES, COMPLETIONS = [
-    [line for line in COMMANDS if line.startswith(f"{PROGRAM} {name} ")] for name in ("check", "bench", "completion")
+CHECKS, CONVERSIONS, BENCHES, COMPLETIONS = [
+    [line for line in COMMANDS if line.startswith(f"{PROGRAM} {name} ")]
+    for name in ("check", "convert", "bench", "completion")
 ]
 
 
@@ -47,8 +48,8 @@ def json_documents(text: str) -> Iterator[dict[str, Any]]:
 
 
 def test_every_command_of_the_page_is_run_here():
-    assert [*CHECKS, *BENCHES, *COMPLETIONS] == COMMANDS
-    assert (len(CHECKS), len(BENCHES), len(COMPLETIONS)) == (1, 3, 1)
+    assert [*CHECKS, *CONVERSIONS, *BENCHES, *COMPLETIONS] == COMMANDS
+    assert (len(CHECKS), len(CONVERSIONS), len(BENCHES), len(COMPLETIONS)) == (1, 1, 3, 1)
 
 
 @pytest.mark.slow
@@ -58,6 +59,19 @@ def test_check_prints_what_the_page_lists(tmp_path: Path):
     report = run_command([*words, "--no-measure"], TRIO_POOL_SERVE_BACKEND="torch")
     for listed in ("embedding", "BertModel", "mean", "torch", "48 tokens", "weights"):
         assert listed in report, report
+
+
+@pytest.mark.slow
+def test_convert_says_what_was_decided_and_has_nothing_to_do_the_second_time(tmp_path: Path):
+    pytest.importorskip("openvino")
+    model = write_family(tmp_path / "model", "bert")
+    words = [str(model) if word == "path/or/hub-id" else word for word in shlex.split(CONVERSIONS[0])]
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TRIO_POOL_SERVE_BACKEND": "openvino"}
+    assert "by OpenVINO; kept in" in run_command([*words, "--dtype", "float32"], **env)
+    (record,) = (tmp_path / "cache").rglob("model-[0-9a-f]*/record.json")
+    written = record.stat().st_mtime_ns
+    assert "by OpenVINO; kept in" in run_command([*words, "--dtype", "float32"], **env)
+    assert record.stat().st_mtime_ns == written
 
 
 @pytest.mark.slow

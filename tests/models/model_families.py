@@ -20,6 +20,7 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading import runner_loading
 from trio_pool_serve.models.loading.conversion import Conversion
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
@@ -414,7 +415,8 @@ def write_family(
 
 def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Any:
     """Load a runner, and have it choose how it computes; a model is converted in this process."""
-    if config.backend in ("auto", "openvino") and config.device == "cpu":
+    on_cpu = runner_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
+    if config.backend in ("auto", "openvino") and on_cpu:
         runner: Any = load_on_cpu(folder, config, offload, load_by_torch, Conversion)
         runner.prepare(None)
         return getattr(runner, "runner", runner)

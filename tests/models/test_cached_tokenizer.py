@@ -209,8 +209,8 @@ def test_other_versions_make_it_anew_and_none_reads_what_is_there(folders, cache
 def test_a_conversion_leaves_the_tokenizer_in_the_cache(cache, no_transformers, tmp_path):
     path = write_family(tmp_path / "model", "bert")
     config = ModelConfig(device="cpu", cache_dir=str(cache.folder))
-    imports = model_folder(path).kind.read.__module__
-    Conversion().load(ConversionJob(str(path), config, imports, streams=1, sharers=1, may_time=False))
+    kind = model_folder(path).kind
+    Conversion().load(ConversionJob(str(path), config, [], kind.load, streams=1, sharers=1, may_time=False))
     no_transformers()
     assert isinstance(load_tokenizer(read_model_folder(path, config), cache=cache), FastTokenizer)
 

@@ -49,7 +49,7 @@ def child() -> Iterator[ConversionChild]:
 def job_of(model: Path, **settings: Any) -> ConversionJob:
     config = ModelConfig(device="cpu", **EXACTLY | settings)
     kind = read_model_folder(model).kind
-    return ConversionJob(str(model), config, kind.read.__module__, kind.load, streams=1, sharers=1, may_time=False)
+    return ConversionJob(str(model), config, [kind.read.__module__], kind.load, streams=1, sharers=1, may_time=False)
 
 
 def spoil(model: Path) -> None:
@@ -86,11 +86,11 @@ def test_what_the_process_logs_is_logged_here(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     job = job_of(model)
-    lines = (f"import {job.imports}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
+    lines = (f"import {job.imports[0]}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
     (tmp_path / "plugin_that_logs.py").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with closing(ConversionChild()) as child:
-        child.load(msgspec.structs.replace(job, imports="plugin_that_logs"))
+        child.load(msgspec.structs.replace(job, imports=["plugin_that_logs"]))
     lines_here = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
     assert ("another", logging.WARNING, "2 lines") in lines_here
 
@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, 
 
 
 def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
-    job = msgspec.structs.replace(job_of(model), imports="json", kind="plugin:load")
+    job = msgspec.structs.replace(job_of(model), imports=["json"], kind="plugin:load")
     with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
         Conversion().load(job)
 

@@ -423,7 +423,9 @@ def test_weights_near_zero_may_be_missing_in_a_recorded_sparse_vector(tmp_path: 
     check = runner.model.check
     least = int(np.argmin(check.values))
     fewer = [[number for place, number in enumerate(each) if place != least] for each in (check.values, check.indices)]
-    cpu_loading.require_same(runner, replace(runner.model, check=replace(check, values=fewer[0], indices=fewer[1])), 0.1)
+    cpu_loading.require_same(
+        runner, replace(runner.model, check=replace(check, values=fewer[0], indices=fewer[1])), 0.1
+    )
     moved = [*check.indices[1:], check.indices[-1] + 1]
     with pytest.raises(ValueError, match="its output differs"):
         cpu_loading.require_same(runner, replace(runner.model, check=replace(check, indices=moved)), 0.1)

@@ -1,6 +1,7 @@
 """The command ``convert``: converts a model for CPU ahead of its first start, and says what was decided."""
 
 import logging
+import sys
 import time
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def run_convert(config: Config) -> int:
     except ModelLoadError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
-    console.print(f"{source.name}: {decided} ({time.monotonic() - began:.1f} s)", markup=False)
+    sys.stdout.write(f"{source.name}: {decided} ({time.monotonic() - began:.1f} s)\n")
     return 0
 
 

@@ -18,7 +18,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, means that memory did not suffice."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError":  # torch's
+        if any(
+            kind.__name__ in ("MemoryError", "OutOfMemoryError") for kind in type(seen).__mro__
+        ):  # Python's, torch's
             return True
         if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
             return True
