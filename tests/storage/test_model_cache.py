@@ -1,5 +1,6 @@
 """Converted models on disk: found by content, complete or missing, and bounded."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -226,7 +227,7 @@ def test_a_part_of_a_model_makes_room_before_the_model_is_saved_elsewhere(cache:
         (folder / "model.xml").touch()
         seen.append(len([path for path in cache.folder.iterdir() if path.is_dir()]))
         if len(seen) == 1:
-            raise RuntimeError("the disk is full")
+            raise OSError(errno.ENOSPC, "the disk is full")
 
     entry = cache.entry("m", "key")
     with saved(save, entry) as folder:
