@@ -53,7 +53,7 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputePa
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams, why_torch: str) -> Computation:
     """Return the fastest computation by torch that the settings allow and whose output agrees with the backbone's.
 
-    ``why_torch`` says why it is not one by OpenVINO. Raises ``ModelLoadError`` if the settings demand one that fails.
+    ``why_torch`` says why OpenVINO does not compute it. Raises ``ModelLoadError`` if what is demanded fails.
     """
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)

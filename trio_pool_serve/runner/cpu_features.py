@@ -27,7 +27,7 @@ def saturates_int8() -> bool:
 
 
 def dtype_on_cpu(name: Dtype) -> str:
-    """Return the dtype to load weights in for ``--dtype``; those of int8 are quantised after loading."""
+    """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading."""
     if name == "auto":
         return "bfloat16" if has_native_bfloat16() else "float32"
     return "float32" if name == "int8" else name

@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype to load weights in for ``--dtype``; those of int8 are quantised after loading.
+    """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading.
 
     ``auto`` is bfloat16 where the hardware computes it natively, else float32.
     """

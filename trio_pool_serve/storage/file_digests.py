@@ -72,7 +72,7 @@ def read_file(path: Path) -> RememberedFile:
 
 
 def remember(memory: Path, files: Mapping[str, RememberedFile]) -> None:
-    """Add files, by their resolved paths, to those that are remembered; does nothing where it cannot be written."""
+    """Remember more files, by their resolved paths; does nothing where that cannot be written."""
     with suppress(OSError):
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(memory.with_suffix(".lock")):

@@ -42,4 +42,4 @@ def _lock(path: Path, *, waits: bool) -> int:
         except BaseException:
             os.close(lock)
             raise
-        os.close(lock)  # its file was removed by the last one that had it locked
+        os.close(lock)  # the last holder of the lock has removed its file

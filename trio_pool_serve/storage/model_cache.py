@@ -49,7 +49,7 @@ T = TypeVar("T")
 class EntrySummary:
     """An entry as ``cache list`` shows it. ``used_at`` is in seconds since the epoch.
 
-    ``about`` is ``None`` for one that is never read: of another ``FORMAT``, or damaged.
+    ``about`` is ``None`` for an entry that is never read: of another ``FORMAT``, or damaged.
     """
 
     name: str
@@ -119,7 +119,7 @@ class ModelCache:
     def make_room(self, limit_bytes: int = 0) -> int:
         """Remove entries that have not been used for longest, until all are at most ``limit_bytes`` together.
 
-        None that was used within the last hour or that a process has locked. Return how many bytes were removed.
+        Entries that were used within the last hour, or that a process has locked, stay. Return how many bytes were removed.
         """
         removed = 0
         with suppress(StorageError), locked(self.folder / "removal.lock"):

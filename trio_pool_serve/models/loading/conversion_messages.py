@@ -1,4 +1,4 @@
-"""What a process that loads models and one that converts them tell each other."""
+"""What the process that loads models and the process that converts them tell each other."""
 
 from typing import TypeAlias
 

@@ -139,7 +139,7 @@ class CpuModel:
         return "int8" if self.config.dtype == "int8" else dtype_on_cpu(self.config.dtype)
 
     def open(self) -> Runner:
-        """Return its runner, or one that converts it in ``prepare``. Blocks for seconds. Raises ``ModelLoadError``."""
+        """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
         runner = self._read()
         if runner is not None:
             return runner

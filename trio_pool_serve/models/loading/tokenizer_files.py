@@ -140,7 +140,7 @@ def _flags(token: Mapping[str, Any]) -> list[Any]:
 
 
 def _own_templates(folder: AnyModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tokenizer's chat templates: those of files of their own, or else those of its config."""
+    """Return the tokenizer's chat templates: from files of their own, or else from its config."""
     if folder.chat_template is not None:
         return {"default": folder.chat_template}
     path = folder.transformer_path

@@ -66,7 +66,7 @@ def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that make tokenizers, of those that are installed."""
+    """Return the versions of the libraries that make tokenizers, as far as they are installed."""
     versions = {}
     for library in ("transformers", "tokenizers"):
         try:

@@ -25,7 +25,7 @@ from trio_pool_serve.types import (
 )
 
 GRAPH, MODULES, TABLE = "model.xml", "modules.xml", "table.npy"
-"""Files of a conversion: the graph, that of the modules behind pooling, and the weights of ``SparseLookup``."""
+"""Files of a conversion: the graph, the graph of the modules behind pooling, and the weights of ``SparseLookup``."""
 
 LONGEST_COMPARED = 1024
 """Tokens of the longest row that is compared with torch."""
@@ -43,7 +43,7 @@ RETRY_S = 7 * 24 * 60 * 60
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model from loading it by torch; the numbers are those of ``TransformerRunner``."""
+    """What is known of a model from loading it by torch, as ``TransformerRunner`` has it."""
 
     parameters: int
     weight_bytes: int
@@ -60,7 +60,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Check(msgspec.Struct, frozen=True):
     """A short row and what was computed for it: ``param`` names the params, the values are in one list.
 
-    ``indices`` are those of the values of a sparse vector.
+    ``indices`` are the vocabulary indices of the values, if these are a sparse vector.
     """
 
     param: str
@@ -144,7 +144,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of ``LIBRARIES``; none for those that are not installed."""
+    """Return the versions of ``LIBRARIES``; "none" for a library that is not installed."""
     return {library: _version(library) for library in LIBRARIES}
 
 

@@ -67,7 +67,7 @@ class ExportedGraph:
         return ov.Model(heads.get_results(), [*inputs.values()])
 
     def parameters(self) -> tuple[int, int, int]:
-        """Return the number of parameters, of those that are looked up, not multiplied with, and the bytes of all."""
+        """Return how many parameters there are, how many of them are looked up, and how many bytes all of them take."""
         nodes = self.graph.get_ops()
         weights = {node.get_friendly_name(): node for node in nodes if _is_weight(node)}
         tables = {_table_of(node) for node in nodes if node.get_type_name() == "Gather"} & weights.keys()

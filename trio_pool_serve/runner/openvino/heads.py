@@ -69,7 +69,7 @@ class Vector(Head, frozen=True, tag=True):
     normalizes: bool = False
 
     def values(self, outputs: Outputs, rows: Sequence[int], params: Sequence[Embed]) -> list[PooledValue]:
-        """Return the rows' vectors; those with equal params are computed at once."""
+        """Return the rows' vectors; rows with equal params are computed at once."""
         if params.count(params[0]) < len(params):
             return super().values(outputs, rows, params)
         return list(finished(outputs.arrays[self.output][list(rows)], params[0], normalizes=self.normalizes))
@@ -100,7 +100,7 @@ class Chunks(Head, frozen=True, tag=True):
 
 
 class TokenVectors(Head, frozen=True, tag=True):
-    """``TokenEmbed``: a vector for each token, [rows, tokens, d]; those of kept tokens leave the model."""
+    """``TokenEmbed``: a vector for each token, [rows, tokens, d]; the vectors of kept tokens leave the model."""
 
     normalizes: bool = False
 

@@ -51,7 +51,7 @@ class PaddedRows:
         self._own = self.positions < self.lengths[:, None]
 
     def arrays(self, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the inputs of these names, [rows, tokens]: those of ``IDS`` in int64, selections in float32."""
+        """Return the inputs of these names, [rows, tokens]: ``IDS`` in int64, selections in float32."""
         ids = [request.prompt.token_ids for request in self.requests]
         makers: Mapping[str, Callable[[], npt.NDArray[np.generic]]] = {
             "input_ids": lambda: self._padded(ids, self.pad_token_id),
@@ -105,4 +105,4 @@ SELECTIONS: Mapping[str, Callable[[PaddedRows], Weights]] = {
     "whole_mean": lambda rows: ((rows.positions < rows.lengths[:, None]) / rows.lengths[:, None]).astype(np.float32),
 }
 """Weights by which states are summed, by name: the pooling types of ``runner.heads.pooling``, and two of classifiers.
-Of those of ``max`` only whether they are 0 matters."""
+Of ``max`` it only matters which weights are 0."""

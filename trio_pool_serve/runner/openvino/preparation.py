@@ -51,14 +51,14 @@ from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
 logger = logging.getLogger(__name__)
 
 MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999}
-"""Smallest cosine of a row's output with that of the model in float32."""
+"""Smallest cosine of a row's output with the model's output in float32."""
 
 GOOD_INT8_COSINE = 0.99
 """Below it, on a CPU whose sums overflow, weights are tried in half of the range. Of a BERT of random weights the mean
 rose from 0.988 to 0.999; of MiniLM, which has 0.993, it would have fallen to 0.992 (AVX2, no VNNI)."""
 
 MIN_INT8_COSINE = 0.98
-"""Smallest mean cosine of the rows' outputs of a quantised model with those in float32."""
+"""Smallest mean cosine of a quantised model's outputs with the outputs in float32."""
 
 HELD_OUT_ROWS = 8
 """Rows of a batch on which a quantised model is compared."""
@@ -84,7 +84,7 @@ class Preparation:
     _model: ConvertedModel = field(init=False)
 
     def convert(self, folder: Path) -> ConvertedModel:
-        """Write the conversion to an empty folder and return its record, or one that says why there is none.
+        """Write the conversion to an empty folder and return its record, which may say why there is none.
 
         Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written,
         or if memory does not suffice: that says nothing about the model.

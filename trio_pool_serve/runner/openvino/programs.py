@@ -140,7 +140,7 @@ class Programs:
 
     As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
     as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them.
-    ``multiplications`` are those for each token.
+    ``multiplications`` is their number for each token.
     """
 
     model: ov.Model

@@ -33,7 +33,7 @@ class _Samples:
 def quantize(
     model: ov.Model, prompts: Sequence[RenderedPrompt], *, pad_token_id: int, halves_range: bool = False
 ) -> ov.Model:
-    """Return the model with its backbone's weights and activations in int8, whose ranges are those of ``prompts``.
+    """Return the model with its backbone's weights and activations in int8, in the ranges that they have for prompts.
 
     The heads stay as they are: they are small. With ``halves_range`` no sum of two products overflows at 16 bits, as
     weights take half of the range. Blocks: 13 s for MiniLM and 50 prompts, minutes for larger models. Raises what NNCF
