@@ -119,7 +119,8 @@ class ModelCache:
     def make_room(self, limit_bytes: int = 0) -> int:
         """Remove entries that have not been used for longest, until all are at most ``limit_bytes`` together.
 
-        Entries that were used within the last hour, or that a process has locked, stay. Return how many bytes were removed.
+        Entries stay that were used within the last hour, or that a process has locked. Return how many bytes were
+        removed.
         """
         removed = 0
         with suppress(StorageError), locked(self.folder / "removal.lock"):
