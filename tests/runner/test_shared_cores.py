@@ -16,6 +16,7 @@ from trio_pool_serve.runner.shared_cores import (
     PEERS_IDLE_S,
     SharedCores,
     SharingRunner,
+    granted_threads,
 )
 from trio_pool_serve.types import Batch, PlannedBatch, PoolingRequest, RenderedPrompt
 
@@ -63,7 +64,7 @@ def test_a_replica_that_was_killed_while_it_computed_counts_until_another_takes_
 def test_the_runner_computes_with_its_share(tmp_path, clock):
     threads = torch.get_num_threads()
     seen = []
-    runner = ScriptedRunner(on_launch=lambda _: seen.append(torch.get_num_threads()))
+    runner = ScriptedRunner(on_launch=lambda _: seen.append(granted_threads(0)))
     first, second = (SharedCores.open(tmp_path / "cores", index, 2) for index in range(2))
     sharing = SharingRunner(runner, [first])
     batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
@@ -97,8 +98,8 @@ def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_p
 
     def compute(_):
         clock[0] += 0.02
-        spent[0] += 0.02 * torch.get_num_threads() * (1.0 if free[0] else 0.5)
-        if torch.get_num_threads() == 4:
+        spent[0] += 0.02 * granted_threads(0) * (1.0 if free[0] else 0.5)
+        if granted_threads(0) == 4:
             tried.append(clock[0])
 
     threads = torch.get_num_threads()
@@ -168,7 +169,7 @@ def test_threads_of_one_process_share_the_cores_while_several_compute(clock):
 
     def compute(_):
         together.wait(60)
-        seen.append(torch.get_num_threads())
+        seen.append(granted_threads(0))
         together.wait(60)
 
     sharing = SharingRunner(ScriptedRunner(concurrent_launches=2, on_launch=compute), SharedCores.private(2))
@@ -204,7 +205,7 @@ def test_planned_batches_have_the_share_of_each_whoever_computes(tmp_path, clock
     seen: list[int] = []
     shared = [SharedCores.open(tmp_path / "cores", index, 2) for index in range(2)]
     threads = torch.get_num_threads()
-    runner = ScriptedRunner(on_launch=lambda _: seen.append(torch.get_num_threads()))
+    runner = ScriptedRunner(on_launch=lambda _: seen.append(granted_threads(0)))
     sharing = SharingRunner(runner, shared[:1])
     planned = PlannedBatch(1, 1)
     batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=planned),))
@@ -221,7 +222,7 @@ def test_planned_batches_have_the_share_of_each_whoever_computes(tmp_path, clock
 
 def test_planned_batches_at_idle_priority_have_a_thread_each():
     seen: list[int] = []
-    runner = ScriptedRunner(background_launches=1, on_launch=lambda _: seen.append(torch.get_num_threads()))
+    runner = ScriptedRunner(background_launches=1, on_launch=lambda _: seen.append(granted_threads(0)))
     planned = PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=PlannedBatch(1, 1))
     threads = torch.get_num_threads()
     try:

@@ -9,7 +9,6 @@ for a core have used less CPU time than the batch took.
 
 import math
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -154,10 +153,10 @@ class SharingRunner:
 
     def _compute(self, batch: Batch, threads: int) -> PooledBatch:
         _granted.threads = threads
-        torch = sys.modules.get("torch")  # a model that OpenVINO computes needs none
-        if torch is not None and threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        return self.runner.launch(batch)
+        try:
+            return self.runner.launch(batch)
+        finally:
+            del _granted.threads
 
     def __getattr__(self, name: str) -> Any:
         """Return anything else that a ``Runner`` has: the runner's."""

@@ -19,6 +19,7 @@ from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_cache
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import states_of_rows
 from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -97,6 +98,10 @@ class TransformerRunner:
         Raises ``RunnerDeadError`` once the CUDA context is lost, and ``OutOfDeviceMemoryError``.
         """
         use_device(self.device)
+        if self.on_cpu:
+            threads = granted_threads(torch.get_num_threads())
+            if threads != torch.get_num_threads():
+                torch.set_num_threads(threads)
         try:
             return self._launch(batch)
         except Exception as error:
