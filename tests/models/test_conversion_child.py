@@ -61,7 +61,7 @@ def spoil(model: Path) -> None:
 
 
 def killer(child: ConversionChild) -> Thread:
-    return Thread(target=child._process.kill)
+    return Thread(target=child._process.popen.kill)
 
 
 def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
@@ -74,7 +74,7 @@ def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
 
     runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, make)
     runner.prepare(None)
-    assert made[0]._process.returncode is not None, "its memory is returned"
+    assert made[0]._process.popen.returncode is not None, "its memory is returned"
     batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
     ((ours,),), ((expected,),) = runner.launch(batch).rows, load(model, **EXACTLY).launch(batch).rows
     assert np.allclose(ours, expected, atol=3e-5)
@@ -111,7 +111,7 @@ def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_an
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_loads_is_an_error(model: Path, child: ConversionChild):
     killed = killer(child)
-    child._process.send_signal(signal.SIGSTOP)
+    child._process.popen.send_signal(signal.SIGSTOP)
     killed.start()
     with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
         child.load(job_of(model))
@@ -127,11 +127,11 @@ def test_a_process_that_is_killed_while_it_converts_is_an_error(
     folder.mkdir()
     child.load(job_of(model))
     killed = killer(child)
-    child._process.send_signal(signal.SIGSTOP)
+    child._process.popen.send_signal(signal.SIGSTOP)
     killed.start()
     if when == "before":
         killed.join()
-        child._process.wait()
+        child._process.popen.wait()
     with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
         child.convert(folder)
     killed.join()
@@ -147,10 +147,10 @@ from trio_pool_serve.models.loading.conversion_child import ConversionChild
 child = ConversionChild()
 if sys.argv[3] == "converting":
     child.load(job_of(Path(sys.argv[1])))
-    print(child._process.pid, flush=True)
+    print(child._process.popen.pid, flush=True)
     while True:
         child.convert(Path(sys.argv[2]))
-print(child._process.pid, flush=True)
+print(child._process.popen.pid, flush=True)
 child.load(job_of(Path(sys.argv[1])))
 """
 

@@ -1,9 +1,11 @@
 """A process that converts a model for this one, from a thread that loads models."""
 
+import itertools
 import logging
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -18,8 +20,10 @@ from trio_pool_serve.models.loading.conversion_messages import (
     Converted,
     Failed,
     FromConversion,
+    GiveUp,
     Loaded,
     LogLine,
+    ToConversion,
 )
 from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
@@ -30,51 +34,105 @@ MODULE = "trio_pool_serve.models.loading.conversion_process"
 
 
 @define(eq=False)
-class ConversionChild:
-    """A process that has a model loaded by torch. It ends with this process, however that ends, and when closed."""
+class ConverterProcess:
+    """The process that converts this process's models: one for all, as torch alone takes hundreds of MB and seconds.
 
-    _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
-    _socket: socket.socket = field(init=False)
+    It ends with this process, however that ends, and once no model needs it.
+    """
+
+    popen: "subprocess.Popen[bytes]" = field(init=False)
+    channel: socket.socket = field(init=False)
+    models: set[int] = field(init=False, factory=set)
+    """Numbers of the models that it has loaded or will load."""
 
     def __attrs_post_init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self.channel, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
-            self._process = subprocess.Popen(  # noqa: S603
+            self.popen = subprocess.Popen(  # noqa: S603
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # ours may be a table's
                 pass_fds=[theirs.fileno()],
             )
 
+    def send(self, message: ToConversion) -> None:
+        """Send a message; does nothing if the process has ended, as receiving tells."""
+        header = msgspec.msgpack.encode(message)
+        with _lock, suppress(ConnectionError):
+            self.channel.sendall(PREFIX.pack(len(header), 0) + header)
+
+    def end(self) -> None:
+        """End it."""
+        self.channel.close()
+        self.popen.kill()
+        self.popen.wait()
+
+
+_numbers = itertools.count(1)
+_turn = threading.RLock()
+"""One model at a time is loaded or converted, for minutes."""
+_lock = threading.RLock()
+"""Of what follows, and of sending: for milliseconds, as any thread may collect what nobody has closed."""
+_running: list[ConverterProcess] = []
+"""At most one."""
+
+
+@define(eq=False)
+class ConversionChild:
+    """One model in the ``ConverterProcess``, loaded by torch."""
+
+    _number: int = field(init=False, factory=lambda: next(_numbers))
+    _process: ConverterProcess = field(init=False)
+    _job: ConversionJob | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._join()
+
+    def _join(self) -> None:
+        with _lock:
+            if not _running or _running[0].popen.poll() is not None:
+                _running[:] = [ConverterProcess()]
+            self._process = _running[0]
+            self._process.models.add(self._number)
+
     def __del__(self) -> None:
-        """End a process that nobody has closed: its model was not needed after all."""
+        """Give up a model that nobody has closed: it was not needed after all."""
         self.close()
 
     def close(self) -> None:
-        """End the process."""
-        self._socket.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        """Give up the model, and end the process if no other needs it."""
+        with _lock:
+            process = getattr(self, "_process", None)
+            if process is None or self._number not in process.models:
+                return
+            process.models.discard(self._number)
+            if process.models:
+                process.send(GiveUp(self._number))
+                return
+            if process in _running:
+                _running.remove(process)
+            process.end()
 
     def load(self, job: ConversionJob) -> None:
         """Load the model. Blocks for seconds. Raises ``ModelLoadError``, also if the process dies."""
-        self._send(job)
-        self._receive(Loaded)
+        self._job = msgspec.structs.replace(job, number=self._number)
+        with _turn:
+            self._process.send(self._job)
+            self._receive(Loaded)
 
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies.
+        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies. If it has died
+        of another model, this one is loaded again.
         """
-        self._send(Convert(str(folder)))
-        return self._receive(Converted).model
-
-    def _send(self, message: ConversionJob | Convert) -> None:
-        header = msgspec.msgpack.encode(message)
-        with suppress(ConnectionError):  # it has ended, as ``_receive`` will tell
-            self._socket.sendall(PREFIX.pack(len(header), 0) + header)
+        with _turn:
+            if self._job is not None and self._process not in _running:
+                self._join()
+                self.load(self._job)
+            self._process.send(Convert(self._number, str(folder)))
+            return self._receive(Converted).model
 
     def _receive(self, kind: type[T]) -> T:
         while True:
@@ -100,10 +158,12 @@ class ConversionChild:
         while len(received) < size:
             part = b""
             with suppress(ConnectionError):
-                part = self._socket.recv(size - len(received))
+                part = self._process.channel.recv(size - len(received))
             if not part:
-                assert self._process is not None  # noqa: S101
-                code = self._process.wait()
+                code = self._process.popen.wait()
+                with _lock:
+                    if self._process in _running:
+                        _running.remove(self._process)
                 how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
                 raise ModelLoadError(f"The process that converts the model {how}.")
             received += part

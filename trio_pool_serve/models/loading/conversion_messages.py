@@ -21,12 +21,21 @@ class ConversionJob(Struct, frozen=True, tag=True):
     streams: int
     sharers: int
     may_time: bool
+    number: int = 0
+    """Of the model, in later messages."""
 
 
 class Convert(Struct, frozen=True, tag=True):
-    """Write the conversion to an empty folder."""
+    """Write the conversion of a model to an empty folder."""
 
+    number: int
     folder: str
+
+
+class GiveUp(Struct, frozen=True, tag=True):
+    """A model is not needed any more."""
+
+    number: int
 
 
 class LogLine(Struct, frozen=True, tag=True):
@@ -54,5 +63,5 @@ class Converted(Struct, frozen=True, tag=True):
     model: ConvertedModel
 
 
-ToConversion: TypeAlias = ConversionJob | Convert
+ToConversion: TypeAlias = ConversionJob | Convert | GiveUp
 FromConversion: TypeAlias = LogLine | Loaded | Failed | Converted

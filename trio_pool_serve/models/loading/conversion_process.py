@@ -1,7 +1,8 @@
-"""A process that loads one model by torch and converts it: its memory goes with it when it ends."""
+"""A process that loads models by torch and converts them: its memory goes with it when it ends."""
 
 import errno
 import logging
+import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from trio_pool_serve.models.loading.conversion_messages import (
     Convert,
     Converted,
     Failed,
+    FromConversion,
+    GiveUp,
     Loaded,
     LogLine,
     ToConversion,
@@ -42,39 +45,40 @@ class _ToParent(logging.Handler):
 
 
 async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
-    """Load the model and tell the parent, then convert it when told so; return the exit status.
+    """Load models and tell the parent, and convert each when told so; return the exit status.
 
     It ends at once when the parent does. Cancellation: at once; a thread that converts goes on.
     """
-    assert isinstance(job, ConversionJob)  # noqa: S101  (the first message)
     logging.basicConfig(level=logging.INFO, handlers=[_ToParent(channel)])
-    to_convert, folders = trio.open_memory_channel[Path](1)
+    orders, waiting = trio.open_memory_channel[ToConversion](math.inf)
+    orders.send_nowait(job)
+    conversions: dict[int, Conversion] = {}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_receive, channel, to_convert)
-        try:
-            conversion = await trio.to_thread.run_sync(_load, job)
-        except ModelLoadError as error:
-            await send_to_parent(channel, Failed(sendable(str(error))))
-        else:
-            await send_to_parent(channel, Loaded())
-            async for folder in folders:  # another one, if the disk is full
-                await send_to_parent(channel, await trio.to_thread.run_sync(_convert, conversion, folder))
-        nursery.cancel_scope.cancel(reason="the model cannot be loaded")
+        nursery.start_soon(_receive, channel, orders)
+        async for order in waiting:
+            if isinstance(order, GiveUp):
+                conversions.pop(order.number, None)
+                continue
+            await send_to_parent(channel, await trio.to_thread.run_sync(_obey, order, conversions))
     return 0
 
 
-def _convert(conversion: "Conversion", folder: Path) -> Converted | Failed:
+def _obey(order: ConversionJob | Convert, conversions: "dict[int, Conversion]") -> FromConversion:
     try:
-        return Converted(conversion.convert(folder))
+        if isinstance(order, ConversionJob):
+            conversions[order.number] = _load(order)
+            return Loaded()
+        return Converted(conversions[order.number].convert(Path(order.folder)))
+    except ModelLoadError as error:
+        return Failed(sendable(str(error)))
     except OSError as error:
         return Failed(sendable(str(error)), error.errno or errno.EIO)
 
 
-async def _receive(channel: FramedStream[ToConversion], to_convert: trio.MemorySendChannel[Path]) -> None:
-    """Pass on what to convert. Ends the process when the parent has ended or does not need it any more."""
+async def _receive(channel: FramedStream[ToConversion], orders: trio.MemorySendChannel[ToConversion]) -> None:
+    """Pass on what the parent sends. Ends the process when the parent has ended or does not need it any more."""
     while (received := await channel.receive()) is not None:
-        assert isinstance(received[0], Convert)  # noqa: S101
-        await to_convert.send(Path(received[0].folder))
+        orders.send_nowait(received[0])
     leave(0)
 
 
