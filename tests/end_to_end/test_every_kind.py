@@ -6,7 +6,7 @@ compute it are started by ``programs/native_bfloat16.py``.
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import trio
 from attrs import frozen
 
 from tests.conftest import client_of
 from tests.models import classifier_families, model_families, retrieval_families, vision_families
 from tests.models.test_reranking_agreement import write_process_reward, write_reranker
 from tests.server.server_process import launched
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner.device import has_native_bfloat16
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Vectors
 
 TEXTS = ["A nursery owns its tasks.", "An event loop that is blocked serves nobody.", "Yes", "größer, 東京 🙂"]
@@ -160,6 +167,9 @@ async def answers(
         # All in one process, which a model that is served alone has too, and not a process for each.
         flags = (*flags, "--max-loaded-models", "4")
     folder.mkdir()  # noqa: ASYNC240
+    if "--max-loaded-models" in flags and "torch" not in flags and len(command) == 4 and "tests." not in command[2]:
+        cache = folder / "cache" / "trio_pool_serve"  # where the server looks
+        await trio.to_thread.run_sync(convert_all, [path for path, _ in kinds.values()], cache, flags)
     async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:
         client.timeout = httpx.Timeout(300)
         found = {}
@@ -170,6 +180,16 @@ async def answers(
             (described,) = re.findall(rf'(?:loaded in [0-9.]+ s: |is ready: ){number}[:,] ([^"]*)"', server.log)[:1]
             found[name] = Answered(request.numbers(answer.json()), described)
     return found
+
+
+def convert_all(folders: Iterable[Path], cache: Path, flags: Collection[str]) -> None:
+    """Convert models here: a server that loads one after the other would start a process for each."""
+    dtype: Any = next((each for each in ("float32", "bfloat16") if each in flags), "auto")
+    config = ModelConfig(device="cpu", dtype=dtype, cache_dir=str(cache))
+    for folder in folders:
+        model = read_model_folder(folder, config)
+        if not model.reads_images:
+            load_on_cpu(model, config, Offload(launch=2), load_by_torch, Conversion).prepare(None)
 
 
 def kept_by_both(ours: Numbers, expected: Numbers) -> tuple[Numbers, Numbers]:
