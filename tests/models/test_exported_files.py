@@ -257,6 +257,10 @@ def test_an_exported_file_that_is_replaced_is_converted_anew(tmp_path: Path):
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+hidden = ("torch", "transformers")
+PathFinder.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)
 import logging
 from pathlib import Path
 import numpy as np
