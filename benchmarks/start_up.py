@@ -3,7 +3,7 @@
 Each kind of start is made once per round, in turns. MiniLM's later start also gets mixed requests
 (``benchmarks/mixed_requests.py``), in the last round.
 
-    python -m benchmarks.start_up                          # five rounds; about 10 minutes
+    python -m benchmarks.start_up                          # five rounds; one takes less than four minutes
     python -m benchmarks.start_up --base-model FOLDER      # with a trained model of base size: all-mpnet-base-v2
 """
 

@@ -52,7 +52,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
-    """The results of the trials of speed, in place of real ones; those that are left were not tried."""
+    """The results of the trials of speed, in place of real ones; what is left was not tried."""
     given: list[Trial] = []
     monkeypatch.setattr(preparation, "try_speed", lambda *_, **__: given.pop(0))
     return given

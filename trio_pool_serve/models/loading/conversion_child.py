@@ -73,7 +73,7 @@ _numbers = itertools.count(1)
 _turn = threading.RLock()
 """One model at a time is loaded or converted, for minutes."""
 _lock = threading.RLock()
-"""Of what follows, and of sending: for milliseconds, as any thread may collect what nobody has closed."""
+"""Protects the list below and sending. Held for milliseconds: the event loop may close a model that was dropped."""
 _running: list[ConverterProcess] = []
 """At most one."""
 
@@ -97,7 +97,7 @@ class ConversionChild:
             self._process.models.add(self._number)
 
     def __del__(self) -> None:
-        """Give up a model that nobody has closed: it was not needed after all."""
+        """Close it if nobody has: its model was not needed after all."""
         self.close()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class LocalRunners:
     config: Config
     offload: Offload
     _unused_cores: list[SharedCores] = field(init=False, factory=list)
-    """Those of the launch threads that compute nothing."""
+    """One for each launch thread that computes nothing."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Load a model as ``load_model``."""

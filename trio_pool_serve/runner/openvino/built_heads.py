@@ -62,7 +62,7 @@ def pooling_heads(pooling: Sequence[str], *, normalizes: bool) -> BuiltHeads:
 
 
 def label_heads(labels: int, functions: Mapping[str, str], *, of_tokens: bool) -> BuiltHeads:
-    """Return the head of a classifier; ``functions`` are names of ``ACTIVATIONS`` by those of a request.
+    """Return the head of a classifier; ``functions`` has one of ``ACTIVATIONS`` for each activation of requests.
 
     Raises ``UnusableGraphError`` for other names.
     """
