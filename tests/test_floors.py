@@ -26,7 +26,6 @@ FLOORS = [
     {"service"},
     {"api"},
     {"process_setup"},
-    {"served_app"},
     {"app"},
     {"__main__", "asgi", "bulk", "checking", "cli", "command_line", "load", "ray_data", "server"},
 ]

@@ -209,12 +209,12 @@ def test_the_release_workflow_publishes_what_the_release_script_has_checked():
 
 @pytest.mark.parametrize(
     ("module", "more"),
-    [("launcher", {"hypercorn", "trio_pool_serve.api"}), ("api_process", set())],
+    [("launcher", {"quart", "werkzeug", "asyncio", "hypercorn", "trio_pool_serve.api"}), ("api_process", set())],
 )
 def test_a_server_starts_without_what_it_may_never_use(module, more):
     """Which would be imported before it listens, and stay in the memory of each of its processes."""
     not_needed = {
-        *("torch", "transformers", "openvino", "huggingface_hub", "quart", "werkzeug", "asyncio", "httpx", "rich"),
+        *("torch", "transformers", "openvino", "huggingface_hub", "httpx", "rich"),
         *(
             "PIL",
             "ml_dtypes",

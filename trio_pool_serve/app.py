@@ -1,43 +1,94 @@
-"""The composition root: settings in, an ASGI app out, which is Quart's: users can add routes to it."""
+"""The composition root: settings in, an ASGI app out."""
 
 import logging
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
 
 import trio
-from quart import Request, Response
-from quart.wrappers.request import Body
+from quart import Blueprint, Response
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGILifespan
+from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.dialects.tei import TEI
+from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
+from trio_pool_serve.api.dialects.vllm.tokenizer_info import tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
-from trio_pool_serve.api.http.request import Handler, HttpRequest
-from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
+from trio_pool_serve.api.http.forwarding import serve_forwarded
+from trio_pool_serve.api.http.line_responses import LineResponder
+from trio_pool_serve.api.http.middleware import Middleware
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.request_log import log_request
+from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.routes.batches import batch_routes
+from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
+from trio_pool_serve.api.routes.host_routes import HOST_ROUTES, host_routes
+from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES, model_change_routes
+from trio_pool_serve.api.routes.model_list import model_routes
+from trio_pool_serve.api.routes.openapi import openapi_routes
+from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
+from trio_pool_serve.api.routes.stored_files import file_routes
+from trio_pool_serve.batches.batch_runner import LineRoutes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
-from trio_pool_serve.served_app import BLUEPRINTS as BLUEPRINTS
-from trio_pool_serve.served_app import RoutedApp, connect
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
 
-class PoolServeApp(RoutedApp, QuartTrio):
+BLUEPRINTS: list[Blueprint] = []
+"""Quart blueprints with routes of plugins, which every app serves."""
+
+
+EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, headers and body."""
+
+
+class PoolServeApp(QuartTrio):
     """The ASGI app over a service: every route of the server is in ``routes``, none is Quart's.
 
     Quart handles requests for other paths: those of routes and blueprints that users register on the app, or its 404.
     What it raises comes out, so that the middleware responds to it.
     """
 
-    asgi_http_class = PoolServeConnection  # type: ignore[assignment]  # has the same two methods
+    asgi_http_class = PoolServeConnection
+    service: Service
+    middleware: Middleware
+    routes: RouteTable
 
-    def handler_of_other(self, request: HttpRequest, send: Any) -> tuple[Body, Handler]:
-        """Return the body of a request whose path is none of ``routes``, and Quart as its handler."""
-        scope: Any = request.scope
-        quart_request = TrioASGIHTTPConnection(self, scope)._create_request_from_scope(send)  # noqa: SLF001
-        return quart_request.body, partial(_respond_by_quart, self, quart_request)
+    def request_of(self, scope: Mapping[str, Any]) -> HttpRequest:
+        """Return the request of an ASGI scope, with the route that it is for."""
+        path = self.routes.path_of_route(_below_root_path(scope["path"], scope.get("root_path", "")))
+        request = HttpRequest(scope, path, self.service.config.network.max_body_bytes)
+        request.route = self.routes.template_of(path)
+        return request
+
+    def is_refusing(self, waited_s: float) -> bool:
+        """Return whether ``refuse_early`` may refuse a request that has waited so long: some queue is nearly full."""
+        served = self.service.served.values()
+        return not self.service.draining and any(each.engine.admission.is_refusing(waited_s) for each in served)
+
+    def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
+        """Return the refusal of a request that no model can take.
+
+        ``None`` if it is to be handled: it may be taken, or refused for another reason. ``body`` is all of its body.
+        """
+        request = self.request_of(scope)
+        handler = self.routes.find(scope["method"], request.path)
+        if not isinstance(handler, TaskHandler):
+            return None
+        request.body.append(body)
+        request.body.set_complete()
+        response = self.middleware.refuse_early(request, handler)
+        if response is None or not isinstance(response.body, bytes):
+            return None
+        log_request(request, self.service)
+        return response.status, response.encoded_headers(), response.body
 
     async def handle_websocket(self, websocket: Any) -> Any:
         """Handle a websocket by the route that a user has added for it, after authentication; refuse others.
@@ -46,21 +97,15 @@ class PoolServeApp(RoutedApp, QuartTrio):
         """
         request = HttpRequest(websocket.scope, websocket.path, max_body_bytes=0)
         try:
-            await self.refuse_websocket(request)
-            return await super().handle_websocket(websocket)
+            self.middleware.authenticate(request)
+            refuse = self.routes.find("WEBSOCKET", websocket.path)
+            return await (super().handle_websocket(websocket) if refuse is None else refuse(request))
         except Exception as error:
             refusal = self.middleware.error_response(request, error)
         finally:
             request.end()
         headers = dict(refusal.headers)
         return Response(refusal.body, refusal.status, headers, content_type=refusal.content_type)  # type: ignore[arg-type]
-
-
-async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
-    response = await app.handle_request(quart_request)
-    # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
-    body: Any = response.response if isinstance(response, Response) else response.get_data()
-    return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
 
 
 class OwnedServiceLifespan(TrioASGILifespan):
@@ -101,9 +146,56 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.register_error_handler(HTTPException, _raise)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
-    connect(app, config)
+    hosts = None if app.service.places is None else app.service.places.hosts
+    stored_routes = {**file_routes(app.service), **batch_routes(app.service)}
+    app.routes = RouteTable(
+        {
+            **task_routes(app.service, DIALECTS, INVOCATIONS),
+            **info_routes(app.service),
+            **tokenizer_info_routes(app.service),
+            **model_routes(app.service),
+            **(model_change_routes(app.service) if config.model_changes.model_api else {}),
+            **(stored_routes if config.batch.is_served else {}),
+            **operational_routes(app.service),
+            **({} if hosts is None else host_routes(app.service, hosts)),
+            **console_routes(app.service),
+            **openapi_routes(
+                tuple(DIALECTS),
+                INVOCATIONS,
+                without=(
+                    *(() if config.model_changes.model_api else MODEL_CHANGES),
+                    *(() if config.batch.is_served else stored_routes),
+                    *(HOST_ROUTES if hosts is None else ()),
+                ),
+            ),
+        }
+    )
+    dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}
+    app.middleware = Middleware(
+        app.service,
+        default=OPENAI,
+        by_path={**dialects, INFO_PATH: [TEI]},
+        open_routes=PROBE_ROUTES | OPEN_ROUTES,
+        for_admins=ADMIN_PATHS | MODEL_CHANGES,
+    )
+    responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
+    routes = LineRoutes(
+        responder.respond_all,
+        responder.paths,
+        # Whatever the state of the model is.
+        lambda name, among: app.service.models.find(name, among=among).source.name,
+        app.service.api_keys.usage_by_batches,
+    )
+    app.service.batches.connect(routes, serve_forwarded(app))
     return app
 
 
 async def _raise(error: HTTPException) -> NoReturn:
     raise error
+
+
+def _below_root_path(path: str, root_path: str) -> str:
+    """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
+    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
+        return ""
+    return "/" + path.removeprefix(root_path).lstrip("/")

@@ -17,11 +17,11 @@ import trio.testing
 
 from tests.conftest import assert_idle, full_queue, running
 from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.served_app import RoutedApp, ServedApp
 from trio_pool_serve.server import acceptor, early_refusals
 from trio_pool_serve.server.acceptor import Acceptor, serve_app
 from trio_pool_serve.server.arrival import seconds_since_arrival
@@ -70,16 +70,16 @@ class Listening:
 @asynccontextmanager
 async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
     refused_early = []
-    refuse_early = RoutedApp.refuse_early
+    refuse_early = PoolServeApp.refuse_early
 
     def noting(self, scope, body):
         refusal = refuse_early(self, scope, body)
         refused_early.append(refusal is not None)
         return refusal
 
-    monkeypatch.setattr(RoutedApp, "refuse_early", noting)
+    monkeypatch.setattr(PoolServeApp, "refuse_early", noting)
     monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
-    app, stop = ServedApp(service.config, service), trio.Event()
+    app, stop = create_app(service.config, service), trio.Event()
     context = ServerContext(connections=connections_of(service))
     with open_listening_socket(NetworkConfig(port=0)) as listening:
         async with trio.open_nursery() as nursery:
@@ -261,7 +261,7 @@ async def test_an_app_that_raises_leaves_the_listener_alone(server, service, mon
     def fail(*_) -> None:
         raise RuntimeError("not expected")
 
-    monkeypatch.setattr(RoutedApp, "refuse_early", fail)
+    monkeypatch.setattr(PoolServeApp, "refuse_early", fail)
     with full_queue(service):
         for _ in range(3):
             assert (await server.ask(post()))[0].startswith(b"HTTP/1.1 429")

@@ -22,7 +22,7 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
-from trio_pool_serve.served_app import RoutedApp
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.server.contained_connection import LINGER_S, end_sending, serve_connection
 from trio_pool_serve.server.early_refusals import LEFT, EarlyRefusals, Refusal
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
@@ -169,7 +169,7 @@ async def serve_app(
     stop: trio.Event,
     *,
     tls: Certificates | None = None,
-    refusing: RoutedApp | None = None,
+    refusing: PoolServeApp | None = None,
 ) -> None:
     """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.
 

@@ -26,8 +26,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.errors import unwrap_exception_groups
-from trio_pool_serve.served_app import RoutedApp
 from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
 from trio_pool_serve.server.incoming_request import MAX_HEADERS
@@ -262,7 +262,7 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
     if context.connections.refuses():
         return
     served = getattr(app, "app", None)
-    refusals = EarlyRefusals(served, config, context) if isinstance(served, RoutedApp) else None
+    refusals = EarlyRefusals(served, config, context) if isinstance(served, PoolServeApp) else None
     with context.connections.counting():
         await serve_connection(app, config, context, state, stream, refusals=refusals)
 

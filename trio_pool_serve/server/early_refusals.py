@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
-from trio_pool_serve.served_app import RoutedApp
+from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
 from trio_pool_serve.server.listening_socket import REFUSAL
@@ -62,7 +62,7 @@ PATIENCE_S = 1.0
 class EarlyRefusals:
     """Responds to the requests that ``app`` refuses early."""
 
-    app: RoutedApp
+    app: PoolServeApp
     config: Config
     context: ServerContext
     _refused_at: dict[str, float] = field(init=False, factory=dict)

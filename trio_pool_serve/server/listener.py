@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import trio
 from hypercorn.config import Config as HypercornConfig
 
+from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
-from trio_pool_serve.served_app import BLUEPRINTS, RoutedApp, ServedApp
 from trio_pool_serve.server.acceptor import serve_app
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.server.tls import Certificates
@@ -58,22 +58,13 @@ async def serve_listeners(
     while not stop.is_set():
         began = trio.current_time()
         try:
-            # A new app each time: Quart's cannot start twice.
-            app, context = _make_app(config, service), ServerContext(connections=connections)
+            # A new app each time: one cannot start twice.
+            app, context = create_app(config, service), ServerContext(connections=connections)
             await serve_app(app, settings, context, listening, stop, tls=tls, refusing=app)
         except Exception as error:
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
-
-
-def _make_app(config: Config, service: Service) -> RoutedApp:
-    if not BLUEPRINTS:
-        return ServedApp(config, service)
-    # Imported here: Quart takes 70 ms and 9 MiB.
-    from trio_pool_serve.app import create_app
-
-    return create_app(config, service)
 
 
 def connections_of(service: Service) -> Connections:

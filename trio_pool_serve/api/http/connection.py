@@ -1,4 +1,4 @@
-"""One HTTP request on its connection: the seam between an app and its server."""
+"""One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -6,6 +6,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 import trio
+from quart import Request, Response
+from quart.wrappers.request import Body
+from quart_trio.asgi import TrioASGIHTTPConnection
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
@@ -24,10 +27,11 @@ DELIVER_TO = "trio_pool_serve.deliver_to"
 the function that makes it so. ASGI's ``receive`` would need a task that waits."""
 
 
-class PoolServeConnection:
+class PoolServeConnection(TrioASGIHTTPConnection):
     """Receives a request, has its handler respond through the middleware, and sends the response.
 
-    The app's table of routes has the handlers; requests for other paths are left to the app's ``handler_of_other``.
+    The app's table of routes has the handlers; requests for other paths are handled by Quart, for routes that users
+    have added to the app, and for its 404.
 
     Differs from quart-trio's connection in what happens between a request's end and its response's:
 
@@ -45,11 +49,12 @@ class PoolServeConnection:
     A request target without a path counts as ``/``.
     """
 
+    app: Any
+
     def __init__(self, app: Any, scope: Any) -> None:
         scope["path"] = _path_of_target(scope["path"])
-        self.app = app
-        self.scope = scope
-        self._body: RequestBody | None = None
+        super().__init__(app, scope)
+        self._body: RequestBody | Body | None = None
         self._body_ended = False
         self._is_finishing = False
         self._arrived: trio.Event | None = None
@@ -73,7 +78,8 @@ class PoolServeConnection:
     async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
         respond: Callable[[], Awaitable[None]] | None = None
         if handler is None:
-            self._body, handler = self.app.handler_of_other(request, send)
+            quart_request = self._create_request_from_scope(send)
+            self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
         elif request.is_bodiless_get and not isinstance(handler, StreamingHandler):
             response = await self.app.middleware.respond(request, handler)
             if isinstance(response.body, bytes):
@@ -172,6 +178,13 @@ class PoolServeConnection:
                     await self._arrived.wait()
                 if silence.cancelled_caught:
                     return
+
+
+async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
+    response = await app.handle_request(quart_request)
+    # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
+    body: Any = response.response if isinstance(response, Response) else response.get_data()
+    return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
 
 
 def _reason_of(error: BaseException) -> str:
