@@ -100,7 +100,7 @@ print(before - resident())
 
 def test_what_the_environment_settled_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("malloc was changed"))
-    monkeypatch.setattr(allocator, "MAPPED_WEIGHTS", set())
+    monkeypatch.setattr(allocator, "HOLDERS", set())
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     for name in MALLOC_VARIABLES:
         with monkeypatch.context() as environment:

@@ -13,16 +13,16 @@ from attrs import evolve, frozen
 from msgspec.structs import replace
 
 from tests.models.model_families import ServedModel, write_family
+from trio_pool_serve.processes.allocator import return_freed_memory
 from trio_pool_serve.runner.openvino import programs
 from trio_pool_serve.runner.openvino.agreement import all_batches
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import CompiledModel, CompileParams, Programs
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
 from trio_pool_serve.types import Batch, CopiedBatch, Embed, PlannedBatch, PoolingRequest, RenderedPrompt, Vectors
 
 pytest.importorskip("openvino")
-
-BY_OPENVINO = {"backend": "openvino", "cache_dir": ""}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> OpenVinoRunner:
-    return ServedModel(folder, settings=BY_OPENVINO).runner
+    return ServedModel(folder, settings={"backend": "openvino", "cache_dir": str(folder.with_name("cache"))}).runner
 
 
 def batch_of(*lengths: int) -> Batch:
@@ -79,10 +79,27 @@ def test_two_threads_at_once_get_what_one_gets_after_the_other(runner: OpenVinoR
     assert all(map(np.array_equal, ours, expected))
 
 
+def test_memory_is_returned_between_passes_and_not_from_under_them(runner: OpenVinoRunner):
+    large, batches = batch_of(*[48] * 2048), [batch_of(*range(1, 2 + n % 7), 3 + n) for n in range(40)]
+    expected = [vectors(runner, batch) for batch in (large, *batches)]
+    return_freed_memory()
+    least = resident_bytes()
+    assert np.array_equal(vectors(runner, large), expected[0])
+    kept = resident_bytes() - least
+    assert kept > 2**24
+    return_freed_memory()
+    assert resident_bytes() - least < kept / 2
+    with ThreadPoolExecutor(4) as threads:
+        computing = [threads.submit(vectors, runner, batch) for batch in batches]
+        while not all(each.done() for each in computing):
+            runner.programs.return_memory()
+        assert all(map(np.array_equal, [each.result() for each in computing], expected[1:]))
+
+
 def with_programs(runner: OpenVinoRunner, **params: Any) -> OpenVinoRunner:
     """Return the runner with programs that are compiled for other numbers of passes and cores."""
     of = runner.programs
-    return evolve(runner, programs=Programs(of.model, CompileParams("f32", **params), of.multiplications))
+    return evolve(runner, programs=Programs(of.graph, CompileParams("f32", **params), of.multiplications))
 
 
 def test_shares_of_the_cores_give_what_all_cores_give(runner: OpenVinoRunner, monkeypatch: pytest.MonkeyPatch):

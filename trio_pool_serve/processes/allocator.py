@@ -11,8 +11,9 @@ import mmap
 import os
 import platform
 import sys
-from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -33,8 +34,16 @@ RETURN_EVERY_S = 15.0
 """Time between two calls of ``return_freed_memory``. One takes 2 to 20 ms, and has 13,000 pages faulted in again after
 50 MiB were returned (MiniLM in float32, 150 shapes of at most 256 tokens, two cores): about 1/500 of that time."""
 
-MAPPED_WEIGHTS: set[Path] = set()
-"""Files of weights that libraries keep mapped, of which they read little after loading."""
+
+class HoldsMemory(Protocol):
+    """Keeps memory between batches that it can do without."""
+
+    def return_memory(self) -> None:
+        """Return it to malloc or to the kernel, unless a batch needs it now. Blocks for milliseconds."""
+
+
+HOLDERS: WeakSet[HoldsMemory] = WeakSet()
+"""What ``return_freed_memory`` asks for memory."""
 
 ONEDNN_PRIMITIVES = 256
 """Kernels that oneDNN keeps: one for each layer's shape and number of tokens. Its default, 1,024, takes 250 MiB per
@@ -65,16 +74,14 @@ def retain_freed_memory(size: int) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the kernel, also from the middle of a heap, and the pages of ``MAPPED_WEIGHTS``.
+    """Return freed memory to the kernel, also from the middle of a heap, and what ``HOLDERS`` can do without.
 
     Blocks for milliseconds. Does nothing to the heap with another C library, or if one of ``MALLOC_VARIABLES`` is set.
     """
+    for holder in [*HOLDERS]:
+        holder.return_memory()
     if _may_configure():
         ctypes.CDLL(None).malloc_trim(0)
-    for file in MAPPED_WEIGHTS:
-        return_mapped_pages(file)
-        with suppress(OSError):
-            os.utime(file.parent)  # a cache keeps what is used
 
 
 def return_mapped_pages(file: Path) -> None:

@@ -67,7 +67,7 @@ class OpenVinoRunner:
         Raises what OpenVINO raises for files that are none of its own: ``RuntimeError``.
         """
         assert model.description is not None  # noqa: S101  (it was converted)
-        programs = Programs(read_graph(folder / GRAPH), params, model.description.multiplications)
+        programs = Programs(folder / GRAPH, params, model.description.multiplications)
         modules = None
         if (folder / MODULES).exists():
             compile_modules = partial(

@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import openvino as ov
 from attrs import define, field, frozen
 
-from trio_pool_serve.processes.allocator import MAPPED_WEIGHTS
+from trio_pool_serve.processes.allocator import HOLDERS, return_mapped_pages
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.threads.dedicated_threads import at_idle_priority
 
@@ -70,13 +71,22 @@ class CompiledModel:
 
     model: ov.CompiledModel
     idle: list[ov.InferRequest] = field(init=False, factory=list)
+    _made: int = field(init=False, default=0)
+    _taking: threading.Lock = field(init=False, factory=threading.Lock)
 
     def take_request(self) -> ov.InferRequest:
         """Return a request that no pass uses."""
-        try:
-            return self.idle.pop()
-        except IndexError:
+        with self._taking:
+            if self.idle:
+                return self.idle.pop()
+            self._made += 1
             return self.model.create_infer_request()
+
+    def return_memory(self) -> None:
+        """Return the memory of the largest pass, unless a pass is computed or its outputs are read. Takes 2 ms."""
+        with self._taking:
+            if len(self.idle) == self._made:
+                self.model.release_memory()
 
     def __del__(self) -> None:
         last = [self.take_request()]
@@ -127,6 +137,10 @@ class Program:
         finally:
             compiled.idle.append(request)
 
+    def return_memory(self) -> None:
+        """Return what passes have left, if none is computed now."""
+        self._compiled.return_memory()
+
     def _compile_again(self, failed: CompiledModel) -> None:
         """Have the next passes computed by another compiled graph than the one by which a pass has failed."""
         with self._compiling:
@@ -140,12 +154,14 @@ class Programs:
 
     As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
     as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them.
-    ``multiplications`` is their number for each token.
+    ``multiplications`` is their number for each token. Raises what OpenVINO raises for an unusable file:
+    ``RuntimeError``.
     """
 
-    model: ov.Model
+    graph: Path
     params: CompileParams
     multiplications: int
+    model: ov.Model = field(init=False)
     for_shares: Program = field(init=False)
     for_all_cores: Program = field(init=False)
     _for_background: Program | None = field(default=None, init=False)
@@ -153,10 +169,21 @@ class Programs:
 
     def __attrs_post_init__(self) -> None:
         params = self.params
+        self.model = read_graph(self.graph)
         self.for_shares = self._compiled(threads=params.share * params.streams, streams=params.streams)
         self.for_all_cores = self.for_shares
         if params.share < params.cores:
             self.for_all_cores = self._compiled(threads=params.cores, streams=1)
+        HOLDERS.add(self)
+
+    def return_memory(self) -> None:
+        """Return what passes have left, and pages of the weights, which the compiled graphs have copies of."""
+        for program in {self.for_shares, self.for_all_cores, self._for_background}:
+            if program is not None:
+                program.return_memory()
+        return_mapped_pages(self.graph.with_suffix(".bin"))
+        with suppress(OSError):
+            os.utime(self.graph.parent)  # a cache keeps what is used
 
     def choose(self, tokens: int, *, is_planned: bool) -> Program:
         """Return the program for a pass of so many tokens, padding included, that the calling thread computes."""
@@ -185,7 +212,6 @@ class Programs:
 def read_graph(path: Path) -> ov.Model:
     """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
     model: ov.Model = ov.Core().read_model(path)
-    MAPPED_WEIGHTS.add(path.with_suffix(".bin"))
     return model
 
 
