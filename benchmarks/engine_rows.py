@@ -84,6 +84,9 @@ class InstantRunner:
         """Return a vector for each row."""
         return CopiedBatch([(vector,) for vector in self._vectors[: len(batch.requests)]])
 
+    def return_memory(self) -> None:
+        """Do nothing."""
+
     def prepare(self, wanted: int | None) -> int:
         """Return the budget of a GPU's batches."""
         return wanted or MAX_BATCH_TOKENS

@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import gc
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -71,10 +72,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Files, batches and cached models of the user who runs the tests are none of theirs."""
+    """Files, batches and cached models of the user who runs the tests are none of theirs.
+
+    All processes that run tests share the cached models, so that each model is converted once.
+    """
+    own = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"))
         yield
 
 

@@ -68,6 +68,9 @@ class ScriptedRunner:
     def __attrs_post_init__(self) -> None:
         self.gate.set()
 
+    def return_memory(self) -> None:
+        """Do nothing."""
+
     def prepare(self, wanted: int | None) -> int:
         if self.on_prepare is not None:
             self.on_prepare()

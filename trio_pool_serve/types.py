@@ -307,6 +307,12 @@ class Runner(Protocol):
         Called once, before any launch. May block for minutes. Raises ``ModelLoadError``.
         """
 
+    def return_memory(self) -> None:
+        """Return to malloc, or to the kernel, what is kept for later batches. Blocks for milliseconds.
+
+        Other threads may launch meanwhile.
+        """
+
     @property
     def probe_request(self) -> PoolingRequest | None:
         """A row of a few tokens that the model can compute; ``None`` if it has none."""

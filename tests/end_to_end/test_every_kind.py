@@ -4,6 +4,7 @@ bfloat16 is what ``--dtype auto`` stands for on a CPU that computes it natively.
 compute it are started by ``programs/native_bfloat16.py``.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -168,7 +169,7 @@ async def answers(
         flags = (*flags, "--max-loaded-models", "4")
     folder.mkdir()  # noqa: ASYNC240
     if "--max-loaded-models" in flags and "torch" not in flags and len(command) == 4 and "tests." not in command[2]:
-        cache = folder / "cache" / "trio_pool_serve"  # where the server looks
+        cache = Path(os.environ["XDG_CACHE_HOME"], "trio_pool_serve")  # where the server looks
         await trio.to_thread.run_sync(convert_all, [path for path, _ in kinds.values()], cache, flags)
     async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:
         client.timeout = httpx.Timeout(300)

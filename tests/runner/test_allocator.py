@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.processes import allocator
 from trio_pool_serve.processes.allocator import (
     MALLOC_VARIABLES,
     prepare_for_loading,
@@ -100,7 +99,6 @@ print(before - resident())
 
 def test_what_the_environment_settled_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("malloc was changed"))
-    monkeypatch.setattr(allocator, "HOLDERS", set())
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     for name in MALLOC_VARIABLES:
         with monkeypatch.context() as environment:

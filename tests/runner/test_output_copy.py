@@ -107,6 +107,9 @@ class CopyingRunner:
     cosine_with_float32: float | None = None
     probe_request: None = None
 
+    def return_memory(self) -> None:
+        """Do nothing."""
+
     def prepare(self, wanted: int | None) -> int:
         return wanted or self.default_batch_tokens
 

@@ -82,17 +82,19 @@ def test_two_threads_at_once_get_what_one_gets_after_the_other(runner: OpenVinoR
 def test_memory_is_returned_between_passes_and_not_from_under_them(runner: OpenVinoRunner):
     large, batches = batch_of(*[48] * 2048), [batch_of(*range(1, 2 + n % 7), 3 + n) for n in range(40)]
     expected = [vectors(runner, batch) for batch in (large, *batches)]
+    runner.return_memory()
     return_freed_memory()
     least = resident_bytes()
     assert np.array_equal(vectors(runner, large), expected[0])
     kept = resident_bytes() - least
     assert kept > 2**24
+    runner.return_memory()
     return_freed_memory()
     assert resident_bytes() - least < kept / 2
     with ThreadPoolExecutor(4) as threads:
         computing = [threads.submit(vectors, runner, batch) for batch in batches]
         while not all(each.done() for each in computing):
-            runner.programs.return_memory()
+            runner.return_memory()
         assert all(map(np.array_equal, [each.result() for each in computing], expected[1:]))
 
 

@@ -121,7 +121,6 @@ def started(
     own = {
         "HF_HUB_OFFLINE": "1",
         "TRIO_POOL_SERVE_MAX_QUEUE_S": "600",
-        "XDG_CACHE_HOME": str(log_path.parent / "cache"),
         "XDG_STATE_HOME": str(log_path.parent / "state"),
     }
     with log_path.open("wb") as log:

@@ -179,6 +179,7 @@ class Worker:
 
     async def return_memory(self) -> None:
         """Return freed memory between two batches, so that none waits for the heap. Cancellation: at once."""
+        await self.run_in_thread("launch", self.loaded.return_memory)
         await self.run_in_thread("launch", return_freed_memory)
 
     async def _keep_returning_memory(self) -> None:

@@ -12,8 +12,6 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Protocol
-from weakref import WeakSet
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -34,16 +32,6 @@ RETURN_EVERY_S = 15.0
 """Time between two calls of ``return_freed_memory``. One takes 2 to 20 ms, and has 13,000 pages faulted in again after
 50 MiB were returned (MiniLM in float32, 150 shapes of at most 256 tokens, two cores): about 1/500 of that time."""
 
-
-class HoldsMemory(Protocol):
-    """Keeps memory between batches that it can do without."""
-
-    def return_memory(self) -> None:
-        """Return it to malloc or to the kernel, unless a batch needs it now. Blocks for milliseconds."""
-
-
-HOLDERS: WeakSet[HoldsMemory] = WeakSet()
-"""What ``return_freed_memory`` asks for memory."""
 
 ONEDNN_PRIMITIVES = 256
 """Kernels that oneDNN keeps: one for each layer's shape and number of tokens. Its default, 1,024, takes 250 MiB per
@@ -74,12 +62,10 @@ def retain_freed_memory(size: int) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the kernel, also from the middle of a heap, and what ``HOLDERS`` can do without.
+    """Return freed memory to the kernel, also from the middle of a heap. Blocks for milliseconds.
 
-    Blocks for milliseconds. Does nothing to the heap with another C library, or if one of ``MALLOC_VARIABLES`` is set.
+    Does nothing with another C library, or if one of ``MALLOC_VARIABLES`` is set.
     """
-    for holder in [*HOLDERS]:
-        holder.return_memory()
     if _may_configure():
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -164,7 +164,7 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
         except trio.Cancelled as cancelled:
             signal.alarm(UNWIND_S)
             if cancelled.source == "nursery":  # a task has failed
-                logger.critical("an error ends this process")
+                logger.critical("an error ends this process: %s", cancelled.reason)
             raise
 
     try:

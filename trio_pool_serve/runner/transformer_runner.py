@@ -157,6 +157,9 @@ class TransformerRunner:
         if choose is not None:
             choose()
 
+    def return_memory(self) -> None:
+        """Do nothing: torch keeps nothing on CPU, and a GPU's memory is for batches."""
+
     def prepare(self, wanted_batch_tokens: int | None) -> int:
         """Choose how batches are computed; return their token budget, less than wanted if memory does not suffice.
 

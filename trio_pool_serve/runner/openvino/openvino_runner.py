@@ -215,3 +215,7 @@ class OpenVinoRunner:
     def prepare(self, wanted_batch_tokens: int | None) -> int:
         """Return the token budget of batches: what is wanted, or what suits the model."""
         return wanted_batch_tokens or int(self._description.default_batch_tokens)
+
+    def return_memory(self) -> None:
+        """Return what OpenVINO keeps of its largest pass, and pages of the weights."""
+        self.programs.return_memory()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import openvino as ov
 from attrs import define, field, frozen
 
-from trio_pool_serve.processes.allocator import HOLDERS, return_mapped_pages
+from trio_pool_serve.processes.allocator import return_mapped_pages
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.threads.dedicated_threads import at_idle_priority
 
@@ -174,7 +174,6 @@ class Programs:
         self.for_all_cores = self.for_shares
         if params.share < params.cores:
             self.for_all_cores = self._compiled(threads=params.cores, streams=1)
-        HOLDERS.add(self)
 
     def return_memory(self) -> None:
         """Return what passes have left, and pages of the weights, which the compiled graphs have copies of."""
