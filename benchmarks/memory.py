@@ -1,5 +1,7 @@
 """How much memory the processes of a server take."""
 
+import re
+from collections import Counter
 from pathlib import Path
 
 from attrs import frozen
@@ -38,3 +40,27 @@ def _read(pid: int) -> ProcessMemory | None:
     # What it runs, not where that lies.
     command = " ".join([Path(words[0]).name, *words[1:3]])
     return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024, kib["Pss_Anon"] / 1024)
+
+
+MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (\S+) \S+ \S+ \d+ *(.*)")
+
+
+def memory_by_holder(pid: int) -> dict[str, float]:
+    """Return what holds the memory (PSS) of a process and of all it has started: MiB by holder."""
+    kib: Counter[str] = Counter()
+    for one in process_tree(pid):
+        holder = ""
+        for line in (PROC / str(one) / "smaps").read_text().splitlines():
+            if mapping := MAPPING.fullmatch(line):
+                holder = _holder(*mapping.groups())
+            elif line.startswith("Pss:"):
+                kib[holder] += int(line.split()[1])
+    return {holder: found / 1024 for holder, found in kib.most_common()}
+
+
+def _holder(access: str, path: str) -> str:
+    if not path.startswith("/"):
+        return "compiled kernels" if "x" in access else "heap"
+    if path.endswith(".bin"):
+        return "mapped weights"
+    return "OpenVINO's libraries" if "/openvino/" in path else "Python and other libraries"

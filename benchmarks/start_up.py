@@ -25,16 +25,20 @@ from benchmarks.aim import Aim
 from benchmarks.bert_shapes import write_bert
 from benchmarks.first_answer import SERVE, Start, median_start, open_start
 from benchmarks.machine import describe_machine
-from benchmarks.memory import ProcessMemory, memory_of
+from benchmarks.memory import ProcessMemory, memory_by_holder
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.report import RESULTS, console, print_table, settings_document, warn_if_busy, write_json
-from benchmarks.servers import Server
 
 TORCH, FIRST, LATER, WORKERS = "torch", "first start", "later start", "later start, 4 API workers and 1 engine process"
 BASE_FIRST, BASE = "base size, first start", "base size, later start"
 
 MORE_TOKENS = "--max-model-len=512"
 """Of MiniLM, as the mixed requests have up to 500."""
+
+AFTER = "after the mixed requests"
+
+PAUSE_S = 20
+"""Longer than it takes until memory is returned."""
 
 MIB = 2**20
 
@@ -73,7 +77,13 @@ class Measured:
     pss_mib: list[float] = field(factory=list)
     processes: list[ProcessMemory] = field(factory=list)
     """Of the last start."""
-    after_requests_mib: float | None = None
+    holders: dict[str, dict[str, float]] = field(factory=dict)
+    """MiB (PSS) of all processes by what holds them: when ready, after the mixed requests, and after a pause."""
+
+    @property
+    def after_requests_mib(self) -> float | None:
+        """After the mixed requests."""
+        return sum(self.holders[AFTER].values()) if AFTER in self.holders else None
 
     @property
     def memory_mib(self) -> float:
@@ -105,13 +115,11 @@ async def measure(name: str, command: Sequence[str], measured: Measured, mixed_r
         measured.processes = processes
         measured.pss_mib.append(sum(process.pss_mib for process in processes))
         if mixed_requests:
-            measured.after_requests_mib = await memory_after(server, mixed_requests)
-
-
-async def memory_after(server: Server, requests: int) -> float:
-    """Return the memory of all processes once that many mixed requests are answered, MiB. Cancellation: at once."""
-    await memory_growth.send_all(server, memory_growth.Settings(), iter(range(requests)), Texts().words)
-    return sum(process.pss_mib for process in memory_of(server.pid))
+            measured.holders["when ready"] = memory_by_holder(server.pid)
+            await memory_growth.send_all(server, memory_growth.Settings(), iter(range(mixed_requests)), Texts().words)
+            measured.holders[AFTER] = memory_by_holder(server.pid)
+            await trio.sleep(PAUSE_S)
+            measured.holders[f"{PAUSE_S} s later"] = memory_by_holder(server.pid)
 
 
 def bounds(measured: Mapping[str, Measured]) -> list[tuple[Bound, float]]:
@@ -137,6 +145,10 @@ def show(measured: Mapping[str, Measured], weights_mib: float) -> None:
     columns = ["", "/livez", "/readyz", "first answer", "/readyz ÷ torch's"]
     memory = ["MiB when ready", "after the mixed requests", "beyond the file of weights"]
     print_table("seconds from the command, and memory (PSS) of all processes", [*columns, *memory], rows)
+    found = measured[LATER].holders
+    lines = [[holder, *(f"{of.get(holder, 0):.0f}" for of in found.values())] for holder in found.get(AFTER, ())]
+    totals = ["all", *(f"{sum(of.values()):.0f}" for of in found.values())]
+    print_table(f"{LATER}: memory (PSS) by what holds it, MiB", ["", *found], [*lines, totals])
     words = {True: "reached", False: "missed", None: ""}
     reached = [
         [bound.bar.row, f"{value:.3g}", bound.bar.limit, words[bound.bar.is_reached(value)], f"≤ {bound.aim:g}"]
