@@ -16,16 +16,20 @@ from trio_pool_serve.storage.model_cache import ModelCache
 RECORD = RecordBase(what="backbone in int8", versions={"openvino": "2026.4.1", "torch": "2.9"})
 
 
+def write(folder: Path) -> RecordBase:
+    (folder / "model.bin").write_bytes(bytes(1_500_000))
+    return RECORD
+
+
 @pytest.fixture
 def names(tmp_path: Path) -> list[str]:
     """Names of two entries, the first used last."""
     cache, paths = ModelCache(tmp_path), []
     for number, name in enumerate(("minilm", "bge-m3")):
         entry = cache.entry(name, "key", name)
-        with entry.new_folder() as folder:
-            (Path(folder) / "model.bin").write_bytes(bytes(1_500_000))
-            paths.append(entry.publish(Path(folder), RECORD))
-        os.utime(paths[-1], (time.mktime((2026, 1, 5 - number, 12, 34, 0, 0, 0, -1)),) * 2)
+        entry.put(write)
+        paths.append(entry.path)
+        os.utime(entry.path, (time.mktime((2026, 1, 5 - number, 12, 34, 0, 0, 0, -1)),) * 2)
     return [path.name for path in paths]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.files.model_digest import digest_of, model_digest
-from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.models.files.model_digest import digest_of
 
 pytestmark = pytest.mark.unit
 
@@ -30,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=[True, False], ids=["remembering", "reading"])
-def cache(request: pytest.FixtureRequest, tmp_path: Path) -> ModelCache | None:
-    return ModelCache(tmp_path / "cache") if request.param else None
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> ModelConfig:
+    return ModelConfig(cache_dir=str(tmp_path / "cache") if request.param else "")
 
 
 def change(path: Path, at: int = 0) -> None:
@@ -40,8 +39,8 @@ def change(path: Path, at: int = 0) -> None:
         file.write(b"\1")
 
 
-def test_moved_copied_and_linked_folders_have_the_same_digest(folder: Path, cache: ModelCache | None, tmp_path: Path):
-    first = model_digest(folder, cache)
+def test_moved_copied_and_linked_folders_have_the_same_digest(folder: Path, config: ModelConfig, tmp_path: Path):
+    first = digest_of(folder, config)
     shutil.copytree(folder, tmp_path / "copied", copy_function=shutil.copyfile)
     moved = folder.rename(tmp_path / "moved")
     blobs = tmp_path / "blobs"
@@ -51,30 +50,30 @@ def test_moved_copied_and_linked_folders_have_the_same_digest(folder: Path, cach
         shutil.copy(path, blobs / str(number))
         (snapshot / path.relative_to(moved)).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / path.relative_to(moved)).symlink_to(blobs / str(number))
-    assert {model_digest(path, cache) for path in (moved, tmp_path / "copied", snapshot)} == {first}
+    assert {digest_of(path, config) for path in (moved, tmp_path / "copied", snapshot)} == {first}
 
 
-def test_any_layer_and_any_small_file_changes_the_digest(folder: Path, cache: ModelCache | None):
-    seen = [model_digest(folder, cache)]
+def test_any_layer_and_any_small_file_changes_the_digest(folder: Path, config: ModelConfig):
+    seen = [digest_of(folder, config)]
     for layer in range(0, LAYERS, 3):
         change(folder / "model.safetensors", layer * LAYER_BYTES + 12_345)
-        seen.append(model_digest(folder, cache))
+        seen.append(digest_of(folder, config))
     for name in ("config.json", "1_Pooling/config.json", "modeling.py", "vocab.txt", "model.safetensors.index.json"):
         change(folder / name)
-        seen.append(model_digest(folder, cache))
+        seen.append(digest_of(folder, config))
     (folder / "vocab.txt").rename(folder / "words.txt")
-    seen.append(model_digest(folder, cache))
+    seen.append(digest_of(folder, config))
     (folder / "words.txt").unlink()
-    seen.append(model_digest(folder, cache))
+    seen.append(digest_of(folder, config))
     assert len({*seen}) == len(seen)
 
 
-def test_files_that_change_nothing_that_is_computed_do_not_count(folder: Path, cache: ModelCache | None):
-    first = model_digest(folder, cache)
+def test_files_that_change_nothing_that_is_computed_do_not_count(folder: Path, config: ModelConfig):
+    first = digest_of(folder, config)
     for name in ("README.md", "plot.png", "onnx/model.bin", "openvino/model.bin", ".git/config.json", ".x.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"new")
-    assert model_digest(folder, cache) == first
+    assert digest_of(folder, config) == first
 
 
 def test_machines_compare_files_weights_and_settings(folder: Path, tmp_path: Path):

@@ -19,7 +19,7 @@ from attrs import frozen
 from trio_pool_serve.errors import StorageError
 from trio_pool_serve.storage import file_digests, model_cache
 from trio_pool_serve.storage.entry_record import RecordBase
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, saved
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
 
 
 @frozen
@@ -44,13 +44,15 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 LARGE = file_digests.SMALL_FILE + 1
 
 
-def put(entry: CacheEntry, size: int = LARGE, record: object = Record(0.5)) -> Path:
-    def save(folder: Path) -> None:
+def put(entry: CacheEntry, size: int = LARGE, record: Record = Record(0.5)) -> Path:
+    def write(folder: Path) -> Record:
         (folder / "model.xml").write_text("<net/>")
         (folder / "model.bin").write_bytes(bytes(size))
+        return record
 
-    with saved(save, entry) as folder:
-        return entry.publish(Path(folder), record)
+    with written(write, entry) as (path, found):
+        assert found is record
+        return path
 
 
 def use_earlier(path: Path, seconds: float) -> None:
@@ -164,8 +166,8 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_cache_that_cannot_be_made_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     entry = ModelCache(tmp_path / "file" / "cache").entry("m", "key")
-    with entry.locked(), entry.new_folder() as folder:
-        assert entry.publish(Path(folder), Record()) == Path(folder)
+    with entry.locked():
+        assert entry.put(lambda _: Record()) is None
     assert caplog.messages == [f"the converted model is not cached: {tmp_path}/file/cache: Not a directory."]
     assert (entry.read(Record), entry.cache.entries()) == (None, [])
 
@@ -211,11 +213,15 @@ def test_on_a_full_disk_entries_make_room_that_were_not_used_within_the_last_hou
 def test_a_disk_that_is_full_when_the_record_is_written_gets_room_too(small_disk: Path):
     cache = ModelCache(small_disk)
     use_earlier(put(cache.entry("a", "a"), 2**19), 3601)
-    with cache.entry("b", "b").new_folder() as folder:
-        (Path(folder) / "model.bin").write_bytes(bytes(2**19))
-        with pytest.raises(OSError, match="No space"):
-            (small_disk / "data").write_bytes(bytes(2**21))
-        assert cache.entry("b", "b").publish(Path(folder), Record(0.5)).parent == small_disk
+
+    def write_and_fill_the_disk(folder: Path) -> Record:
+        (folder / "model.bin").write_bytes(bytes(2**18))
+        if not (small_disk / "data").exists():
+            with pytest.raises(OSError, match="No space"):
+                (small_disk / "data").write_bytes(bytes(2**21))
+        return Record(0.5)
+
+    assert cache.entry("b", "b").put(write_and_fill_the_disk) is not None
     assert cache.entry("b", "b").read(Record) == Record(0.5)
     assert cache.entry("a", "a").read(Record) is None
 
@@ -223,16 +229,17 @@ def test_a_disk_that_is_full_when_the_record_is_written_gets_room_too(small_disk
 def test_a_part_of_a_model_makes_room_before_the_model_is_saved_elsewhere(cache: ModelCache):
     seen: list[int] = []
 
-    def save(folder: Path) -> None:
+    def write(folder: Path) -> Record:
         (folder / "model.xml").touch()
         seen.append(len([path for path in cache.folder.iterdir() if path.is_dir()]))
         if len(seen) == 1:
             raise OSError(errno.ENOSPC, "the disk is full")
+        return Record()
 
-    entry = cache.entry("m", "key")
-    with saved(save, entry) as folder:
-        assert entry.publish(Path(folder), Record()) == Path(folder)
+    with written(write, cache.entry("m", "key")) as (path, _):
+        assert (path / "model.xml").exists()
         assert (seen, [*cache.folder.iterdir()]) == ([1, 0], [])
+    assert not path.exists()
 
 
 def test_unfinished_entries_are_removed_after_a_day(cache: ModelCache):
@@ -241,7 +248,7 @@ def test_unfinished_entries_are_removed_after_a_day(cache: ModelCache):
     for name in names:
         (cache.folder / name).mkdir(parents=True)
         use_earlier(cache.folder / name, 80_000 if name.endswith("abd") else 90_000)
-    cache.entry("m", "key").new_folder().cleanup()
+    cache.entry("m", "key").put(lambda _: Record())
     assert {name: (cache.folder / name).exists() for name in names} == names
 
 

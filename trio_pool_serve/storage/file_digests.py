@@ -73,15 +73,13 @@ def read_file(path: Path) -> RememberedFile:
 
 def remember(memory: Path, files: Mapping[str, RememberedFile]) -> None:
     """Remember more files, by their resolved paths; does nothing where that cannot be written."""
-    with suppress(OSError):
-        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(memory.with_suffix(".lock")):
-            merged = {path: file for path, file in _read(memory).items() if path not in files} | dict(files)
-            kept = dict([*merged.items()][-MOST_FILES:])
-            new = memory.with_suffix(".new")
-            new.write_bytes(msgspec.json.encode(kept))
-            new.chmod(0o600)
-            new.replace(memory)
+    with suppress(OSError), locked(memory.with_suffix(".lock")):
+        merged = {path: file for path, file in _read(memory).items() if path not in files} | dict(files)
+        kept = dict([*merged.items()][-MOST_FILES:])
+        new = memory.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(kept))
+        new.chmod(0o600)
+        new.replace(memory)
 
 
 def _read(memory: Path) -> dict[str, RememberedFile]:

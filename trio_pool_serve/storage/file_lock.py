@@ -11,8 +11,9 @@ from pathlib import Path
 def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
     """Keep other processes and threads out of blocks that lock this path.
 
-    Blocks until nobody else has it locked, without a limit; if it does not wait, it yields ``False`` instead. Where
-    nothing can be locked, as the folder is not writable or the file system has no locks, it yields ``True`` at once.
+    Blocks until nobody else has it locked, without a limit; if it does not wait, it yields ``False`` instead. Makes the
+    folder if there is none. Where nothing can be locked, as the folder is not writable or the file system has no locks,
+    it yields ``True`` at once.
     """
     try:
         lock = _lock(path, waits=waits)
@@ -32,6 +33,7 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
 
 def _lock(path: Path, *, waits: bool) -> int:
     """Return a descriptor that holds the lock. Raises ``OSError``."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
@@ -160,18 +160,11 @@ class CacheEntry:
         """Where it is, under whatever name it was made, or will be."""
         return next(self.cache.folder.glob(f"[!.]*-{self.key}"), self.cache.folder / f"{self.name}-{self.key}")
 
-    @property
-    def prefix(self) -> str:
-        """What the names of folders begin with that may become this entry, or were it."""
-        return f".{self.key}."
-
     def locked(self) -> AbstractContextManager[bool]:
         """Keep other processes out of blocks that lock this entry. Waits for them, seconds to minutes.
 
         Nobody waits where the folder is not writable.
         """
-        with suppress(OSError):
-            self.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return locked(self.cache.lock_path(self.key))
 
     def read(self, record_type: type[T]) -> T | None:
@@ -198,101 +191,66 @@ class CacheEntry:
             os.utime(path)
         return record
 
-    def new_folder(self) -> "tempfile.TemporaryDirectory[str]":
-        """Return a new folder for what is to become this entry. Its cleanup leaves it if it did.
+    def put(self, write: Callable[[Path], T]) -> tuple[Path, T] | None:
+        """Replace the entry, durably, by what ``write`` writes to an empty folder; return where it is and its record.
 
-        It lies beside the entry, or among temporary files if that cannot be written, which is logged.
+        The record is what ``write`` returns: anything that msgspec can encode and ``read`` can decode; with the
+        attributes of ``RecordBase``, ``cache list`` shows them. ``None`` if it cannot be kept, which is logged, also
+        for an ``OSError`` of ``write``. On a full disk ``write`` is called once more if entries that were not used
+        within the last hour could be removed.
         """
-        try:
-            return self.folder_beside()
-        except StorageError as error:
-            _log_not_cached(error)
-            return _temporary(None)
-
-    def folder_beside(self) -> "tempfile.TemporaryDirectory[str]":
-        """Return one beside the entry. Raises ``StorageError``."""
-        with storage_errors(self.cache.folder):
-            self.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.cache.remove_abandoned()
-            return _temporary(self.cache.folder, self.prefix)
-
-    def publish(self, folder: Path, record: object) -> Path:
-        """Replace the entry by a folder of ``new_folder``, durably; return where its files are now.
-
-        A failure is logged, and they stay where they are; as they do in a folder among temporary files. On a full disk
-        entries are removed that were not used within the last hour. ``record`` is anything that msgspec can encode and
-        ``read`` can decode; with the attributes of ``RecordBase``, ``cache list`` shows them.
-        """
-        if not folder.name.startswith(self.prefix):
-            return folder
         try:
             try:
-                path = self._publish(folder, record)
+                made = self._put(write)
             except StorageFullError:
                 if not self.cache.make_room():
                     raise
-                path = self._publish(folder, record)
+                made = self._put(write)
         except StorageError as error:
-            _log_not_cached(error)
-            return folder
+            logger.warning("the converted model is not cached: %s", error)
+            return None
         self.cache.make_room(LIMIT_BYTES)
-        return path
+        return made
 
-    def _publish(self, folder: Path, record: object) -> Path:
+    def _put(self, write: Callable[[Path], T]) -> tuple[Path, T]:
+        with storage_errors(self.cache.folder):
+            self.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.cache.remove_abandoned()
+            temporary = _temporary_folder(self.cache.folder, f".{self.key}.")
         path = self.path
-        with storage_errors(path):
-            files = {file.relative_to(folder): _read_settled(file) for file in _files(folder)}
+        with storage_errors(path), temporary as name:
+            folder = Path(name)
+            record = write(folder)
+            files = {file.relative_to(folder): _read_settled(file) for file in folder.rglob("*") if file.is_file()}
             write_record(folder / RECORD, {name.as_posix(): file.sha256 for name, file in files.items()}, record)
             with suppress(FileNotFoundError):
                 _discard(path)
             publish(folder, path)
         remember(self.cache.memory, {str(path.resolve() / name): file for name, file in files.items()})
-        return path
+        return path, record
 
 
-def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.TemporaryDirectory[str]":
-    """Return a new folder in which ``save`` has written files of a model. Its cleanup leaves it if it was published.
+@contextmanager
+def written(write: Callable[[Path], T], entry: CacheEntry | None) -> Iterator[tuple[Path, T]]:
+    """Yield a folder in which ``write`` has written files, and what it has returned: the record of ``entry``.
 
-    It lies beside the entry, or among temporary files if there is no entry, or if that cannot be written, which is
-    logged; on a full disk ``save`` is first called once more if entries that were not used within the last hour could
-    be removed. Raises ``StorageError``, ``OSError``, and what ``save`` raises.
+    It is the entry's. If there is no entry, or it cannot be kept, ``write`` is called for a temporary folder. Raises
+    ``StorageError``, ``OSError``, and what ``write`` raises.
     """
-    if entry is not None:
-        try:
-            try:
-                return _saved_in(entry.folder_beside(), save)
-            except StorageFullError:
-                if not entry.cache.make_room():
-                    raise
-                return _saved_in(entry.folder_beside(), save)
-        except StorageError as error:
-            _log_not_cached(error)
-    return _saved_in(_temporary(None), save)
+    made = None if entry is None else entry.put(write)
+    if made is not None:
+        yield made
+        return
+    with _temporary_folder(None, "trio_pool_serve.") as name:
+        folder = Path(name)
+        with storage_errors(folder):
+            record = write(folder)
+        yield folder, record
 
 
-def _saved_in(
-    folder: "tempfile.TemporaryDirectory[str]", save: Callable[[Path], None]
-) -> "tempfile.TemporaryDirectory[str]":
-    """Return the folder with what was saved. Raises ``StorageError``, for ``OSError`` of ``save``, too."""
-    try:
-        with storage_errors(Path(folder.name)):
-            save(Path(folder.name))
-    except BaseException:
-        folder.cleanup()  # now: its part of a model may fill the disk that is tried next
-        raise
-    return folder
-
-
-def _log_not_cached(error: Exception) -> None:
-    logger.warning("the converted model is not cached: %s", error)
-
-
-def _temporary(parent: Path | None, prefix: str = "trio_pool_serve.") -> "tempfile.TemporaryDirectory[str]":
+def _temporary_folder(parent: Path | None, prefix: str) -> "tempfile.TemporaryDirectory[str]":
+    """Return a new folder, which is removed at the end unless it was renamed."""
     return tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path != folder / RECORD)
 
 
 def _read_settled(file: Path) -> RememberedFile:

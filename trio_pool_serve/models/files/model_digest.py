@@ -1,7 +1,7 @@
 """Digests of a model's content, which other names and places of its folder do not change.
 
-``model_digest`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
-model.
+``model_entry`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
+model. Without a cache, which remembers files that stay the same, both read all of them: about a second for a gigabyte.
 """
 
 import hashlib
@@ -26,21 +26,12 @@ NOT_OF_THE_MODEL = frozenset({
 SETTINGS = ("pooling", "normalize", "task")
 
 
-def model_digest(folder: Path, cache: ModelCache | None) -> str:
-    """Return the SHA-256 of all files of a model that affect what is computed, and of their names in its folder.
-
-    Without a cache, which remembers files that stay the same, all of them are read: about a second for a gigabyte.
-    Raises ``OSError``. Blocks.
-    """
-    return _digest(_content_of(folder, cache))
-
-
 def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
     """Return the cache's entry of a model's content and a kind of conversion, with a name for people.
 
-    Blocks and raises as ``model_digest``.
+    The content is all files that affect what is computed, and their names in the folder. Blocks. Raises ``OSError``.
     """
-    return cache.entry(name_for_people(folder), model_digest(folder, cache), *kind)
+    return cache.entry(name_for_people(folder), _digest(_content_of(folder, cache)), *kind)
 
 
 def name_for_people(folder: Path) -> str:
@@ -50,10 +41,7 @@ def name_for_people(folder: Path) -> str:
 
 
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
-    """Return the digest of a model's folder, computed with the settings of ``config``.
-
-    Blocks for as long as ``model_digest`` with the cache of ``config``. Raises ``OSError``.
-    """
+    """Return the digest of a model's folder, computed with the settings of ``config``. Blocks. Raises ``OSError``."""
     pooler = pooler_config_of(config)
     settings = [*(getattr(config, name) for name in SETTINGS), pooler.step_tag_id, pooler.returned_token_ids]
     content = _content_of(folder, ModelCache.of(config.cache_dir))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
@@ -26,7 +26,7 @@ from trio_pool_serve.runner.cpu_features import dtype_on_cpu, has_native_bfloat1
 from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, ConvertedModel, machine_name
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, saved
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
@@ -169,22 +169,17 @@ class CpuModel:
             if runner is not None:  # another process was faster
                 return runner
             logger.info("converting %s for OpenVINO%s", self.folder.path.name, self._takes_long)
-            made: list[ConvertedModel] = []
             try:
-                with saved(lambda folder: made.append(converter.convert(folder)), self.entry) as name:
+                with written(partial(_convert_to, converter), self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
-                    return self._runner_of(self._kept(Path(name), made[-1]), made[-1])
+                    return self._runner_of(path, model)
+            except _RefusedError as refusal:
+                refused = refusal.model
+                if self.entry is not None:
+                    self._refusals_of(self.entry).put(lambda _: refused)
+                return self._by_torch(refused.refused)
             except (OSError, StorageError) as error:
                 return self._by_torch(f"it cannot be converted now: {error}")
-
-    def _kept(self, folder: Path, model: ConvertedModel) -> Path:
-        """Keep a conversion, or that there is none; return where its files are then."""
-        if self.entry is None:
-            return folder
-        if not model.refused:
-            return self.entry.publish(folder, model)
-        with self._refusals_of(self.entry).new_folder() as name:
-            return self._refusals_of(self.entry).publish(Path(name), model)
 
     @property
     def _takes_long(self) -> str:
@@ -247,8 +242,6 @@ class CpuModel:
         return self.load_by_torch(self.folder, self.config, self.offload, reason)
 
     def _why_torch(self, model: ConvertedModel) -> str:
-        if model.refused:
-            return model.refused
         can_choose = self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
         if can_choose and self.config.dtype != "int8" and not model.is_faster():
             return f"OpenVINO takes {model.ratio:.2f} times as long"
@@ -268,6 +261,21 @@ class CpuModel:
             backend="openvino",
             computation=(_about(model),),
         )
+
+
+@frozen
+class _RefusedError(Exception):
+    """OpenVINO does not compute a model."""
+
+    model: ConvertedModel
+
+
+def _convert_to(converter: Converter, folder: Path) -> ConvertedModel:
+    """Write a conversion to an empty folder; return its record. Raises ``_RefusedError`` if there is none."""
+    model = converter.convert(folder)
+    if model.refused:
+        raise _RefusedError(model)
+    return model
 
 
 def _about(model: ConvertedModel) -> str:

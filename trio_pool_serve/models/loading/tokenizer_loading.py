@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, StorageError
 from trio_pool_serve.models.files.folder_files import MAX_FILE_BYTES
 from trio_pool_serve.models.files.model_digest import WEIGHTS, name_for_people
 from trio_pool_serve.models.loading.runner_loader import import_transformers
@@ -143,13 +143,14 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
 
 
 def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: TokenizerRecord) -> None:
-    with entry.new_folder() as folder:
+    def write(folder: Path) -> TokenizerRecord:
         try:
             backend.save(f"{folder}/{FILE}", pretty=False)
         except Exception as error:  # all that the library raises: for parts written in Python, and for a full disk
-            logger.warning("%s is not cached: %s", record.what, error)
-        else:
-            entry.publish(Path(folder), record)
+            raise StorageError(f"{record.what}: {error}") from error
+        return record
+
+    entry.put(write)
 
 
 def _adapt(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> None:
