@@ -129,9 +129,9 @@ def facts(tokenizer: FastTokenizer) -> dict[str, Any]:
             ]
             ids, segments = tokenizer.join(tokenizer.encode(text), tokenizer.encode("pair"), add_special_tokens=adds)
             found[text] += [ids.tolist(), None if segments is None else segments.tolist()]
-    if tokenizer.render_chat is not None:
+    if tokenizer.chat.templates:
         messages = [{"role": "user", "content": "hello"}]
-        found["rendered"] = tokenizer.render_chat(messages, {"add_generation_prompt": True, "enable_thinking": False})
+        found["rendered"] = tokenizer.chat.render(messages, {"add_generation_prompt": True, "enable_thinking": False})
     return found
 
 

@@ -5,13 +5,14 @@ Only of classes of transformers for which the files say all: others build more i
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json, read_text
-from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of, named_templates
+from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of
 from trio_pool_serve.models.model_kind import AnyModelFolder
 
 FILE = "tokenizer.json"
@@ -74,15 +75,13 @@ def _read(folder: AnyModelFolder, *, runs_code: bool) -> tuple[tokenizers.Tokeni
     added = {token["content"]: token["id"] for token in document["added_tokens"]}
     named_ids = {each: added[token] for each, token in special_tokens.items()}
     inputs, direction = config.get("model_input_names"), (document.get("truncation") or {}).get("direction", "Right")
-    own_templates = _own_templates(folder, config)
     record = TokenizerRecord(
         special_ids=sorted({*named_ids.values(), *(added[token] for token in _more_tokens(config))}),
         named_ids=named_ids,
         special_tokens=special_tokens,
         has_segments=name == WITH_SEGMENTS if inputs is None else "token_type_ids" in inputs,
         truncation_side=config.get("truncation_side") or direction.lower(),
-        chat_templates=chat_templates_of(folder, own_templates),
-        own_templates=own_templates,
+        chat_templates=chat_templates_of(folder, _chat_templates(own) or config.get("chat_template")),
         splits_special_tokens=bool(config.get("split_special_tokens")),
     )
     return tokenizers.Tokenizer.from_file(str(own / FILE)), record
@@ -139,15 +138,9 @@ def _flags(token: Mapping[str, Any]) -> list[Any]:
     return [token.get(flag, False) for flag in TOKEN_FLAGS]
 
 
-def _own_templates(folder: AnyModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tokenizer's chat templates: from files of their own, or else from its config."""
-    if folder.chat_template is not None:
-        return {"default": folder.chat_template}
-    path = folder.transformer_path
+def _chat_templates(path: Path) -> dict[str, str]:
+    """Return the tokenizer's chat templates that have files of their own."""
     files = {file.stem: file for file in sorted(path.glob("additional_chat_templates/*.jinja"))}
     if (path / "chat_template.jinja").exists():
         files["default"] = path / "chat_template.jinja"
-    given = config.get("chat_template")
-    if isinstance(given, list):
-        given = {each["name"]: each["template"] for each in given}
-    return {name: read_text(file) for name, file in files.items()} or named_templates(given)
+    return {name: read_text(file) for name, file in files.items()}

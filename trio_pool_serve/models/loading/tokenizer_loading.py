@@ -15,12 +15,7 @@ from trio_pool_serve.models.files.folder_files import MAX_FILE_BYTES
 from trio_pool_serve.models.files.model_digest import WEIGHTS, name_for_people
 from trio_pool_serve.models.loading.runner_loader import import_transformers
 from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
-from trio_pool_serve.models.loading.tokenizer_record import (
-    TokenizerRecord,
-    chat_renderer,
-    chat_templates_of,
-    named_templates,
-)
+from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
@@ -107,19 +102,15 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         )
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
-    if folder.chat_template is not None:
-        loaded.chat_template = folder.chat_template
     special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     has_segments = "token_type_ids" in loaded.model_input_names
-    own_templates = named_templates(loaded.chat_template)
-    chat_templates = chat_templates_of(folder, own_templates)
+    chat_templates = chat_templates_of(folder, loaded.chat_template)
     if not loaded.is_fast:
         loaded.add_tokens(_markers(folder, loaded.get_vocab, loaded.tokenize), special_tokens=True)
         return SlowTokenizer(
             loaded,
             folder.lower_case,
             has_segments,
-            chat_renderer(own_templates, special_tokens),
             ModelChatTemplates(templates=chat_templates, special_tokens=special_tokens),
             loaded.truncation_side,
         )
@@ -134,7 +125,6 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         has_segments=has_segments,
         truncation_side=loaded.truncation_side,
         chat_templates=chat_templates,
-        own_templates=own_templates,
         splits_special_tokens=backend.encode_special_tokens,
     )
     if entry is not None and type(loaded).__module__.startswith("transformers."):

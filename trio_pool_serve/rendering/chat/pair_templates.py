@@ -1,7 +1,7 @@
 """The pair format of language models: a conversation of a query and a document in a chat template."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import define, field, frozen
@@ -10,7 +10,7 @@ from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window
-from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer, all_ids
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 STRUCTURED_PATTERNS = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
@@ -60,6 +60,10 @@ def expects_content_parts(template: str) -> bool:
 
 MAX_KNOWN_SUFFIXES = 1024
 """Bounds the cache of template suffixes by instruction: clients can send instructions of their choice."""
+
+
+RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
+"""(messages, template kwargs) → the text of the chat template. Raises any exception that the template raises."""
 
 
 @define(eq=False)
@@ -121,8 +125,8 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
     if template is None:
         return JoinedPair()
     fault = _fault(template, tokenizer)
-    if fault is None and tokenizer.render_chat is not None:
-        return ChatPair(template, tokenizer.render_chat)
+    if fault is None:
+        return ChatPair(template, tokenizer.chat.render)
     if template.required:
         raise ModelLoadError(f"The chat template cannot carry a query and a document: {fault}.")
     return JoinedPair()
@@ -130,12 +134,11 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
 
 def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
     """Return why a template does not render both texts, if so: its output must change with each."""
-    render = tokenizer.render_chat
-    if render is None:
+    if not tokenizer.chat.templates:
         return "there is none"
     try:
         texts = [
-            render(template.messages(first, second, ""), template.options)
+            tokenizer.chat.render(template.messages(first, second, ""), template.options)
             for first, second in (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
         ]
     except Exception as error:

@@ -7,14 +7,7 @@ import tokenizers
 from attrs import Factory, define, field
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.tokenizer import (
-    Encoded,
-    ModelChatTemplates,
-    Positions,
-    RenderChat,
-    Token,
-    segments,
-)
+from trio_pool_serve.rendering.text.tokenizer import Encoded, ModelChatTemplates, Positions, Token, segments
 from trio_pool_serve.types import TokenIds
 
 
@@ -26,7 +19,6 @@ class FastTokenizer:
     _special_ids: frozenset[int]
     _named_ids: Mapping[str, int] = Factory(dict)
     _has_segments: bool = True
-    render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
     truncation_side: TruncationSide = "right"
     odd_to_first: bool = field(default=False, init=False)

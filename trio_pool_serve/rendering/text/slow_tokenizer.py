@@ -9,14 +9,7 @@ from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.tokenizer import (
-    Encoded,
-    ModelChatTemplates,
-    Positions,
-    RenderChat,
-    Token,
-    segments,
-)
+from trio_pool_serve.rendering.text.tokenizer import Encoded, ModelChatTemplates, Positions, Token, segments
 from trio_pool_serve.types import TokenIds
 
 
@@ -27,7 +20,6 @@ class SlowTokenizer:
     _tokenizer: Any
     _lower_case: bool = False
     _has_segments: bool = True
-    render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
     truncation_side: TruncationSide = "right"
     odd_to_first: bool = field(default=True, init=False)

@@ -6,7 +6,7 @@ raises "Already borrowed".
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.rendering.chat.template_sandbox import render_conversation
 from trio_pool_serve.types import TokenIds
 
 
@@ -41,10 +42,6 @@ Encoded: TypeAlias = Any
 """Result of ``encode``, input of ``finish``; its length is in tokens."""
 
 
-RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
-"""(messages, template kwargs) → the text of the chat template. Raises any exception that the template raises."""
-
-
 @frozen(kw_only=True)
 class ModelChatTemplates:
     """The chat templates of a model's files.
@@ -55,6 +52,16 @@ class ModelChatTemplates:
 
     templates: Mapping[str, str] = Factory(dict)
     special_tokens: Mapping[str, str] = Factory(dict)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """Return the text of a conversation, rendered in this process. Raises any exception that the template raises.
+
+        The option ``chat_template`` is the name of one of the templates, or another one.
+        """
+        variables = {**self.special_tokens, **options}
+        named = variables.pop("chat_template", "default")
+        flags = {name: bool(variables.pop(name, False)) for name in ("add_generation_prompt", "continue_final_message")}
+        return render_conversation(self.templates.get(named, named), messages, variables, **flags)
 
 
 class Tokenizer(Protocol):
@@ -68,8 +75,6 @@ class Tokenizer(Protocol):
     """Whether the first of two texts that are truncated gets the odd token, even if it is not the longer one."""
     truncation_side: TruncationSide
     """Where texts are truncated unless a request says otherwise."""
-    render_chat: RenderChat | None
-    """Renders the chat template, ``None`` if there is none."""
     chat: ModelChatTemplates
     """The chat templates of the model's files."""
 
