@@ -11,6 +11,7 @@ from jinja2.meta import find_undeclared_variables
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
+from trio_pool_serve.models.files.modalities import modality_config
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
 from trio_pool_serve.rendering.chat.template_sandbox import SANDBOX
 
@@ -62,19 +63,17 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         return inferred
     if not files.modules:
         return evolve(inferred, required=False) if template is not None else None
-    message = (files.module_config.get("modality_config") or {}).get("message")
-    if message is None:
+    if modality_config(files).get("message") is None:
         return None
-    form = message.get("format", "auto")
-    return inferred if form == "auto" else evolve(inferred, structured=form == "structured")
+    structured = read_message_format(files)
+    return inferred if structured is None else evolve(inferred, structured=structured)
 
 
 def read_message_format(files: FolderFiles) -> bool | None:
     """Return whether message content is a list of parts; ``None``: decided by the chat template's text."""
     if files.chat_template is not None:
         return None
-    message = (files.module_config.get("modality_config") or {}).get("message") or {}
-    form = message.get("format", "auto")
+    form = (modality_config(files).get("message") or {}).get("format", "auto")
     if form == "auto":
         return False if files.text_config.get("model_type") in FLAT_MODEL_TYPES else None
     return bool(form == "structured")

@@ -50,54 +50,50 @@ def read_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool) -> tuple[
 
     Raises ``ModelLoadError``, which says what transformers would be needed for.
     """
-    try:
-        return _read(folder, runs_code=trust_remote_code)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the library raises nothing more precise
-        raise _needs_transformers(folder, f"its files cannot be read: {error}") from error
-
-
-def _read(folder: AnyModelFolder, *, runs_code: bool) -> tuple[tokenizers.Tokenizer, TokenizerRecord]:
     own = folder.transformer_path
-    config = {**read_json(own / "tokenizer_config.json")}
-    if "added_tokens_decoder" not in config:
-        config.update(read_json(own / "special_tokens_map.json"))
-    document = json.loads(read_text(own / FILE))
-    special_tokens = {each: _content(config[each]) for each in NAMED if config.get(each) is not None}
-    name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    replaced_by = REPLACED.get(folder.model_type, name)
-    fault = _fault(name, config, document, special_tokens)
-    if (runs_code and "auto_map" in config) or replaced_by != name:
-        fault = f"it is a {replaced_by}" if replaced_by != name else "it has code of its own"
-    if fault is not None:
-        raise _needs_transformers(folder, fault)
+    try:
+        config = {**read_json(own / "tokenizer_config.json")}
+        if "added_tokens_decoder" not in config:
+            config.update(read_json(own / "special_tokens_map.json"))
+        document = json.loads(read_text(own / FILE))
+        special_tokens = {name: _content(config[name]) for name in NAMED if config.get(name) is not None}
+        fault = _fault(folder.model_type, config, document, special_tokens)
+        if trust_remote_code and "auto_map" in config:
+            fault = "it has code of its own"
+        if not fault:
+            return tokenizers.Tokenizer.from_file(str(own / FILE)), _record(folder, config, document, special_tokens)
+    except Exception as error:  # the library raises nothing more precise
+        fault = f"its files cannot be read: {error}"
+    raise ModelLoadError(
+        f"The tokenizer of {own} cannot be loaded without transformers: {fault}. Install it: pip install transformers"
+    )
+
+
+def _record(
+    folder: AnyModelFolder, config: Mapping[str, Any], document: Mapping[str, Any], special_tokens: dict[str, str]
+) -> TokenizerRecord:
     added = {token["content"]: token["id"] for token in document["added_tokens"]}
-    named_ids = {each: added[token] for each, token in special_tokens.items()}
+    named_ids = {name: added[token] for name, token in special_tokens.items()}
     inputs, direction = config.get("model_input_names"), (document.get("truncation") or {}).get("direction", "Right")
-    record = TokenizerRecord(
+    templates = _chat_templates(folder.transformer_path) or config.get("chat_template")
+    return TokenizerRecord(
         special_ids=sorted({*named_ids.values(), *(added[token] for token in _more_tokens(config))}),
         named_ids=named_ids,
         special_tokens=special_tokens,
-        has_segments=name == WITH_SEGMENTS if inputs is None else "token_type_ids" in inputs,
+        has_segments=_class_of(config) == WITH_SEGMENTS if inputs is None else "token_type_ids" in inputs,
         truncation_side=config.get("truncation_side") or direction.lower(),
-        chat_templates=chat_templates_of(folder, _chat_templates(own) or config.get("chat_template")),
+        chat_templates=chat_templates_of(folder, templates),
         splits_special_tokens=bool(config.get("split_special_tokens")),
-    )
-    return tokenizers.Tokenizer.from_file(str(own / FILE)), record
-
-
-def _needs_transformers(folder: AnyModelFolder, why: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"The tokenizer of {folder.transformer_path} cannot be loaded without transformers: {why}. "
-        "Install it: pip install transformers"
     )
 
 
 def _fault(
-    name: str, config: Mapping[str, Any], document: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> str | None:
-    """Return what transformers would make of the files that tokenizer.json alone does not tell, if anything."""
+    model_type: str, config: Mapping[str, Any], document: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> str:
+    """Return what transformers would make of the files that tokenizer.json alone does not tell; empty if nothing."""
+    name = _class_of(config)
+    if (replaced_by := REPLACED.get(model_type, name)) != name:
+        return f"it is a {replaced_by}"
     if name not in CLASSES:
         return f"its tokenizer_class is {config.get('tokenizer_class')}"
     if missing := sorted(CLASSES[name] - config.keys()):
@@ -107,12 +103,12 @@ def _fault(
         return f"tokenizer_config.json names other tokens: {', '.join(others)}"
     if isinstance(config.get("extra_special_tokens"), dict):
         return "tokenizer_config.json gives names to extra_special_tokens"
-    added = {token["id"]: token for token in document["added_tokens"]}
+    added = {token["id"]: _flags(token) for token in document["added_tokens"]}
     tokens = {*special_tokens.values(), *_more_tokens(config)}
-    if lacking := sorted(tokens - {token["content"] for token in added.values()}):
+    if lacking := sorted(tokens - {token["content"] for token in document["added_tokens"]}):
         return f"{FILE} does not add {', '.join(lacking)}"
-    said = {int(index): token for index, token in (config.get("added_tokens_decoder") or {}).items()}
-    if said and {index: _flags(token) for index, token in said.items()} != {i: _flags(t) for i, t in added.items()}:
+    said = {int(index): _flags(token) for index, token in (config.get("added_tokens_decoder") or {}).items()}
+    if said not in ({}, added):
         return f"tokenizer_config.json and {FILE} add different tokens"
     normalizer, pre_tokenizer = document.get("normalizer") or {}, document.get("pre_tokenizer") or {}
     in_file = {
@@ -122,7 +118,11 @@ def _fault(
         "add_prefix_space": pre_tokenizer.get("add_prefix_space"),
     }
     differ = [key for key, value in in_file.items() if value is not None and config.get(key, value) != value]
-    return f"tokenizer_config.json and {FILE} differ in {', '.join(differ)}" if differ else None
+    return f"tokenizer_config.json and {FILE} differ in {', '.join(differ)}" if differ else ""
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    return str(config.get("tokenizer_class")).removesuffix("Fast")
 
 
 def _more_tokens(config: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,8 @@ def _versions() -> dict[str, str]:
     """Return the versions of the libraries that make tokenizers, as far as they are installed."""
     versions = {}
     for library in ("transformers", "tokenizers"):
-        try:
+        with suppress(PackageNotFoundError):
             versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

@@ -26,26 +26,12 @@ LOOP_BYTES = 128 * 1024
 CHARACTERS_PER_PART = 64
 """The cost of a message or part in addition to its text, as a number of characters."""
 
-RESERVED_VARIABLES = frozenset(
-    {
-        "messages",
-        "conversation",
-        "conversations",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-    }
-)
-"""Parameter names of the rendering functions, which are not accepted as template kwargs."""
+RESERVED_VARIABLES = frozenset({
+    "messages", "conversation", "conversations", "chat_template", "add_generation_prompt", "continue_final_message",
+    "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "padding", "truncation",
+    "max_length", "return_tensors", "return_dict",
+})  # fmt: skip
+"""Parameter names of transformers' rendering functions, which are not accepted as template kwargs."""
 
 
 @frozen(kw_only=True)
