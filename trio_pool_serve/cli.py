@@ -24,7 +24,7 @@ from trio_pool_serve.config import Config, import_plugins
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost
 from trio_pool_serve.processes.child_process import leave_with
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.telemetry.logs import configure_logging
@@ -164,7 +164,7 @@ def main() -> None:
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:
         status = made(arguments, result_action="return_value")
-    except ValueError as error:  # of a check of several options together
+    except (ValueError, StorageError) as error:  # of a check of several options together, or of ``cache``
         _print_error(error)
         sys.exit(2)
     leave_with(status or 0)

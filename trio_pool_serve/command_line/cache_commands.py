@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -28,11 +27,12 @@ COLUMNS = ("name", "what", "size", "last used", "made with")
 @cache_app.command(name="list")
 def list_entries(*, cache_dir: CacheDir = None) -> int:
     """Show what is kept, the last used first: in columns, or with tabs between them if it is not for a terminal."""
-    with _read(cache_dir) as (cache, entries):
-        _print_rows([_cells_of(entry) for entry in entries])
-        total = _size(sum(entry.size_bytes for entry in entries))
-        sys.stdout.flush()
-        sys.stderr.write(f"{len(entries)} in {cache.folder}, {total} in total\n")
+    cache = _cache_of(cache_dir)
+    entries = cache.entries()
+    _print_rows([_cells_of(entry) for entry in entries])
+    total = _size(sum(entry.size_bytes for entry in entries))
+    sys.stdout.flush()
+    sys.stderr.write(f"{len(entries)} in {cache.folder}, {total} in total\n")
     return 0
 
 
@@ -46,37 +46,31 @@ def remove(
 
     What a process is converting, or has locked to read it, is not removed, and the exit status is 1.
     """
-    with _read(cache_dir) as (cache, entries):
-        known = {entry.name: entry for entry in entries}
-        listed = ", ".join(known) or "none"
-        if bool(names) == all:
-            raise ValueError(f"Name what to remove from {cache.folder}, or use --all. There are: {listed}.")
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise ValueError(f"{cache.folder} has no {', '.join(unknown)}. There are: {listed}.")
-        kept = 0
-        for name in known if all else dict.fromkeys(names):
-            if cache.remove(known[name]):
-                sys.stdout.write(f"removed {name}, {_size(known[name].size_bytes)}\n")
-            else:
-                kept += 1
-                sys.stderr.write(f"{name} is in use, and was not removed: a process is converting or reading it\n")
-        return 1 if kept else 0
+    cache = _cache_of(cache_dir)
+    known = {entry.name: entry for entry in cache.entries()}
+    listed = ", ".join(known) or "none"
+    if bool(names) == all:
+        raise ValueError(f"Name what to remove from {cache.folder}, or use --all. There are: {listed}.")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{cache.folder} has no {', '.join(unknown)}. There are: {listed}.")
+    kept = 0
+    for name in known if all else dict.fromkeys(names):
+        if cache.remove(known[name]):
+            sys.stdout.write(f"removed {name}, {_size(known[name].size_bytes)}\n")
+        else:
+            kept += 1
+            sys.stderr.write(f"{name} is in use, and was not removed: a process is converting or reading it\n")
+    return 1 if kept else 0
 
 
-@contextmanager
-def _read(cache_dir: str | None) -> "Iterator[tuple[ModelCache, list[EntrySummary]]]":
-    """Yield the cache and what is in it. Raises ``ValueError``, also in place of a ``StorageError`` of the block."""
-    from trio_pool_serve.errors import StorageError
+def _cache_of(cache_dir: str | None) -> "ModelCache":
     from trio_pool_serve.storage.model_cache import ModelCache
 
     cache = ModelCache.of(cache_dir)
     if cache is None:
         raise ValueError("Nothing is cached without a directory: give one with --cache-dir.")
-    try:
-        yield cache, cache.entries()
-    except StorageError as error:
-        raise ValueError(str(error)) from error
+    return cache
 
 
 def _cells_of(entry: "EntrySummary") -> tuple[str, ...]:

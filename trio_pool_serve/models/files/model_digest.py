@@ -31,10 +31,16 @@ def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
 
     The content is all files that affect what is computed, and their names in the folder. Blocks. Raises ``OSError``.
     """
-    return cache.entry(name_for_people(folder), _digest(_content_of(folder, cache)), *kind)
+    return cache.entry(_name_for_people(folder), _digest(_content_of(folder, cache)), *kind)
 
 
-def name_for_people(folder: Path) -> str:
+def tokenizer_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
+    """Return the cache's entry of a model's tokenizer, as ``model_entry``; its content does not include weights."""
+    content = _content_of(folder, cache, SMALL_FILES)
+    return cache.entry(f"{_name_for_people(folder)}-tokenizer", "tokenizer", _digest(content), *kind)
+
+
+def _name_for_people(folder: Path) -> str:
     """Return a name for a model's folder, with its owner's for one of the hub's cache."""
     is_of_hub = folder.parent.name == "snapshots"  # .../models--OWNER--NAME/snapshots/REVISION
     return folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
@@ -50,13 +56,15 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
     return ModelDigest(files, _digest(weights) if any(name.endswith(WEIGHTS) for name in weights) else "")
 
 
-def _content_of(folder: Path, cache: ModelCache | None) -> Mapping[str, str]:
+def _content_of(
+    folder: Path, cache: ModelCache | None, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)
+) -> Mapping[str, str]:
     """Return the SHA-256 of each file of a model by its path in the folder, in the order of these."""
     names = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     paths = {
         name.as_posix(): path
         for name, path in names.items()
-        if path.suffix in (*SMALL_FILES, *WEIGHTS)
+        if path.suffix in suffixes
         and not any(part in NOT_OF_THE_MODEL or part.startswith((".", "checkpoint-")) for part in name.parts)
     }
     digests = file_digests(paths.values(), None if cache is None else cache.memory)

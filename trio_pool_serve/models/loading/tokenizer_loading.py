@@ -12,8 +12,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError, StorageError
-from trio_pool_serve.models.files.folder_files import MAX_FILE_BYTES
-from trio_pool_serve.models.files.model_digest import WEIGHTS, name_for_people
+from trio_pool_serve.models.files.model_digest import tokenizer_entry
 from trio_pool_serve.models.loading.runner_loader import import_transformers
 from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
 from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of
@@ -43,22 +42,15 @@ def load_tokenizer(
 
 
 def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool) -> CacheEntry | None:
-    """Return the entry of a tokenizer: of the files that it may be made from, and of what is done to it here.
+    """Return the entry of a tokenizer: of the model's files, and of what is done to it here.
 
     ``None`` if one of the files cannot be read.
     """
-    own = folder.transformer_path
+    facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
     try:
-        files = [
-            path
-            for path in sorted((*own.glob("[!.]*"), *own.glob("additional_chat_templates/*")))
-            if path.is_file() and path.suffix not in WEIGHTS and path.stat().st_size <= MAX_FILE_BYTES
-        ]
-        digests = [f"{path.relative_to(own)} {digest}" for path, digest in cache.digest(files).items()]
+        return tokenizer_entry(folder.path, cache, repr(facts))
     except OSError:
         return None
-    facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
-    return cache.entry(f"{name_for_people(folder.path)}-tokenizer", "tokenizer", repr(facts), *digests)
 
 
 def _versions() -> dict[str, str]:
