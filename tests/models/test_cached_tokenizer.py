@@ -44,6 +44,8 @@ from trio_pool_serve.models.loading.conversion import Conversion
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.storage.model_cache import ModelCache
@@ -168,6 +170,23 @@ def test_special_tokens_that_the_files_split_are_split_from_the_cache(folders, c
     cached = load_tokenizer(model_folder(path), cache=cache)
     assert cached.encode("[SEP]").ids == loaded.encode("[SEP]").ids
     assert len(cached.encode("[SEP]")) > 1
+
+
+ROLES = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [ROLES, [{"name": "default", "template": ROLES}]], ids=["one", "named"])
+@pytest.mark.parametrize("name", ["processor_config.json", "chat_template.json"])
+def test_pairs_and_conversations_have_a_processor_s_template(folders, cache, tmp_path, name, template):
+    path = shutil.copytree(folders("reranker"), tmp_path / "model")
+    write_json(path / name, {"chat_template": template})
+    for _ in range(2):
+        tokenizer = load_tokenizer(model_folder(path), cache=cache)
+        assert tokenizer.chat.templates == {"default": ROLES}
+        pair = chat_pair(ChatFormat(structured=False, options={}), tokenizer)
+        rendered = pair.render(tokenizer, PairPrompt("a", "b"), RenderingParams(), 64)
+        expected = tokenizer.encode("<query>a<document>b").ids
+        assert rendered.token_ids.tolist() == expected
 
 
 def changed(folder: ModelFolder[Any], **facts: Any) -> ModelFolder[Any]:

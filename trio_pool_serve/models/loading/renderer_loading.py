@@ -3,9 +3,10 @@
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
@@ -33,7 +34,7 @@ def renderer_of(
     workers: int,
     templates: ChatTemplates | None = None,
     settings: InputConfig | None = None,
-    media: ImageLoader | None = None,
+    media: MediaLoader | None = None,
     image_format: ImageFormat | None = None,
     memory: MemoryBudget | None = None,
 ) -> Renderer:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import trio
@@ -29,8 +29,9 @@ from trio_pool_serve.prompts import (
 )
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
-from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageFormat
-from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
+from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.loader import MediaLoader
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.rendering.text.text_window import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
@@ -43,21 +44,6 @@ DEVELOPER = "developer"
 MAX_CHARACTERS_PER_TOKEN = 1024
 MIN_TEXT_CHARACTERS = 2**17
 """Bounds of a rendered text: far more than is kept, for long conversations that are truncated."""
-
-
-class ImageLoader(Protocol):
-    """Fetches images, and prepares them once all images of a prompt are here."""
-
-    @property
-    def memory(self) -> MemoryBudget:
-        """Counts what is fetched and not prepared yet."""
-
-    async def fetch(self, part: ImagePart, held: Reservation) -> ImagePart:
-        """Return an image with its bytes if they are elsewhere. Raises ``MediaError``. Cancellation: at once."""
-
-    async def load(self, part: ImagePart, processor: FolderProcessor, client: Client) -> ImageFeatures:
-        """Return a fetched image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
-
 
 MAX_IMAGES = 16
 """Maximum number of images of one input: all of them are in memory at once, until the input has been computed."""
@@ -88,7 +74,7 @@ class Conversations:
     uses_chat_template: bool = False
     options: Mapping[str, Any] = Factory(dict)
     trusts_request_templates: bool = False
-    media: ImageLoader | None = None
+    media: MediaLoader | None = None
     image_format: ImageFormat | None = None
 
     @property
