@@ -79,10 +79,9 @@ def _record(
     return TokenizerRecord(
         special_ids=sorted({*named_ids.values(), *(added[token] for token in _more_tokens(config))}),
         named_ids=named_ids,
-        special_tokens=special_tokens,
         has_segments=_class_of(config) == WITH_SEGMENTS if inputs is None else "token_type_ids" in inputs,
         truncation_side=config.get("truncation_side") or direction.lower(),
-        chat_templates=chat_templates_of(folder, templates),
+        chat=chat_templates_of(folder, templates, special_tokens),
         splits_special_tokens=bool(config.get("split_special_tokens")),
     )
 

@@ -18,7 +18,7 @@ from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
 from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
-from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 
 logger = logging.getLogger(__name__)
@@ -95,16 +95,10 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
     special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     has_segments = "token_type_ids" in loaded.model_input_names
-    chat_templates = chat_templates_of(folder, loaded.chat_template)
+    chat = chat_templates_of(folder, loaded.chat_template, special_tokens)
     if not loaded.is_fast:
         loaded.add_tokens(_markers(folder, loaded.get_vocab, loaded.tokenize), special_tokens=True)
-        return SlowTokenizer(
-            loaded,
-            folder.lower_case,
-            has_segments,
-            ModelChatTemplates(templates=chat_templates, special_tokens=special_tokens),
-            loaded.truncation_side,
-        )
+        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, loaded.truncation_side)
     backend = loaded.backend_tokenizer
     _adapt(backend, folder)
     record = TokenizerRecord(
@@ -112,10 +106,9 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         versions=_versions(),
         special_ids=sorted({*loaded.all_special_ids} - {None}),
         named_ids=named_ids(loaded),
-        special_tokens=special_tokens,
         has_segments=has_segments,
         truncation_side=loaded.truncation_side,
-        chat_templates=chat_templates,
+        chat=chat,
         splits_special_tokens=backend.encode_special_tokens,
     )
     if entry is not None and type(loaded).__module__.startswith("transformers."):
