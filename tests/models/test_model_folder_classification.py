@@ -200,9 +200,13 @@ def test_a_language_model_without_the_words_is_refused(tmp_path: Path, word: str
         architecture_of(tmp_path, task="score")
 
 
-@pytest.mark.parametrize("where", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "where", ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "processor_config.json"]
+)
 def test_a_template_with_a_place_for_both_texts_makes_a_language_model_a_judge(tmp_path: Path, where: str):
     write_vocabulary(write_folder(tmp_path, "Qwen3ForCausalLM"), WORDS)
+    if where in ("chat_template.json", "processor_config.json"):  # which come first
+        (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content[0].text }}")
     (tmp_path / where).write_text(ROLES if where.endswith("jinja") else json.dumps({"chat_template": ROLES}))
     assert architecture_of(tmp_path).template == ChatFormat(structured=False, options={}, required=False)
 

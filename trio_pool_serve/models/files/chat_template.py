@@ -80,18 +80,25 @@ def read_message_format(files: FolderFiles) -> bool | None:
 
 
 def read_chat_template(files: FolderFiles) -> str | None:
-    """Return the folder's chat template, ``""`` for several named ones, ``None`` if it has none.
-
-    Processors used to be saved with a chat template separate from the tokenizer's, in chat_template.json.
-    """
+    """Return the folder's chat template, ``""`` for several named ones, ``None`` if it has none."""
     if files.chat_template is not None:
         return files.chat_template
-    try:
-        return read_text(files.transformer_path / "chat_template.jinja")
-    except FileNotFoundError:
-        processor_template = read_json(files.transformer_path / "chat_template.json").get("chat_template")
-        template = processor_template or files.tokenizer_config.get("chat_template")
-        return template if isinstance(template, str | None) else ""
+    template = processor_template(files.transformer_path)
+    if template is None:
+        try:
+            return read_text(files.transformer_path / "chat_template.jinja")
+        except FileNotFoundError:
+            template = files.tokenizer_config.get("chat_template")
+    return template if isinstance(template, str | None) else ""
+
+
+def processor_template(folder: Path) -> Any:
+    """Return the chat template, or several, that only processors have used to be saved with; ``None`` without.
+
+    It takes precedence over the tokenizer's.
+    """
+    found = (read_json(folder / name).get("chat_template") for name in ("processor_config.json", "chat_template.json"))
+    return next(filter(None, found), None)
 
 
 def _template_options(files: FolderFiles) -> Mapping[str, Any]:

@@ -6,14 +6,12 @@ from typing import Any
 import tokenizers
 from attrs import frozen
 
-from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.chat_template import processor_template
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.storage.entry_record import RecordBase
-
-PROCESSOR_FILES = ("processor_config.json", "chat_template.json")
 
 
 @frozen(kw_only=True)
@@ -55,8 +53,8 @@ def _by_name(template: Any) -> dict[str, str]:
 def chat_templates_of(
     folder: AnyModelFolder, of_tokenizer: Any, special_tokens: Mapping[str, str]
 ) -> ModelChatTemplates:
-    """Return a model's chat templates: a processor's own files take precedence over the tokenizer's."""
-    of_processor = (read_json(folder.transformer_path / name).get("chat_template") for name in PROCESSOR_FILES)
-    found = next(filter(None, of_processor), None) or of_tokenizer
-    templates = _by_name(found) if folder.chat_template is None else {"default": folder.chat_template}
-    return ModelChatTemplates(templates=templates, special_tokens=special_tokens)
+    """Return a model's chat templates."""
+    found = folder.chat_template
+    if found is None:
+        found = processor_template(folder.transformer_path) or of_tokenizer
+    return ModelChatTemplates(templates=_by_name(found), special_tokens=special_tokens)
