@@ -43,11 +43,9 @@ class ChatFormat:
 
     def variables(self, instruction: str) -> Mapping[str, Any]:
         """Return the template kwargs of a pair."""
-        return (
-            {**self.options, "instruction": instruction}
-            if instruction and self.instruction_is_variable
-            else self.options
-        )
+        if instruction and self.instruction_is_variable:
+            return {**self.options, "instruction": instruction}
+        return self.options
 
     def _content(self, text: str) -> str | list[dict[str, str]]:
         return [{"type": "text", "text": text}] if self.structured else text
