@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,10 @@ def _versions() -> dict[str, str]:
     """Return the versions of the libraries that make tokenizers, as far as they are installed."""
     versions = {}
     for library in ("transformers", "tokenizers"):
-        with suppress(PackageNotFoundError):
+        try:
             versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
     return versions
 
 
