@@ -30,7 +30,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion import Conversion
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
-from trio_pool_serve.runner.device import has_native_bfloat16
+from trio_pool_serve.runner.cpu_features import has_native_bfloat16
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Vectors
 
@@ -142,7 +142,7 @@ IN_EACH_RUN = (
 BY_TORCH = ("--backend", "torch")
 FLAGS = (
     (),
-    ("--dtype", "float32" if has_native_bfloat16(torch.device("cpu")) else "bfloat16"),  # not the default
+    ("--dtype", "float32" if has_native_bfloat16() else "bfloat16"),  # not the default
     ("--dtype", "bfloat16", *BY_TORCH),
 )
 """Besides float32 by torch, which all are compared with."""
@@ -161,7 +161,7 @@ async def answers(
 ) -> Mapping[str, Answered]:
     """Serve all folders by one command, and return the answers by kind."""
     command = [sys.executable, "-m", "trio_pool_serve", "serve"]
-    if "bfloat16" in flags and not has_native_bfloat16(torch.device("cpu")):
+    if "bfloat16" in flags and not has_native_bfloat16():
         command[2] = "tests.end_to_end.programs.native_bfloat16"
     models = [f"{number}={path}" for number, (path, _) in enumerate(kinds.values())]
     if flags or len(kinds) > len(IN_EACH_RUN):

@@ -9,7 +9,8 @@ import torch
 from tests.models.model_families import TEXTS, ServedModel, load
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.device import has_native_bfloat16, resolve_device, resolve_dtype
+from trio_pool_serve.runner import cpu_features
+from trio_pool_serve.runner.device import resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 DTYPES: list[Dtype] = ["float32", "bfloat16", "float16"]
@@ -46,7 +47,7 @@ async def test_every_type_points_where_float32_does(served: ServedModel, minilm:
 
 
 def test_auto_is_what_the_processor_is_good_at(minilm: Path):
-    expected = torch.bfloat16 if has_native_bfloat16(CPU) else torch.float32
+    expected = torch.bfloat16 if cpu_features.has_native_bfloat16() else torch.float32
     assert {parameter.dtype for parameter in load(minilm, dtype="auto").backbone.model.parameters()} == {expected}
 
 
@@ -54,8 +55,7 @@ def test_auto_is_what_the_processor_is_good_at(minilm: Path):
 def test_auto_is_bfloat16_only_where_it_is_native(
     monkeypatch: pytest.MonkeyPatch, *, native: bool, expected: torch.dtype
 ):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
+    monkeypatch.setattr(cpu_features, "_flags", lambda: frozenset({"avx2"} | ({"amx_tile"} if native else set())))
     assert resolve_dtype("auto", CPU) == expected
 
 

@@ -4,6 +4,7 @@ import torch
 
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.runner.cpu_features import dtype_on_cpu
 
 
 def resolve_device(name: str) -> torch.device:
@@ -27,15 +28,12 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
     """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading.
 
-    ``auto`` is bfloat16 where the hardware computes it natively, else float32.
+    ``auto`` is bfloat16 where the hardware computes it natively, as NVIDIA Ampere and later do, else float32.
     """
-    if name == "int8":
-        return torch.float32
-    if name != "auto":
-        dtype = getattr(torch, name)
-        assert isinstance(dtype, torch.dtype)  # noqa: S101  (the setting's validator knows the names)
-        return dtype
-    return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    if name == "auto" and device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    dtype: torch.dtype = getattr(torch, dtype_on_cpu(name))
+    return dtype
 
 
 def use_device(device: torch.device) -> None:
@@ -45,15 +43,3 @@ def use_device(device: torch.device) -> None:
     """
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
-
-
-def saturates_int8() -> bool:
-    """Return whether sums of products of int8 overflow on this CPU: without VNNI, in pairs, at 16 bits."""
-    return not torch.cpu._is_vnni_supported()  # noqa: SLF001
-
-
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Return whether the hardware multiplies bfloat16 natively: NVIDIA Ampere or later, AVX512-BF16, AMX."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # noqa: SLF001
