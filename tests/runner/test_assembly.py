@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.row_states import RowStates, concatenate
@@ -39,7 +40,7 @@ def test_the_states_of_kept_tokens_are_taken_from_padded_rows():
         RenderedPrompt(ids(6, 7), kept=np.array([False, True])),
     )
     states = torch.arange(9).view(3, 3, 1)
-    taken, counts = forward.with_states(RowStates.of_output(states, forward.lengths)).kept_states()
+    taken, counts = evolve(forward, states=RowStates.of_output(states, forward.lengths)).kept_states()
     assert taken.flatten().tolist() == [0, 1, 2, 7]
     assert counts.tolist() == [3, 0, 1]
 

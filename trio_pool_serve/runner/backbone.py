@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-import torch
 from attrs import frozen
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
@@ -33,8 +32,7 @@ class Backbone:
         if self.takes_type_ids and any(request.prompt.type_ids is not None for request in forward.requests):
             inputs["token_type_ids"] = forward.type_ids
         with masks_of(forward):
-            computed = getattr(self.model(**inputs), self.output)
-        assert isinstance(computed, torch.Tensor)  # noqa: S101
+            computed: Tensor = getattr(self.model(**inputs), self.output)
         return computed
 
     def first_not_finite(self, forward: ForwardPass) -> str:
@@ -61,15 +59,13 @@ class Backbone:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.takes_type_ids:
             inputs["token_type_ids"] = type_ids
-        computed = getattr(self.model(**inputs), self.output)
-        assert isinstance(computed, torch.Tensor)  # noqa: S101
+        computed: Tensor = getattr(self.model(**inputs), self.output)
         return computed
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the model's own embeddings of token ids: [rows, tokens] to [rows, tokens, ``embeds_width``]."""
         assert self._embedding is not None  # noqa: S101
-        embedded = self._embedding(token_ids)
-        assert isinstance(embedded, torch.Tensor)  # noqa: S101
+        embedded: Tensor = self._embedding(token_ids)
         return embedded
 
     @property

@@ -40,8 +40,7 @@ class CompiledBackbone:
         embedded = any(request.prompt.embeds is not None for request in forward.requests)
         if embedded or forward.input_ids.shape[1] < 2:
             return self.backbone(forward)
-        output = self._of_ids(forward.input_ids, forward.attention_mask, forward.type_ids)
-        assert isinstance(output, Tensor)  # noqa: S101
+        output: Tensor = self._of_ids(*forward.padded)
         return output
 
     @torch.inference_mode()

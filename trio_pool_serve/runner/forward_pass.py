@@ -16,15 +16,6 @@ from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
 @frozen(eq=False)
-class PaddedInputs:
-    """Rows on the device, padded on the right to the longest: int64, [rows, tokens] each."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    type_ids: Tensor
-
-
-@frozen(eq=False)
 class ForwardPass:
     """Rows that are computed together on ``device``.
 
@@ -59,24 +50,38 @@ class ForwardPass:
         return np.array([len(one.token_ids) if one.attended is None else one.attended for one in prompts])
 
     @cached_property
-    def padded(self) -> PaddedInputs:
-        """The rows' ids, mask and segments, copied to the device when they are first used."""
-        return _pad(self)
+    def padded(self) -> Tensor:
+        """The rows' ids, masks and segments, padded on the right to the longest: int64, [3, rows, tokens].
+
+        One buffer, so that there is one copy to the device instead of three, when they are first used.
+        """
+        prompts = [request.prompt for request in self.requests]
+        positions = np.arange(self.lengths.max())
+        own = positions < self.lengths[:, None]
+        buffer = host_buffer(own.size * 3 * 8, self.device)
+        ids, attention, types = buffer.numpy().view(np.int64).reshape(3, *own.shape)
+        ids[:] = self.pad_token_id
+        ids[own] = np.concatenate([prompt.token_ids for prompt in prompts])
+        attention[:] = positions < self.attended[:, None]
+        types[:] = 0
+        if any(prompt.type_ids is not None for prompt in prompts):
+            types[own] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
+        return buffer.to(self.device, non_blocking=True).view(torch.int64).view(3, *own.shape)
 
     @property
     def input_ids(self) -> Tensor:
         """Padded ids, [rows, tokens] int64."""
-        return self.padded.input_ids
+        return self.padded[0]
 
     @property
     def attention_mask(self) -> Tensor:
         """1 for tokens that are attended to, else 0: [rows, tokens] int64."""
-        return self.padded.attention_mask
+        return self.padded[1]
 
     @property
     def type_ids(self) -> Tensor:
         """Segments, [rows, tokens] int64."""
-        return self.padded.type_ids
+        return self.padded[2]
 
     @property
     def required_states(self) -> RowStates:
@@ -110,10 +115,6 @@ class ForwardPass:
         counts = np.array([np.count_nonzero(of_row) for of_row in kept])
         return states.at(states.cells[np.concatenate(kept)]), counts
 
-    def with_states(self, states: RowStates) -> "ForwardPass":
-        """Return the same rows with the backbone's output."""
-        return evolve(self, states=states)
-
     def select(self, rows: Sequence[int]) -> "ForwardPass":
         """Return the rows at these indices, which may repeat; nothing is copied."""
         if list(rows) == list(range(len(self.requests))):
@@ -124,24 +125,6 @@ class ForwardPass:
             states=None if self.states is None else self.states.select(rows),
             lengths=self.lengths[rows],
         )
-
-
-def _pad(forward: ForwardPass) -> PaddedInputs:
-    prompts = [request.prompt for request in forward.requests]
-    lengths = forward.lengths
-    positions = np.arange(lengths.max())
-    own = positions < lengths[:, None]
-    # One buffer, so that there is one copy to the device instead of three.
-    buffer = host_buffer(own.size * 3 * 8, forward.device)
-    ids, attention, types = buffer.numpy().view(np.int64).reshape(3, *own.shape)
-    ids[:] = forward.pad_token_id
-    ids[own] = np.concatenate([prompt.token_ids for prompt in prompts])
-    attention[:] = positions < forward.attended[:, None]
-    types[:] = 0
-    if any(prompt.type_ids is not None for prompt in prompts):
-        types[own] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
-    numbers = buffer.to(forward.device, non_blocking=True).view(torch.int64).view(3, *own.shape)
-    return PaddedInputs(*numbers.unbind())
 
 
 def type_ids_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:

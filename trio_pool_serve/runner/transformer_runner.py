@@ -226,12 +226,12 @@ class TransformerRunner:
         forward = ForwardPass(batch.requests, self.device, self.pad_token_id)
         rows = range(len(batch.requests))
         if all(reads_states.values()):
-            return self._apply_heads(forward.with_states(self.compute(forward)), rows)
+            return self._apply_heads(evolve(forward, states=self.compute(forward)), rows)
         lookups = [row for row in rows if not any(reads_states[type(param)] for param in batch.requests[row].params)]
         outputs = self._apply_heads(forward.select(lookups), lookups) if lookups else []
         if forwarded := sorted(set(rows) - set(lookups)):
             some = forward.select(forwarded)
-            outputs += self._apply_heads(some.with_states(self.compute(some)), forwarded)
+            outputs += self._apply_heads(evolve(some, states=self.compute(some)), forwarded)
         return outputs
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import split_tokens
-from trio_pool_serve.runner.heads.head import HeadRows, HostArray
+from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.runner.row_states import Indices
-from trio_pool_serve.types import Activation, Classify, PooledValue, TokenClassify
+from trio_pool_serve.types import Activation, Classify, TokenClassify
 
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -104,11 +104,7 @@ class TokenClassificationHead:
         """Return rows [tokens, labels]: those of one input after those of another."""
         states, counts = self._kept_states(forward)
         rows = _activate(self.logits(states.float()), [param.activation for param in params], self.functions, counts)
-
-        def split(array: HostArray) -> list[PooledValue]:
-            return list(split_tokens(array, counts))
-
-        return HeadRows(rows, split)
+        return HeadRows(rows, lambda array: list(split_tokens(array, counts)))
 
     def _kept_states(self, forward: ForwardPass) -> tuple[Tensor, Indices]:
         if self.step_token_id is None:

@@ -28,11 +28,7 @@ class EmbeddingHead:
         pooled = self.pooler(forward.required_states, forward.skipped)
         rows = truncate_and_normalize(pooled, params, normalizes=self.pooler.normalizes)
         kept = [param.dimensions or rows.shape[-1] for param in params]
-
-        def split(array: HostArray) -> list[PooledValue]:
-            return [row[:length] for row, length in zip(array, kept, strict=True)]
-
-        return HeadRows(rows, split)
+        return HeadRows(rows, lambda array: [row[:length] for row, length in zip(array, kept, strict=True)])
 
 
 @frozen(eq=False)

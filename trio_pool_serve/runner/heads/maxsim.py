@@ -12,17 +12,13 @@ from torch import Tensor
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.head import HeadRows, HostArray
+from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.transfers import to_device
-from trio_pool_serve.types import MaxSim, PooledValue, TokenEmbed
+from trio_pool_serve.types import MaxSim, TokenEmbed
 
 EMPTY_SCORE = -1e9
 """Score of a document without kept tokens: below every real score, and the same as in sentence-transformers."""
-
-
-def _values(array: HostArray) -> list[PooledValue]:
-    return [row.reshape(1) for row in array]
 
 
 @frozen(eq=False)
@@ -45,10 +41,9 @@ class MaxSimHead:
         for row, param in enumerate(params):
             rows_of.setdefault(numbers[id(param)], []).append(row)
         parts = [self._scores(query, documents.select(rows)) for query, rows in rows_of.items()]
-        if len(parts) == 1:
-            return HeadRows(parts[0], _values)
         places = np.argsort(np.concatenate([*rows_of.values()]))
-        return HeadRows(torch.cat(parts).index_select(0, to_device(places, vectors.device)), _values)
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts).index_select(0, to_device(places, vectors.device))
+        return HeadRows(scores, lambda array: [score.reshape(1) for score in array])
 
     def _scores(self, numbers: bytes, documents: RowStates) -> Tensor:
         vectors = np.frombuffer(bytearray(numbers), np.float32).reshape(-1, documents.flat.shape[-1])
