@@ -88,10 +88,10 @@ async def test_connections_above_the_limit_are_503_and_the_others_go_on():
                 refusal = await answer_of(third)
             assert refusal.startswith(b"HTTP/1.1 503")
             assert b"retry-after: 1\r\n" in refusal
-            assert (connections.statistics().open, connections.statistics().refused) == (2, 1)
+            assert (connections.open, connections.refused) == (2, 1)
             assert (await ask(first)).startswith(b"HTTP/1.1 200")
         with trio.fail_after(10):
-            while connections.statistics().open:  # noqa: ASYNC110  (closed by tasks that have no event for it)
+            while connections.open:  # noqa: ASYNC110  (closed by tasks that have no event for it)
                 await trio.sleep(0.001)
         async with await connect(listening) as fourth:
             assert (await ask(fourth)).startswith(b"HTTP/1.1 200")
@@ -106,7 +106,7 @@ async def test_connections_that_wait_together_are_counted_one_by_one():
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(made))
             answers.append((await ask(await clients.enter_async_context(stream)))[9:12])
         assert answers == [b"200"] * 2 + [b"503"] * 4
-        assert connections.statistics().open == 2
+        assert connections.open == 2
 
 
 async def test_refused_connections_are_closed_after_a_second_whatever_their_clients_do(autojump_clock):

@@ -27,7 +27,7 @@ from trio_pool_serve.server.contained_connection import LINGER_S, end_sending, s
 from trio_pool_serve.server.early_refusals import LEFT, EarlyRefusals, Refusal
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.listening_socket import say_no
-from trio_pool_serve.server.server_context import ServerContext, address_of
+from trio_pool_serve.server.server_context import ServerContext
 from trio_pool_serve.server.tls import Certificates
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Acceptor:
             if isinstance(found, Refusal) and found.closes:
                 self._linger(connection)
                 return False
-        self.context.connections.note_opened()  # now: the task begins later
+        self.context.connections.open += 1  # now: the task begins later
         nursery.start_soon(self._serve, connection, peer, found)
         return True
 
@@ -141,7 +141,7 @@ class Acceptor:
                 await self._serve_stream(connection, peer, found, head_by)
         finally:
             connection.close()
-            self.context.connections.note_closed()
+            self.context.connections.open -= 1
 
     async def _serve_stream(self, connection: socket.socket, peer: Any, found: Refusal | bytes, head_by: float) -> None:
         try:
@@ -156,7 +156,7 @@ class Acceptor:
             return
         secured = None
         with self.context.terminated.waiting(head_by, LAST_REQUEST_S):
-            secured = await self.tls.begin_tls(stream, address_of(connection.family, peer))
+            secured = await self.tls.begin_tls(stream, hash(peer[:1]))  # the port is left out
         if secured is not None:
             await self.serve(secured, b"", head_by)
 

@@ -263,8 +263,11 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
         return
     served = getattr(app, "app", None)
     refusals = EarlyRefusals(served, config, context) if isinstance(served, PoolServeApp) else None
-    with context.connections.counting():
+    context.connections.open += 1
+    try:
         await serve_connection(app, config, context, state, stream, refusals=refusals)
+    finally:
+        context.connections.open -= 1
 
 
 def _is_plain(config: Config, stream: Any) -> bool:

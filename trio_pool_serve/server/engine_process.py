@@ -63,7 +63,9 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     def load() -> Runner:
         module, _, function = job.loader.partition(":")
         runner = load_model(config, source, getattr(import_module(module), function), offload)
-        return runner if not job.cores else _share_cores(runner, job)
+        if not job.cores:
+            return runner
+        return SharingRunner(runner, [SharedCores.open(Path(job.cores), replica.process, replica.processes)])
 
     zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
     engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
@@ -126,11 +128,6 @@ async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable
     while True:
         await send_to_parent(channel, take())
         await trio.sleep(SNAPSHOT_S)
-
-
-def _share_cores(runner: Runner, job: EngineJob) -> Runner:
-    shared = SharedCores.open(Path(job.cores), job.replica.process, job.replica.processes)
-    return SharingRunner(runner, [shared])
 
 
 if __name__ == "__main__":

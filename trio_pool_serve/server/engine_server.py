@@ -12,7 +12,6 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
@@ -31,7 +30,6 @@ from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
-from trio_pool_serve.types import ModelDigest
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,8 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
                 await offload.run("load", keys.read)
             except ValueError as error:
                 raise ModelLoadError(str(error)) from error
-            digest = await offload.run("load", partial(_digest_of, source))
+            path = await offload.run("load", partial(locate_model, source.location, revision=source.loading.revision))
+            digest = await offload.run("load", partial(digest_of, path, source.loading))
             engine.about = {"model": source.name, **digest._asdict(), "identity": IDENTITY}
             listener = EngineListener(engine, keys)
             metrics.add_gauges(
@@ -110,10 +109,6 @@ async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None
     await ending.wait()
     if engine.worker.state == "loading":
         leave(0)
-
-
-def _digest_of(source: ModelSource) -> ModelDigest:
-    return digest_of(locate_model(source.location, revision=source.loading.revision), source.loading)
 
 
 async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Metrics, ending: trio.Event) -> None:

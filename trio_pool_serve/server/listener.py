@@ -79,9 +79,7 @@ def connections_of(service: Service) -> Connections:
         max_refused=max_refused,
     )
     connections = Connections(limits, metrics.connections_refused.inc)
-    metrics.add_gauges(
-        lambda: {"connections": {"open": connections.statistics().open, "limit": limits.max_connections}}
-    )
+    metrics.add_gauges(lambda: {"connections": {"open": connections.open, "limit": limits.max_connections}})
     return connections
 
 

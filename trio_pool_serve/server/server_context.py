@@ -1,9 +1,7 @@
 """What all connections of a process share: limits, the number of open connections, and the shutdown."""
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import trio
 from attrs import define, field, frozen
@@ -30,60 +28,26 @@ class ConnectionLimits:
     """That are kept open until their clients have had time to read why; older ones are closed."""
 
 
-@frozen
-class ConnectionStatistics:
-    """The connections of one process: those that are open, and how many have been refused."""
-
-    open: int
-    refused: int
-
-
-def address_of(family: int, peer: Any) -> str:
-    """Return the address of a client by which clients take turns; none at a Unix socket."""
-    return str(peer[0]) if family in {socket.AF_INET, socket.AF_INET6} else ""
-
-
 @define(eq=False)
 class Connections:
-    """The number of open connections of a process."""
+    """The connections of a process: how many are open, and how many have been refused."""
 
     limits: ConnectionLimits = ConnectionLimits()
     on_refusal: Callable[[], object] = lambda: None
-    _open: int = field(default=0, init=False)
-    _refused: int = field(default=0, init=False)
+    open: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
 
     def refuses(self) -> bool:
         """Return whether there is no room for one more connection, and count it as refused then."""
-        is_refused = self._open >= self.limits.max_connections
+        is_refused = self.open >= self.limits.max_connections
         if is_refused:
             self.note_refusal()
         return is_refused
 
     def note_refusal(self) -> None:
         """Count a connection that is refused."""
-        self._refused += 1
+        self.refused += 1
         self.on_refusal()
-
-    def note_opened(self) -> None:
-        """Count a connection as open until ``note_closed``."""
-        self._open += 1
-
-    def note_closed(self) -> None:
-        """Count a connection as open no longer."""
-        self._open -= 1
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count a connection as open in the block."""
-        self.note_opened()
-        try:
-            yield
-        finally:
-            self.note_closed()
-
-    def statistics(self) -> ConnectionStatistics:
-        """Return the numbers of this moment."""
-        return ConnectionStatistics(self._open, self._refused)
 
 
 class Termination(EventWrapper):

@@ -69,12 +69,15 @@ class Certificates:
                 logger.info("the certificate has been read again: %s", self.network.ssl_certfile)
                 return
 
-    async def begin_tls(self, connection: trio.SocketStream, address: str) -> trio.SSLStream[trio.SocketStream] | None:
-        """Return a connection's stream after its handshake, ``None`` if that has failed. Cancellation: at once."""
+    async def begin_tls(self, connection: trio.SocketStream, client: int) -> trio.SSLStream[trio.SocketStream] | None:
+        """Return a connection's stream after its handshake, ``None`` if that has failed. Cancellation: at once.
+
+        ``client`` is a number for the client's address.
+        """
         await trio.lowlevel.wait_readable(connection.socket)  # a client that sends nothing needs no turn
         stream: trio.SSLStream[trio.SocketStream] | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._have_turn, hash(address))
+            await nursery.start(self._have_turn, client)
             stream = trio.SSLStream(connection, self.context, server_side=True, https_compatible=True)
             try:
                 await stream.do_handshake()
