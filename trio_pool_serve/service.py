@@ -53,10 +53,6 @@ logger = logging.getLogger(__name__)
 ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "draining", "dead"]
 
 
-def _do_nothing() -> None:
-    """Default callback: does nothing."""
-
-
 @define(eq=False)
 class Service:
     """The served models: a renderer and an engine for each, over limiters and metrics that they share.
@@ -74,7 +70,7 @@ class Service:
     gpus: Sequence[Gpu] = field(default=(), kw_only=True)
     """Those for the engine processes of this service."""
     offload: Offload = field(kw_only=True)
-    on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
+    on_loaded: Callable[[], object] = field(default=lambda: None, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
     """What ``reload`` calls: code that reads a file at start that may change registers here."""

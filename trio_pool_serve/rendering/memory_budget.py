@@ -31,10 +31,6 @@ SHORTAGE_EVERY_S = 1.0
 """Between two calls of ``on_shortage``, which may look at thousands of bodies."""
 
 
-def _evict_nothing(nbytes: int) -> None:
-    """Default callback: there is no cache."""
-
-
 @define(eq=False)
 class Reservation:
     """Bytes that one request holds, until ``release``."""
@@ -78,8 +74,8 @@ class MemoryBudget:
     max_bytes: int = DEFAULT_BYTES
     client_bytes: int = 0
     held_bytes: int = field(init=False, default=0)
-    evict_from_cache: Callable[[int], None] = field(init=False, default=_evict_nothing)
-    """Called with a number of bytes: what the cache may have at most."""
+    evict_from_cache: Callable[[int], None] = field(init=False, default=lambda _: None)
+    """Called with a number of bytes: what the cache, if there is one, may have at most."""
     on_shortage: set[Callable[[float], None]] = field(init=False, factory=set)
     """Called with ``time.monotonic()`` before a request is refused, at most once a second: to release what can be."""
     _next_shortage: float = field(init=False, default=0.0)

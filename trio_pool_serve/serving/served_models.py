@@ -18,6 +18,7 @@ from trio_pool_serve.errors import (
     NotFoundError,
     QuotaExceededError,
     UnavailableError,
+    forget_frames,
     innermost,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -145,11 +146,7 @@ class ServedModels:
 
     def _note_error(self, served: ServedModel, cause: BaseException) -> None:
         reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
-        # Its tracebacks refer to what has been loaded, and the thread that failed may still hold it.
-        link: BaseException | None = cause
-        while link and link.__traceback__:
-            link.__traceback__ = None
-            link = link.__context__
+        forget_frames(cause)  # they refer to what has been loaded, and the thread that failed may still hold the error
         if served.settled.is_set():  # it had been loaded
             logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)
             return

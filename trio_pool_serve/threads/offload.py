@@ -166,21 +166,14 @@ class Offload:
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
         """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""
         self.undecoded.add(client)
-        is_done = False
         try:
             async with self._decoding.turn(client):
                 decoded = await self.run("render", blocking, client=client)
-            is_done = True
-            return decoded
-        finally:
-            if is_done:
-                self.undecoded.note_done(client)
-            else:
-                self.undecoded.withdraw(client)
-
-    def decoding_s(self, client: int) -> float:
-        """Return how many seconds it takes until ``decode`` runs for a client; 0 while that is unknown."""
-        return self.undecoded.wait_s(client)
+        except BaseException:
+            self.undecoded.withdraw(client)
+            raise
+        self.undecoded.note_done(client)
+        return decoded
 
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
         """Return a context to prepare one image in, in the turn of a client. Cancellation: while waiting."""

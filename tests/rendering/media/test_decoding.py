@@ -10,7 +10,8 @@ from PIL import Image
 
 from tests.rendering.media.images import MeanColour, chunk, data_url, encoded, pixel_bomb, png, text_bomb, zeros
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.media.decoding import FORMATS, decode_image, features_of
+from trio_pool_serve.rendering.media.decoding import FORMATS, decode_image
+from trio_pool_serve.rendering.media.loader import features_of
 
 pytestmark = pytest.mark.unit
 

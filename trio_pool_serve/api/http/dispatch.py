@@ -258,7 +258,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
 
     Prompts are tokenised in the same threads.
     """
-    wait_s, max_queue_s = service.offload.decoding_s(request.client.number), service.config.scheduling.max_queue_s
+    wait_s, max_queue_s = service.offload.undecoded.wait_s(request.client.number), service.config.scheduling.max_queue_s
     waits_s = wait_s + request.timings.waited_s
     # 0.7 instead of 2.2 ms of CPU time for a body of 100 KB that names the full one of two models
     # (python -m benchmarks.refusal_costs --models 2, "before thread").

@@ -7,8 +7,6 @@ from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.decoding_bounds import count_scans, has_too_many_scans
-from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The formats of browsers. Pillow reads dozens of others, each with a separate parser."""
@@ -67,8 +65,3 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     transposition = EXIF_TRANSPOSITIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     rgb = image.convert("RGB")
     return rgb if transposition is None else rgb.transpose(transposition)
-
-
-def features_of(encoded: bytes, processor: FolderProcessor) -> ImageFeatures:
-    """Return the features of an encoded image. Raises ``MediaError``."""
-    return processor(decode_image(encoded, MAX_PIXELS))

@@ -84,7 +84,7 @@ class MediaLoader:
 
             async def prepare() -> ImageFeatures:
                 async with self.memory.preparing(client.number):
-                    return await self._in_thread(partial(_features_of, image.content, processor))
+                    return await self._in_thread(partial(features_of, image.content, processor))
 
             features = await self.cache.get((processor.key, image.digest), prepare)
             await self.memory.wait_until_below_limit()  # cached features are copied for each row
@@ -104,7 +104,8 @@ class MediaLoader:
         return f"<MediaLoader {self.cache!r}, {self.fetcher!r}>"
 
 
-def _features_of(encoded: bytes, processor: FolderProcessor) -> ImageFeatures:
-    from trio_pool_serve.rendering.media.decoding import features_of  # imported here: PIL takes 10 ms
+def features_of(encoded: bytes, processor: FolderProcessor) -> ImageFeatures:
+    """Return the features of an encoded image. Raises ``MediaError``. Blocks."""
+    from trio_pool_serve.rendering.media import decoding  # imported here: PIL takes 10 ms
 
-    return features_of(encoded, processor)
+    return processor(decoding.decode_image(encoded, decoding.MAX_PIXELS))
