@@ -6,7 +6,7 @@ its buffer. One row at a time, so that the loop runs in between while a thread e
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,7 @@ import orjson
 import pybase64
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.processes.lazy_module import LazyModule
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
-
-if TYPE_CHECKING:
-    import ml_dtypes
-else:
-    ml_dtypes = LazyModule("ml_dtypes")  # 5 ms
 
 EmbedDtype: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
@@ -46,9 +40,9 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
             return vector
         case "float16":
             return vector.astype(np.float16)
-        case "bfloat16":
-            return vector.astype(ml_dtypes.bfloat16)
-        case "fp8_e4m3" | "fp8_e5m2":
+        case "bfloat16" | "fp8_e4m3" | "fp8_e5m2":
+            import ml_dtypes  # imported here: 5 ms
+
             small = vector.astype(getattr(ml_dtypes, SMALL_FLOATS[dtype]))
             if not np.isfinite(small).all():
                 raise InvalidRequestError(f"The vectors have numbers too large for {dtype}.", param="embed_dtype")

@@ -2,18 +2,16 @@
 
 import logging
 import math
-import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from trio_pool_serve import errors
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, WireError
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-
-if TYPE_CHECKING:
-    from werkzeug.exceptions import HTTPException
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +44,15 @@ MAX_MESSAGE = 1000
 TYPES = dict(TABLE.values())
 
 
-def as_http_exception(error: Exception) -> "HTTPException | None":
-    """Return an error of Quart, or of a route that a user has added; ``None`` if it is neither."""
-    exceptions = sys.modules.get("werkzeug.exceptions")  # a server without such routes does not import it
-    return error if exceptions is not None and isinstance(error, exceptions.HTTPException) else None
-
-
 def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None = None, wire: Any = None) -> WireError:
     """Return what the client is shown of an error; unexpected ones are logged, and only their request's id is shown.
 
     The messages of storage errors have paths, so they are logged, too. Fields are called by the names that they have at
     the ``endpoint`` that ``wire`` was decoded for.
     """
-    if (of_quart := as_http_exception(error)) is not None and of_quart.code is not None:
-        kind = TYPES.get(of_quart.code, type(error).__name__)
-        return WireError(of_quart.code, kind, of_quart.description or of_quart.name, None, request_id)
+    if isinstance(error, HTTPException) and error.code is not None:  # of Quart, or of a route that a user has added
+        kind = TYPES.get(error.code, type(error).__name__)
+        return WireError(error.code, kind, error.description or error.name, None, request_id)
     if not isinstance(error, errors.PoolServeError):
         logger.error("request %s failed", request_id, exc_info=error)
         error = errors.PoolServeError("Internal error.")
@@ -110,6 +102,6 @@ def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Di
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.MethodNotAllowedError):
         headers["allow"] = error.allowed
-    elif status == 405:
-        headers["allow"] = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
     return HttpResponse.json(body, status).with_headers(headers)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from attrs import frozen
@@ -13,14 +13,12 @@ from trio_pool_serve.api.http.forwarding import forward
 from trio_pool_serve.api.http.request import HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
 from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import OpenBatches, Upload
 from trio_pool_serve.batches.stored_records import StoredFile
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, UnavailableError
 from trio_pool_serve.service import Service
-
-if TYPE_CHECKING:
-    from trio_pool_serve.api.http.upload_form import UploadForm
 
 FILES_PATH = "/v1/files"
 
@@ -121,9 +119,6 @@ def file_routes(service: Service) -> Routes:
     async def upload(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Store a file; it is there once all of it is on the disk. Cancellation: nothing of it stays."""
         assert request.pieces is not None  # noqa: S101  (a ``StreamingHandler``)
-        # Imported here: werkzeug takes 20 ms, for uploads only.
-        from trio_pool_serve.api.http.upload_form import UploadForm, boundary_of
-
         form = UploadForm(boundary_of(request), MAX_FILE_BYTES)
         announced = request.body.announced
         if announced > MAX_FILE_BYTES + FORM_BYTES:
@@ -182,25 +177,25 @@ def file_routes(service: Service) -> Routes:
     }
 
 
-def _take(form: "UploadForm", received: Upload, piece: bytes | None) -> None:
+def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
     """Take a piece of the form, ``None`` at its end. Runs in a thread."""
     received.append(form.take(piece))
 
 
-def _purpose_of(form: "UploadForm") -> str:
+def _purpose_of(form: UploadForm) -> str:
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         raise InvalidRequestError("The purpose of a file must be `batch`.", param="purpose")
     return purpose
 
 
-def _filename_of(form: "UploadForm") -> str:
+def _filename_of(form: UploadForm) -> str:
     if form.filename is None:
-        raise InvalidRequestError("The form has no file.", param="file")
+        raise InvalidRequestError("The form has no file.", param=FILE_FIELD)
     return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]
 
 
-def _expiry_of(form: "UploadForm") -> int | None:
+def _expiry_of(form: UploadForm) -> int | None:
     fields = {
         name: form.fields[f"expires_after[{name}]"]
         for name in ("anchor", "seconds")

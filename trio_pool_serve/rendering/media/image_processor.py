@@ -45,12 +45,12 @@ class FolderProcessor:
     class_name: str
     settings: Mapping[str, Any] = field(repr=False)
     image_tokens: ImageTokens
-    key: str = field(init=False)
-    """Identifies processors with the same output: part of the key of cached images."""
 
-    def __attrs_post_init__(self) -> None:
+    @cached_property
+    def key(self) -> str:
+        """Identifies processors with the same output: part of the key of cached images."""
         text = json.dumps([self.class_name, self.settings, repr(self.image_tokens)], sort_keys=True)
-        object.__setattr__(self, "key", f"{self.class_name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
+        return f"{self.class_name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def __call__(self, image: "Image") -> ImageFeatures:
         """Return the features of one RGB image; every array's first dimension counts images, or their patches.
