@@ -68,7 +68,6 @@ def fixed(response: HttpResponse) -> Handler:
     """Return a handler that always gives the same response."""
 
     async def respond(_: HttpRequest) -> HttpResponse:
-        """Give the response. Cancellation: has no checkpoint."""
         return response
 
     return respond

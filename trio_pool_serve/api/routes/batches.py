@@ -101,7 +101,6 @@ def batch_routes(service: Service) -> Routes:
     """Return the routes of batches over a service."""
 
     async def create(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Create a batch. Cancellation: it may have been created."""
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         wire = decode_json(body, BatchRequest)
         window_s = wire.window_s
@@ -133,17 +132,14 @@ def batch_routes(service: Service) -> Routes:
         return HttpResponse.json(batch_object(added))
 
     async def batches_of(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """List batches, the newest first. Cancellation: at once."""
         query = request.query(BatchesQuery)
         found, has_more = await batches.store.batches(request.owner, Page(query.limit, query.after))
         return list_page(list(map(batch_object, found)), has_more=has_more)
 
     async def batch(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Describe a batch. Cancellation: at once."""
         return HttpResponse.json(batch_object(await batches.store.batch(request.owner, id_in(request, BATCHES_PATH))))
 
     async def cancel(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Cancel a batch. Cancellation of the request: the batch may have been cancelled."""
         cancelled = await batches.runner.cancel(request.owner, id_in(request, BATCHES_PATH, "/cancel"))
         return HttpResponse.json(batch_object(cancelled))
 

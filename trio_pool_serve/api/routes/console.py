@@ -114,7 +114,6 @@ def console_routes(service: Service) -> Routes:
         return response.with_headers(SECURITY_HEADERS)
 
     async def live(request: HttpRequest) -> HttpResponse:
-        """Respond with a stream of samples, one a second. Raises ``InvalidRequestError``. Cancellation: at once."""
         after = request.query(LiveQuery).after
         request.end()  # a page that is open is no running request of its key
         body = b"" if request.scope["method"] == "HEAD" else _live_body(service, after)
@@ -123,7 +122,6 @@ def console_routes(service: Service) -> Routes:
         return HttpResponse(body, "text/event-stream").with_headers(headers)
 
     async def models(request: HttpRequest) -> HttpResponse:
-        """Describe the models that the request may use. Cancellation: has no checkpoint."""
         return HttpResponse.json([_described(served) for served in service.models.among(request.models)])
 
     return {

@@ -35,16 +35,13 @@ def host_routes(service: Service, hosts: HostPlaces) -> Routes:
             raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
 
     async def list_hosts(_: HttpRequest) -> HttpResponse:
-        """Respond with the hosts, as this API process sees them. Cancellation: has no checkpoint."""
         return HttpResponse.json({"hosts": hosts.described()})
 
     async def add(request: HttpRequest) -> HttpResponse:
-        """Add a host, or use one again that was drained. Cancellation: while the body arrives; nothing has changed."""
         hosts.add(await host_of(request))
         return HttpResponse.json({"hosts": hosts.described()})
 
     async def drain(request: HttpRequest) -> HttpResponse:
-        """Send no more rows to a host. Cancellation: while the body arrives; nothing has changed."""
         hosts.drain(await host_of(request))
         return HttpResponse.json({"hosts": hosts.described()})
 

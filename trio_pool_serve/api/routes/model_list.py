@@ -99,7 +99,6 @@ def model_routes(service: Service) -> Routes:
     """Return the routes over a service."""
 
     async def models(request: HttpRequest) -> HttpResponse:
-        """List the models that the request may use. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
         service.models.require_started()
         cards = [
             describe_served(service, served, name)
@@ -109,7 +108,6 @@ def model_routes(service: Service) -> Routes:
         return HttpResponse.json(ModelList(data=cards, models=cards))
 
     async def model(request: HttpRequest) -> HttpResponse:
-        """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
         return HttpResponse.json(describe_served(service, *model_of(service, request)))
 
     return {("GET", MODELS_PATH): models, ("GET", "/models"): models, ("GET", MODEL_PATH): model}

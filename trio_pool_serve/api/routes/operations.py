@@ -39,7 +39,6 @@ def operational_routes(service: Service) -> Routes:
     shares_all_engines = service.config.processes.engine == "hosts"
 
     async def liveness(_: HttpRequest) -> HttpResponse:
-        """Respond whether the process should be kept; never waits for compute. Cancellation: has no checkpoint."""
         dead = service.state == "dead"
         return _status("dead" if dead else "alive", ok=not dead)
 
@@ -66,13 +65,11 @@ def operational_routes(service: Service) -> Routes:
         return _status(state, ok=state not in ("loading", "dead"))
 
     async def metrics(_: HttpRequest) -> HttpResponse:
-        """Respond with the metrics of all processes of the server, added up. Cancellation: at once."""
         exposition = partial(exposition_of, await service.snapshots())
         text = await service.offload.run("postprocess", exposition)
         return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
 
     async def load(_: HttpRequest) -> HttpResponse:
-        """Respond with the current load of all processes of the server, added up. Cancellation: at once."""
         return HttpResponse.json(merged_load(await service.snapshots()))
 
     async def reset_mm_cache(_: HttpRequest) -> HttpResponse:
@@ -81,7 +78,6 @@ def operational_routes(service: Service) -> Routes:
         return HttpResponse.json({"status": "cleared"})
 
     async def version(_: HttpRequest) -> HttpResponse:
-        """Respond with the version of the server. Cancellation: has no checkpoint."""
         return HttpResponse.json({"version": trio_pool_serve.__version__})
 
     return {

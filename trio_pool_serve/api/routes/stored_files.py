@@ -143,18 +143,15 @@ def file_routes(service: Service) -> Routes:
         return HttpResponse.json(file_object(file))
 
     async def files(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """List files. Cancellation: at once."""
         query = request.query(FilesQuery)
         page = Page(query.limit, query.after, newest_first=query.order == "desc")
         found, has_more = await batches.store.files(request.owner, page, query.purpose)
         return list_page(list(map(file_object, found)), has_more=has_more)
 
     async def file(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Describe a file. Cancellation: at once."""
         return HttpResponse.json(file_object(await batches.store.file(request.owner, id_in(request, FILES_PATH))))
 
     async def content(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Send a file. Cancellation: at once."""
         found = await batches.store.file(request.owner, id_in(request, FILES_PATH, "/content"))
         path = batches.folder.file(found.id)
         if not await service.offload.run("files", path.is_file):
@@ -162,7 +159,6 @@ def file_routes(service: Service) -> Routes:
         return file_response(request, path, found.bytes, service.offload)
 
     async def delete(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        """Remove a file. Cancellation: it may have been removed."""
         file_id = id_in(request, FILES_PATH)
         await batches.remove_file(request.owner, file_id)
         return HttpResponse.json({"id": file_id, "object": "file", "deleted": True})

@@ -65,7 +65,6 @@ def info_routes(service: Service) -> Routes:
     """Return the route over a service."""
 
     async def info(request: HttpRequest) -> HttpResponse:
-        """Describe the default model. Raises ``EngineLoadingError`` until it is loaded. Cancellation: at once."""
         with service.models.use(among=request.models) as use:
             await service.models.loaded(use.served)
             return HttpResponse.json(describe_model(service, {use.served.source.name}))

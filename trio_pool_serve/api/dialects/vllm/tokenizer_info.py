@@ -12,7 +12,6 @@ def tokenizer_info_routes(service: Service) -> Routes:
     """Return the route over a service."""
 
     async def tokenizer_info(request: HttpRequest) -> HttpResponse:
-        """Describe the default model's tokenizer. Raises as ``ServedModels.loaded``. Cancellation: at once."""
         with service.models.use(among=request.models) as use:
             model = await service.models.loaded(use.served)
         info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **model.folder.tokenizer_config}
