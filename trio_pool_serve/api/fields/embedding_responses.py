@@ -1,9 +1,9 @@
 """Responses of ``/v1/embeddings``, which several dialects share."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 import trio
@@ -17,6 +17,8 @@ from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
 from trio_pool_serve.types import SparseVector, Vectors
+
+Item = TypeVar("Item")
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
@@ -82,6 +84,18 @@ class Usage:
 
 
 @frozen(kw_only=True)
+class ListResponse(Generic[Item]):
+    """An item for each input, in order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Item]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+@frozen(kw_only=True)
 class EmbeddingItem:
     """One vector of a response."""
 
@@ -91,15 +105,8 @@ class EmbeddingItem:
 
 
 @frozen(kw_only=True)
-class EmbeddingsResponse:
+class EmbeddingsResponse(ListResponse[EmbeddingItem]):
     """The response of ``/v1/embeddings``."""
-
-    id: str
-    created: int
-    model: str
-    data: list[EmbeddingItem]
-    usage: Usage
-    object: Literal["list"] = "list"
 
 
 def vectors_of(row: PooledRow) -> Sequence[Vectors]:
@@ -124,9 +131,9 @@ def encode_embeddings(
 
 
 def encode_list(
-    call: Call[Any, Any], id_prefix: str, kind: Callable[..., object], items: Sequence[object], *, tokens: int
+    call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: list[Item], *, tokens: int
 ) -> HttpResponse:
-    """Return the response of a ``kind`` that lists items, to a request that has read so many tokens."""
+    """Return the response of a ``kind``, to a request that has read so many tokens."""
     response_id, usage = call.response_id(id_prefix), Usage.of(tokens)
     return HttpResponse.json(kind(id=response_id, created=call.created, model=call.model.name, data=items, usage=usage))
 

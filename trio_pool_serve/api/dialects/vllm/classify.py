@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_responses import Usage, encode_list
+from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_list
 from trio_pool_serve.api.fields.encodings import row_json
 from trio_pool_serve.api.fields.given_fields import refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
@@ -54,15 +54,8 @@ class ClassifyItem:
 
 
 @frozen(kw_only=True)
-class ClassifyResponse:
+class ClassifyResponse(ListResponse[ClassifyItem]):
     """The response of ``/classify``."""
-
-    id: str
-    created: int
-    model: str
-    data: list[ClassifyItem]
-    usage: Usage
-    object: Literal["list"] = "list"
 
 
 async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
 from trio_pool_serve.api.fields.document_chunks import Chunk
-from trio_pool_serve.api.fields.embedding_responses import Usage, VectorEncoding, encode_bytes, encode_list
+from trio_pool_serve.api.fields.embedding_responses import ListResponse, VectorEncoding, encode_bytes, encode_list
 from trio_pool_serve.api.fields.encodings import nbytes_of, sparse_json
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, wants_logits
 from trio_pool_serve.api.fields.input_fields import with_input_type
@@ -44,15 +44,8 @@ class PoolingItem:
 
 
 @frozen(kw_only=True)
-class PoolingResponse:
+class PoolingResponse(ListResponse[PoolingItem]):
     """The response of ``/pooling``."""
-
-    id: str
-    created: int
-    model: str
-    data: list[PoolingItem]
-    usage: Usage
-    object: Literal["list"] = "list"
 
 
 def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: Sequence[str]) -> HttpResponse:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
-from trio_pool_serve.api.fields.embedding_responses import Usage, encode_list
+from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_list
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import Padding
 from trio_pool_serve.api.fields.messages import AS_LOADED
@@ -169,15 +169,8 @@ class ScoreItem:
 
 
 @frozen(kw_only=True)
-class ScoreResponse:
+class ScoreResponse(ListResponse[ScoreItem]):
     """The response of ``/score``."""
-
-    id: str
-    created: int
-    model: str
-    data: list[ScoreItem]
-    usage: Usage
-    object: Literal["list"] = "list"
 
 
 async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
