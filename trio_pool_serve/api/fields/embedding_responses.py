@@ -9,14 +9,14 @@ import msgspec
 import trio
 from attrs import frozen
 
-from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
+from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json, sparse_json
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
-from trio_pool_serve.types import SparseVector, Vectors
+from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 Item = TypeVar("Item")
 
@@ -58,11 +58,13 @@ class VectorEncoding:
         """The byte order: the request's, by default the machine's own, but little-endian in base64."""
         return self.endianness or ("little" if self.format == "base64" else "native")
 
-    def json(self, vector: Vectors) -> msgspec.Raw:
-        """Return a vector as JSON: an array of numbers, or a string of base64."""
+    def json(self, value: PooledValue) -> msgspec.Raw:
+        """Return a value as JSON: an array of numbers, or a string of base64; a sparse vector as ``sparse_json``."""
+        if isinstance(value, SparseVector):
+            return msgspec.Raw(sparse_json(value))
         if self.format == "base64":
-            return msgspec.Raw(row_base64(vector, self.dtype, self.byte_order))
-        return msgspec.Raw(row_json(vector, self.dtype))
+            return msgspec.Raw(row_base64(value, self.dtype, self.byte_order))
+        return msgspec.Raw(row_json(value, self.dtype))
 
     def bytes(self, vector: Vectors) -> bytes:
         """Return a vector's bytes."""

@@ -1,5 +1,6 @@
 """The dialect of text-embeddings-inference."""
 
+from functools import partial
 from typing import Any
 
 from trio_pool_serve.api.dialects.tei.requests import (
@@ -20,7 +21,7 @@ from trio_pool_serve.api.dialects.tei.responses import (
     respond_vectors,
 )
 from trio_pool_serve.api.dialects.tei.root import RootRequest, respond_root
-from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, FieldNames, WireError
+from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, WireError
 
 ERROR_TYPES = {
     400: "Validation",
@@ -53,50 +54,45 @@ def error_body(error: WireError) -> tuple[int, Any]:
     return status, {"error": error.message, "error_type": ERROR_TYPES.get(error.status, "Backend")}
 
 
-_NAMES: FieldNames = {"prompts": "inputs", "truncate_to": "truncate"}
-
 _TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]
+
+_endpoint = partial(
+    Endpoint[Any, Any], field_names={"prompts": "inputs", "truncate_to": "truncate"}, example={"inputs": _TEXTS}
+)
 
 TEI = Dialect(
     name="tei",
     error_body=error_body,
     endpoints=(
-        Endpoint(
+        _endpoint(
             paths=("/embed",),
             wire=EmbedRequest,
             to_job=EmbedRequest.dense,
             respond=respond_vectors,
-            field_names=_NAMES,
             summary="Embed texts: one vector each.",
-            example={"inputs": _TEXTS},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/embed_all",),
             wire=EmbedRequest,
             to_job=EmbedRequest.all_tokens,
             respond=respond_vectors,
-            field_names=_NAMES,
             summary="Embed texts: one vector for each of their tokens.",
-            example={"inputs": _TEXTS},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/embed_sparse",),
             wire=EmbedSparseRequest,
             to_job=EmbedSparseRequest.sparse,
             respond=respond_vectors,
-            field_names=_NAMES,
             summary="Embed texts: weights over the vocabulary.",
-            example={"inputs": _TEXTS},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/predict",),
             wire=PredictRequest,
             respond=respond_predict,
-            field_names=_NAMES,
             summary="Classify texts, or pairs of texts: their labels, best first.",
             example={"inputs": [[text] for text in _TEXTS]},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/rerank",),
             discriminators=frozenset({"texts"}),
             wire=RerankRequest,
@@ -105,7 +101,7 @@ TEI = Dialect(
             summary="Sort texts by how well they match a query.",
             example={"query": "Who owns a task?", "texts": _TEXTS},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/similarity",),
             wire=SimilarityRequest,
             respond=respond_similarity,
@@ -113,16 +109,15 @@ TEI = Dialect(
             summary="Compare a sentence with others.",
             example={"inputs": {"source_sentence": "Who owns a task?", "sentences": _TEXTS}},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/tokenize",),
             discriminators=frozenset({"inputs"}),
             wire=TokenizeRequest,
             respond=respond_tokenize,
             field_names={"prompts": "inputs"},
             summary="Tokenize texts.",
-            example={"inputs": _TEXTS},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/decode",),
             wire=DecodeRequest,
             respond=respond_decode,
@@ -130,13 +125,12 @@ TEI = Dialect(
             summary="Turn tokens back into texts.",
             example={"ids": [[5, 6], [7]]},
         ),
-        Endpoint(
+        _endpoint(
             paths=("/",),
             wire=RootRequest,
             respond=respond_root,
             field_names={"prompts": ("texts", "inputs"), "truncate_to": "truncate"},
             summary="Do the model's main task: as /embed, /embed_sparse, /embed_all, /predict, /rerank or /similarity.",
-            example={"inputs": _TEXTS},
         ),
     ),
 )

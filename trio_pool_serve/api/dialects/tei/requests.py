@@ -198,14 +198,6 @@ class SimilarityRequest:
         )
 
 
-@frozen(eq=False)
-class TokenizeJob:
-    """Texts to tokenize."""
-
-    texts: Sequence[str]
-    input_params: InputParams
-
-
 @frozen(kw_only=True)
 class TokenizeRequest:
     """The body of ``/tokenize``."""
@@ -215,24 +207,13 @@ class TokenizeRequest:
     add_special_tokens: bool | None = None
     prompt_name: str | None = None
 
-    def job(self, network: NetworkConfig) -> TokenizeJob:
-        """Return the job of the request. Raises ``InvalidRequestError``."""
+    def job(self, network: NetworkConfig) -> list[str]:
+        """Return the texts. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         if not all(texts) or not texts:
             raise EmptyInputError("`inputs` cannot be empty", param="inputs")
         require_few(texts, network, param="inputs")
-        input_params = InputParams(
-            add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name
-        )
-        return TokenizeJob(texts, input_params)
-
-
-@frozen(eq=False)
-class DecodeJob:
-    """Lists of token ids to detokenize, each int64, shape (tokens,)."""
-
-    ids: Sequence[npt.NDArray[np.int64]]
-    skip_special_tokens: bool
+        return texts
 
 
 @frozen(kw_only=True)
@@ -243,8 +224,7 @@ class DecodeRequest:
     model: str | None = None
     skip_special_tokens: bool | None = None
 
-    def job(self, network: NetworkConfig) -> DecodeJob:
-        """Return the job of the request. Raises ``InvalidRequestError``."""
+    def job(self, network: NetworkConfig) -> list[npt.NDArray[np.int64]]:
+        """Return the lists of token ids, each of shape (tokens,). Raises ``InvalidRequestError``."""
         prompts = prompts_of(self.ids, network, param="ids")  # type: ignore[arg-type]
-        ids = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
-        return DecodeJob(ids, self.skip_special_tokens is not False)
+        return [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]

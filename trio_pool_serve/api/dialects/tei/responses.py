@@ -5,16 +5,19 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.tei.requests import DecodeJob, PredictJob, TokenizeJob
-from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items, row_json, sparse_json
+from trio_pool_serve.api.dialects.tei.requests import DecodeRequest, PredictJob, TokenizeRequest
+from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
+from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items, row_json
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, text_of
 from trio_pool_serve.rendering.text.tokenizer import Token
-from trio_pool_serve.tasks.input_params import rendering_params
+from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, pool
@@ -52,10 +55,6 @@ class SimpleToken:
     stop: int | None
 
 
-def _value_json(value: PooledValue) -> bytes:
-    return sparse_json(value) if isinstance(value, SparseVector) else row_json(value, "float32")
-
-
 def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
     """Return the best ``top_k`` labels, best first."""
     assert not isinstance(value, SparseVector)  # noqa: S101
@@ -71,7 +70,7 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     """
     pooled = await pool(call.model, call.job, call.context)
     response = await call.encode(
-        lambda: HttpResponse(array_json([_value_json(value) for (value,) in pooled.rows])),
+        lambda: HttpResponse.json([VectorEncoding().json(value) for (value,) in pooled.rows]),
         rows=sum(map(_written_rows, pooled.rows)),
         nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
     )
@@ -129,30 +128,24 @@ async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
     return _timed(response, call.context.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=False))
 
 
-async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
+async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpResponse:
     """Respond to ``/tokenize``: the tokens of each text.
 
     Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
     """
-    input_params = call.job.input_params
-    instruction = rendering_params(call.model, input_params).instruction
-    tokens = await tokenize(
-        call.model,
-        call.job.texts,
-        call.context,
-        add_special_tokens=input_params.add_special_tokens,
-        instruction=instruction,
-    )
+    instruction = rendering_params(call.model, InputParams(prompt_name=call.wire.prompt_name)).instruction
+    special = call.wire.add_special_tokens is not False
+    tokens = await tokenize(call.model, call.job, call.context, add_special_tokens=special, instruction=instruction)
 
     def encode() -> HttpResponse:
-        each = zip(call.job.texts, tokens, strict=True)
+        each = zip(call.job, tokens, strict=True)
         return HttpResponse(
             array_json([msgspec.json.encode(_simple_tokens(instruction + text, of)) for text, of in each])
         )
 
-    count = sum(map(len, tokens))
-    response = await call.encode(encode, rows=count, nbytes=sum(map(len, call.job.texts)))
-    return _timed(response, call.context.timings, count, sum(map(len, call.job.texts)))
+    count, characters = sum(map(len, tokens)), sum(map(len, call.job))
+    response = await call.encode(encode, rows=count, nbytes=characters)
+    return _timed(response, call.context.timings, count, characters)
 
 
 def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
@@ -169,15 +162,16 @@ def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
     ]
 
 
-async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
+async def respond_decode(call: Call[DecodeRequest, list[npt.NDArray[np.int64]]]) -> HttpResponse:
     """Respond to ``/decode``: the text of each list of ids.
 
     Raises what ``detokenize`` raises. Cancellation: as ``detokenize``.
     """
-    texts = await detokenize(call.model, call.job.ids, call.context, skip_special_tokens=call.job.skip_special_tokens)
+    skips = call.wire.skip_special_tokens is not False
+    texts = await detokenize(call.model, call.job, call.context, skip_special_tokens=skips)
     characters = sum(map(len, texts))
     response = await call.encode(lambda: HttpResponse.json(texts), rows=len(texts), nbytes=characters)
-    return _timed(response, call.context.timings, sum(map(len, call.job.ids)), None)
+    return _timed(response, call.context.timings, sum(map(len, call.job)), None)
 
 
 def _written_rows(row: PooledRow) -> int:

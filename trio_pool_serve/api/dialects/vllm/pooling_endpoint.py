@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
 from trio_pool_serve.api.fields.document_chunks import Chunk
-from trio_pool_serve.api.fields.embedding_responses import ListResponse, VectorEncoding, encode_bytes, encode_list
-from trio_pool_serve.api.fields.encodings import nbytes_of, sparse_json
+from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_bytes, encode_list
+from trio_pool_serve.api.fields.encodings import nbytes_of
 from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, wants_logits
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -62,17 +62,13 @@ def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: 
         return dict(zip(tasks, map(of, row), strict=True)) if by_task else of(row[0])
 
     def item(index: int, row: PooledRow) -> PoolingItem:
-        data = per_task(row, lambda value: _json(value, encoding))
+        data = per_task(row, encoding.json)
         if encoding.format != "base64" or all(_is_flat(value) for value in row):
             return PoolingItem(index=index, data=data)
         return PoolingItem(index=index, data=data, shape=per_task(row, _shape))
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
     return encode_list(call, "pooling-", PoolingResponse, items, tokens=tokens)
-
-
-def _json(value: PooledValue, encoding: VectorEncoding) -> msgspec.Raw:
-    return msgspec.Raw(sparse_json(value)) if isinstance(value, SparseVector) else encoding.json(value)
 
 
 def _is_flat(value: PooledValue) -> bool:
