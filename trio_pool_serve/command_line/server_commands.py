@@ -23,6 +23,8 @@ ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 REPORT = ReportOptions()
 NO_TABLES = ModelTables()
 
+MODEL_HELP = "Model to {}: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."
+
 
 def serve(
     model: Annotated[
@@ -54,10 +56,7 @@ def serve(
 
 
 def engine(
-    model: Annotated[
-        str,
-        Parameter(help="Model to compute: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
-    ],
+    model: Annotated[str, Parameter(help=MODEL_HELP.format("compute"))],
     *,
     listen: Annotated[
         str,
@@ -80,10 +79,7 @@ def engine(
 
 
 def check(
-    model: Annotated[
-        str,
-        Parameter(help="Model to check: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
-    ],
+    model: Annotated[str, Parameter(help=MODEL_HELP.format("check"))],
     *,
     config: Annotated[
         Path | None, Parameter(help="TOML file of `serve`. Settings that do not matter here are ignored.")
@@ -100,10 +96,7 @@ def check(
 
 
 def convert(
-    model: Annotated[
-        str,
-        Parameter(help="Model to convert: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
-    ],
+    model: Annotated[str, Parameter(help=MODEL_HELP.format("convert"))],
     **settings: Any,
 ) -> Config:
     """Convert a model for CPU ahead of its first start, and say what was decided and why.
