@@ -130,11 +130,13 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         await self._send(response, send)
 
     async def _send(self, response: HttpResponse, send: Any) -> None:
-        if isinstance(response.body, bytes):
-            self._is_finishing = True
-            await response.send(send)
-        else:
-            await response.send(self._noting_the_end(send))
+        async def noting(message: Any) -> None:
+            """Note from when on nothing of a stream is being computed any more."""
+            self._is_finishing = message.get("more_body", True) is False
+            await send(message)
+
+        self._is_finishing = isinstance(response.body, bytes)
+        await response.send(send if self._is_finishing else noting)
 
     async def _receive(self, receive: Any) -> None:
         while (message := await receive())["type"] != "http.disconnect":
@@ -160,15 +162,6 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     def _note_arrival(self) -> None:
         if self._arrived is not None:
             self._arrived.set()
-
-    def _noting_the_end(self, send: Any) -> Any:
-        """Return an ASGI ``send`` that notes from when on nothing of a stream is being computed any more."""
-
-        async def noting(message: Any) -> None:
-            self._is_finishing = message.get("more_body", True) is False
-            await send(message)
-
-        return noting
 
     async def _wait_for_body_end(self) -> None:
         with trio.move_on_after(self.app.service.config.time_limits.client_timeout_s):

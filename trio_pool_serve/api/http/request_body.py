@@ -205,20 +205,16 @@ class BodyPieces:
         gathered: list[bytes] = []
         nbytes = 0
         while not self.has_ended and nbytes < GATHERED_BYTES:
-            piece = await self._next()
+            try:
+                with trio.fail_after(self.timeout_s):
+                    piece, self.has_ended = await self.receive()
+            except trio.TooSlowError:
+                raise BodyTimeoutError(f"Nothing of the body has arrived for {self.timeout_s:g} s.") from None
             gathered.append(piece)
             nbytes += len(piece)
         if not nbytes:
             raise StopAsyncIteration
         return b"".join(gathered)
-
-    async def _next(self) -> bytes:
-        try:
-            with trio.fail_after(self.timeout_s):
-                piece, self.has_ended = await self.receive()
-        except trio.TooSlowError:
-            raise BodyTimeoutError(f"Nothing of the body has arrived for {self.timeout_s:g} s.") from None
-        return piece
 
     async def discard_rest(self, silence_s: float) -> None:
         """Receive what is left and throw it away, for as long as it keeps coming, and for ``timeout_s`` at most.
