@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -224,13 +224,13 @@ class Service:
         """Why the state is stalled; empty if no engine's is."""
         return "; ".join(reason for served in self.models.present if (reason := served.engine.worker.stall_reason))
 
-    def model(self, name: str | None = None, *, among: Collection[str] | None = None) -> Model:
-        """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
+    def model(self, name: str | None = None) -> Model:
+        """Return the model of that name, by default the first.
 
         Requests that compute with it have a ``ModelUse`` of it, which keeps it loaded. Raises ``NotFoundError``, and
         ``EngineLoadingError`` if it is not loaded.
         """
-        model = self.models.loaded_nowait(self.models.find(name, among=among))
+        model = self.models.loaded_nowait(self.models.find(name))
         if model is None:
             raise EngineLoadingError("The model is not loaded.")
         return model

@@ -1,7 +1,6 @@
 """``/info`` of text-embeddings-inference, which its clients request before they send any work."""
 
 import re
-from collections.abc import Collection
 from typing import TypeAlias
 
 from attrs import frozen
@@ -10,6 +9,7 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.config import ModelSource
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 
@@ -66,8 +66,7 @@ def info_routes(service: Service) -> Routes:
 
     async def info(request: HttpRequest) -> HttpResponse:
         with service.models.use(among=request.models) as use:
-            await service.models.loaded(use.served)
-            return HttpResponse.json(describe_model(service, {use.served.source.name}))
+            return HttpResponse.json(_described(service, await service.models.loaded(use.served), use.served.source))
 
     return {("GET", INFO_PATH): info}
 
@@ -76,11 +75,8 @@ MAX_CONCURRENT_REQUESTS = 512
 """TEI's own default."""
 
 
-def describe_model(service: Service, among: Collection[str] | None = None) -> Info:
-    """Return the description of the default model, the first ``among`` those names. Raises ``EngineLoadingError``."""
-    model = service.model(among=among)
-    config, source = service.config, service.models.find(among=among).source
-    commit = model.folder.path.name
+def _described(service: Service, model: Model, source: ModelSource) -> Info:
+    config, commit = service.config, model.folder.path.name
     return Info(
         model_id=source.shown_location,
         model_sha=commit if COMMIT.fullmatch(commit) else None,
