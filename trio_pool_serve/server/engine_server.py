@@ -6,12 +6,12 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-import msgspec
 import trio
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
@@ -137,26 +137,20 @@ async def _answer_probe(
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    status, kind, body = _respond(scope, engine, metrics, is_ending=ending.is_set())
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    await _respond(scope, engine, metrics, is_ending=ending.is_set()).send(send)
 
 
-def _respond(
-    scope: Mapping[str, Any], engine: DeviceServer, metrics: Metrics, *, is_ending: bool
-) -> tuple[int, str, bytes]:
-    """Return status, content type and body."""
+def _respond(scope: Mapping[str, Any], engine: DeviceServer, metrics: Metrics, *, is_ending: bool) -> HttpResponse:
     state = engine.worker.state
     if scope["type"] != "http" or scope["path"] not in ("/livez", "/readyz", "/metrics"):
-        return 404, "application/json", b'{"error": "not found"}'
+        return HttpResponse.json({"error": "not found"}, 404)
     if scope["path"] == "/metrics":
         metrics.take_gauges()
-        return 200, CONTENT_TYPE_LATEST, metrics.exposition()
+        return HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
     if scope["path"] == "/livez":
         return _status("dead" if state == "dead" else "alive", ok=state != "dead")
     return _status("draining" if is_ending else state, ok=state == "ready" and not is_ending)
 
 
-def _status(state: str, *, ok: bool) -> tuple[int, str, bytes]:
-    return 200 if ok else 503, "application/json", msgspec.json.encode({"status": state})
+def _status(state: str, *, ok: bool) -> HttpResponse:
+    return HttpResponse.json({"status": state}, 200 if ok else 503)
