@@ -25,17 +25,19 @@ async def tokenize(
     Raises ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` in all, and ``OverloadedError``.
     Cancellation: at once; a thread that tokenises finishes one text.
     """
-    characters = sum(map(len, texts)) + len(instruction) * len(texts)
-    if characters > MAX_CHARACTERS:
-        raise InvalidRequestError(
-            f"{characters} characters are more than the {MAX_CHARACTERS} that one request may have.",
-            field="prompts",
-        )
-    model.engine.refuse_late(context.work(0))
+    _refuse(model, sum(map(len, texts)) + len(instruction) * len(texts), context)
     renderer, client = model.renderer, context.client.number
     return [
         await renderer.tokenize(instruction + text, client, add_special_tokens=add_special_tokens) for text in texts
     ]
+
+
+def _refuse(model: Model, characters: int, context: RequestContext) -> None:
+    if characters > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"{characters} characters are more than the {MAX_CHARACTERS} that one request may have.", field="prompts"
+        )
+    model.engine.refuse_late(context.work(0))
 
 
 async def tokenize_conversation(
@@ -67,11 +69,7 @@ async def computed_tokens(
 
     Raises as ``tokenize``. Cancellation: as there.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise InvalidRequestError(
-            f"{len(text)} characters are more than the {MAX_CHARACTERS} that one request may have.", field="prompts"
-        )
-    model.engine.refuse_late(context.work(0))
+    _refuse(model, len(text), context)
     params = rendering_params(model, InputParams(truncate_to=-1, input_type=input_type))
     rendered = await model.renderer.render(TextPrompt(text), params, context.client)
     ids = rendered.token_ids.tolist()

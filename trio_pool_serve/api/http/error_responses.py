@@ -81,18 +81,16 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
     )
 
 
-def write_error(error: WireError, dialects: Sequence[Dialect]) -> tuple[int, Any]:
-    """Return the status and the body of an error in a dialect, or in several at once: then with the fields of all.
+def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
+    """Return the response to a request that failed, in a dialect or in several at once: then with the fields of all.
 
     The last one's status counts, and its fields do where others have the same.
     """
-    written = [dialect.error_body(error) for dialect in dialects]
-    return written[-1][0], {name: value for _, body in written for name, value in body.items()}
-
-
-def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
-    """Return the response to a request that failed, in a dialect or in several at once."""
-    status, body = write_error(describe(error, request.request_id, request.claimed_by, request.wire), dialects)
+    described = describe(error, request.request_id, request.claimed_by, request.wire)
+    body: dict[str, Any] = {}
+    for dialect in dialects:
+        status, fields = dialect.error_body(described)
+        body |= fields
     headers = {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
