@@ -22,7 +22,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
-from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, shape_of
+from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill, shape_of
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.row_states import RowStates
@@ -140,7 +140,7 @@ class GraphedBackbone:
         graph = self._graph_for(forward)
         if graph is None:
             return self.packed.compute_packed(forward)
-        graph.inputs.copy_(self.packed.fill(graph.shape, forward), non_blocking=True)
+        graph.inputs.copy_(fill(graph.shape, forward, self.packed.rule), non_blocking=True)
         graph.replay()
         # As much as belongs to rows, in memory that the next replay does not write.
         return self.packed.states_of(graph.output, forward).copied()

@@ -22,7 +22,6 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.cuda.packed_inputs import (
     POSITION_RULES,
     PackedInputs,
-    PackedShape,
     PositionRule,
     fill,
     shape_of,
@@ -89,10 +88,6 @@ class PackedBackbone:
         """Return whether a row is computed packed."""
         return prompt.attended is None and (prompt.embeds is None or self.takes_embeds)
 
-    def fill(self, shape: PackedShape, forward: ForwardPass) -> Tensor:
-        """Return the bytes of ``PackedInputs`` for rows, on the host."""
-        return fill(shape, forward, self.rule)
-
     def states_of(self, output: Tensor, forward: ForwardPass) -> RowStates:
         """Return the states of rows in an output of ``compute``, which may be larger."""
         if self._gives_rows:
@@ -133,7 +128,7 @@ class PackedBackbone:
     def compute_packed(self, forward: ForwardPass) -> RowStates:
         """Compute rows that can be packed."""
         shape = shape_of(forward.lengths)
-        buffer = self.fill(shape, forward).to(forward.device, non_blocking=True)
+        buffer = fill(shape, forward, self.rule).to(forward.device, non_blocking=True)
         begins = (np.cumsum(forward.lengths) - forward.lengths).tolist()
         embeds = [
             (begin, to_device(request.prompt.embeds, forward.device))
