@@ -147,17 +147,12 @@ class FramedStream(Generic[Message]):
             self._end(f"a frame of {header} and {payload} bytes")
             return None
         begin = PREFIX.size + header
-        if payload < CHUNK:
-            if not await self._has(begin + payload):
-                return None
-            behind = memoryview(self._received[begin : begin + payload])
-        else:
-            if not await self._has(begin):
-                return None
-            whole = await self._large(begin, payload)
-            if whole is None:
-                return None
-            behind = whole
+        is_small = payload < CHUNK
+        if not await self._has(begin + payload if is_small else begin):
+            return None
+        behind = memoryview(self._received[begin : begin + payload]) if is_small else await self._large(begin, payload)
+        if behind is None:
+            return None
         try:
             # A copy: the message may keep parts of it undecoded.
             message = self._decoder.decode(bytes(memoryview(self._received)[PREFIX.size : begin]))

@@ -129,7 +129,10 @@ class IncomingRequest:
             end = _end_of_piece(data, begin)
             if end == begin:
                 break
-            self._feed(data[begin:end])
+            try:
+                self._parser.feed_data(data[begin:end])
+            except HttpParserError as error:
+                raise BadRequestError(400) from error
             begin = end
         body = b"".join(self._pieces)
         self._pieces.clear()
@@ -137,12 +140,6 @@ class IncomingRequest:
         if self._framing_left < 0:
             raise BadRequestError(400)
         return body, begin
-
-    def _feed(self, piece: bytes) -> None:
-        try:
-            self._parser.feed_data(piece)
-        except HttpParserError as error:
-            raise BadRequestError(400) from error
 
     def _tokens(self, name: bytes) -> Iterable[bytes]:
         """Return the members of all headers of that name, in lower case."""
