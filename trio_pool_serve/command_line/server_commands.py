@@ -59,8 +59,7 @@ def engine(
     model: Annotated[str, Parameter(help=MODEL_HELP.format("compute"))],
     *,
     listen: Annotated[
-        str,
-        Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach."),
+        str, Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach.")
     ],
     probe_listen: Annotated[
         str | None, Parameter(help="Address for HTTP: `/livez`, `/readyz` and `/metrics`. It needs no key.")
@@ -95,10 +94,7 @@ def check(
     return CheckSettings(config=Config(models=(model,), **settings), report=report)
 
 
-def convert(
-    model: Annotated[str, Parameter(help=MODEL_HELP.format("convert"))],
-    **settings: Any,
-) -> Config:
+def convert(model: Annotated[str, Parameter(help=MODEL_HELP.format("convert"))], **settings: Any) -> Config:
     """Convert a model for CPU ahead of its first start, and say what was decided and why.
 
     Give the settings of `serve` that matter: `--dtype`, `--backend`, `--pooling`, `--cache-dir`.

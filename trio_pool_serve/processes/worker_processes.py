@@ -109,9 +109,7 @@ class WorkerProcesses:
         try:
             async with (
                 trio_parallel.open_worker_context(
-                    idle_timeout=math.inf,
-                    init=partial(_begin, self.niceness, self.prepare),
-                    grace_period=CLOSING_S,
+                    idle_timeout=math.inf, init=partial(_begin, self.niceness, self.prepare), grace_period=CLOSING_S
                 ) as self._context,
                 trio.open_nursery() as self._nursery,
             ):

@@ -53,11 +53,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     (source,) = config.sources
     assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
     keys = LinkKeys(config.hosts.key_file)
-    offload = Offload(
-        launch=replicas_of(config),
-        idle_launches=idle_launches_of(config),
-        niceness=relative_niceness(),
-    )
+    offload = Offload(launch=replicas_of(config), idle_launches=idle_launches_of(config), niceness=relative_niceness())
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     runners = LocalRunners(config, offload)

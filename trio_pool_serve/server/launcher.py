@@ -161,7 +161,4 @@ def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
     key = " -H 'Authorization: Bearer KEY'" if config.network.api_key or config.network.api_keys_file else ""
-    console.print(
-        f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
-        markup=False,
-    )
+    console.print(f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'", markup=False)

@@ -40,11 +40,7 @@ def hypercorn_config(config: Config) -> HypercornConfig:
 
 
 async def serve_listeners(
-    config: Config,
-    service: Service,
-    listening: socket.socket,
-    stop: trio.Event,
-    tls: Certificates | None = None,
+    config: Config, service: Service, listening: socket.socket, stop: trio.Event, tls: Certificates | None = None
 ) -> None:
     """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
 

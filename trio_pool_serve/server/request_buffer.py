@@ -1,11 +1,6 @@
 """What has arrived on an HTTP/1.x connection, cut into requests."""
 
-from trio_pool_serve.server.incoming_request import (
-    END_OF_HEAD,
-    BadRequestError,
-    IncomingRequest,
-    LeftToHypercornError,
-)
+from trio_pool_serve.server.incoming_request import END_OF_HEAD, BadRequestError, IncomingRequest, LeftToHypercornError
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 

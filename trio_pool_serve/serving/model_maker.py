@@ -100,9 +100,7 @@ class ModelMaker:
         cache = ModelCache.of(source.loading.cache_dir)
         tokenizer = load_tokenizer(folder, trust_remote_code=source.loading.trust_remote_code, cache=cache)
         templates = ChatTemplates(
-            self.processes["template"],
-            self.processes.get("client_template", self.processes["template"]),
-            self.offload,
+            self.processes["template"], self.processes.get("client_template", self.processes["template"]), self.offload
         )
         return folder, renderer_of(
             folder,

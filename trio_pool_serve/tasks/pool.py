@@ -126,10 +126,7 @@ def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
 
 
 async def pool(
-    model: Model,
-    job: PoolJob,
-    context: RequestContext,
-    row_done: Callable[[int, PooledRow], None] | None = None,
+    model: Model, job: PoolJob, context: RequestContext, row_done: Callable[[int, PooledRow], None] | None = None
 ) -> Pooled:
     """Compute a job's tasks for each of its prompts.
 

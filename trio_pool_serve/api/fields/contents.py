@@ -66,8 +66,7 @@ class ContentPart:
             case "image_base64":
                 return image_part(_required(self.image_base64, kind, "image_base64", param), place=place)
         raise InvalidRequestError(
-            f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.",
-            param=param,
+            f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.", param=param
         )
 
 

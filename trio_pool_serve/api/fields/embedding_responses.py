@@ -49,8 +49,7 @@ class VectorEncoding:
             )
         if self.format == "bytes" and rows > MAX_METADATA_ROWS:
             raise InvalidRequestError(
-                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.",
-                param="encoding_format",
+                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.", param="encoding_format"
             )
 
     @property

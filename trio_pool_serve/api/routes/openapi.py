@@ -68,8 +68,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
     ),
     ("GET", "/tokenizer_info"): Operation(
-        "The tokenizer's settings and the chat template.",
-        {"tokenizer_class": "BertTokenizer"},
+        "The tokenizer's settings and the chat template.", {"tokenizer_class": "BertTokenizer"}
     ),
     ("GET", "/livez"): Operation("Whether the process should be kept.", {"status": "alive"}),
     ("GET", "/health"): Operation("Whether the models are loaded and their engines alive.", {"status": "ready"}),
@@ -139,10 +138,7 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}, {}],
     }
     return msgspec.json.encode(document)

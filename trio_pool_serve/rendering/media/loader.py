@@ -43,10 +43,7 @@ class MediaLoader:
     def __attrs_post_init__(self) -> None:
         self.cache = MediaCache(self.memory.max_bytes // CACHED_PART, self.memory)
         self.fetcher = ImageFetcher(
-            self.offload,
-            self.max_bytes,
-            domains=self.config.media_domains,
-            networks=self.config.media_networks,
+            self.offload, self.max_bytes, domains=self.config.media_domains, networks=self.config.media_networks
         )
 
     @property

@@ -19,13 +19,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.cuda.packed_inputs import (
-    POSITION_RULES,
-    PackedInputs,
-    PositionRule,
-    fill,
-    shape_of,
-)
+from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows

@@ -102,11 +102,7 @@ def split_tokens(array: HostArray, counts: Indices) -> list[HostArray]:
 
 
 def truncate_and_normalize(
-    rows: Tensor,
-    params: Sequence[Embed | TokenEmbed],
-    *,
-    normalizes: bool,
-    repeats: Indices | None = None,
+    rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool, repeats: Indices | None = None
 ) -> Tensor:
     """Return vectors [rows, d], zero past each row's own dimensions, normalised where its params request it.
 

@@ -136,9 +136,7 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
         return HttpResponse.json(EmbedFloatsResponse(embeddings=by_type["float"], **shared))
 
     return await call.encode(
-        encode,
-        rows=len(vectors) * len(types),
-        nbytes=sum(vector.nbytes for vector in vectors) * len(types),
+        encode, rows=len(vectors) * len(types), nbytes=sum(vector.nbytes for vector in vectors) * len(types)
     )
 
 

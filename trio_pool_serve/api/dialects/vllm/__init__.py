@@ -8,8 +8,4 @@ from trio_pool_serve.api.dialects.vllm.scoring import SCORE
 from trio_pool_serve.api.dialects.vllm.tokens import DETOKENIZE, TOKENIZE
 from trio_pool_serve.api.http.endpoint import Dialect
 
-VLLM = Dialect(
-    name="vllm",
-    error_body=error_body,
-    endpoints=(POOLING, CLASSIFY, SCORE, RERANK, TOKENIZE, DETOKENIZE),
-)
+VLLM = Dialect(name="vllm", error_body=error_body, endpoints=(POOLING, CLASSIFY, SCORE, RERANK, TOKENIZE, DETOKENIZE))

@@ -191,8 +191,5 @@ SCORE: Endpoint[ScoreRequest, ScoreJob] = Endpoint(
     field_names=SCORE_FIELD_NAMES,
     response=ScoreResponse,
     summary="Score how well texts match: one with one, one with many, or many one by one.",
-    example={
-        "text_1": "What does a nursery do?",
-        "text_2": ["A nursery owns its tasks.", "Bread needs flour."],
-    },
+    example={"text_1": "What does a nursery do?", "text_2": ["A nursery owns its tasks.", "Bread needs flour."]},
 )
