@@ -60,7 +60,8 @@ class TransformerRunner:
     """Computes batches with one backbone and its heads on one device.
 
     ``copier`` is ``None`` on a device that computes synchronously. ``max_tokens`` is the length of the longest row.
-    ``default_batch_tokens`` is the token budget that suits a model of this size on this device.
+    ``default_batch_tokens`` is the token budget that suits a model of this size on this device. ``dimensions``,
+    ``embeds_width`` and ``probe_request`` are known after ``warm_up``.
     """
 
     backbone: Backbone
@@ -73,13 +74,9 @@ class TransformerRunner:
     compute: Compute = Factory(lambda self: Padded(self.backbone), takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
-    """Whether padding is computed."""
     dimensions: int = field(default=0, init=False)
-    """Length of the vectors, known after ``warm_up``; 0 for a model without any."""
     embeds_width: int = field(default=0, init=False)
-    """Width of the token embeddings accepted in place of ids, known after ``warm_up``; 0 if none are."""
     probe_request: PoolingRequest | None = field(default=None, init=False)
-    """A short row for one of the heads, known after ``warm_up``."""
     choose: Callable[[], object] | None = None
     """Replaces ``compute``, and what depends on it; ``None`` once it has."""
     capture: Callable[[int], str] | None = None
@@ -161,7 +158,7 @@ class TransformerRunner:
         """Do nothing: torch keeps nothing on CPU, and a GPU's memory is for batches."""
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Choose how batches are computed; return their token budget, less than wanted if memory does not suffice.
+        """Choose how batches are computed; return their token budget.
 
         By default the budget is what suits the device. On CPU it may convert the model, and block for minutes; on a GPU
         it computes full batches, and captures graphs for batches up to the budget. Raises ``ModelLoadError``.
