@@ -100,17 +100,14 @@ class Service:
 
     @offload.default
     def _make_offload(self) -> Offload:
+        changes = self.config.model_changes
+        most_loaded = changes.max_loaded_models or (MAX_MODELS if changes.model_api else len(self.config.sources))
         return Offload(
             render=self.config.threads.renderer_num_workers,
             launch=replicas_of(self.config) if self.config.processes.computes_here else 1,
             idle_launches=idle_launches_of(self.config),
-            copy=MAX_IN_FLIGHT * self._most_loaded,
+            copy=MAX_IN_FLIGHT * most_loaded,
         )
-
-    @property
-    def _most_loaded(self) -> int:
-        changes = self.config.model_changes
-        return changes.max_loaded_models or (MAX_MODELS if changes.model_api else len(self.config.sources))
 
     @memory.default
     def _make_memory(self) -> MemoryBudget:
@@ -261,6 +258,7 @@ class Service:
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""
         self.metrics.take_gauges()
+        own_name = "server" if self.models.owns_engines else api_process_name(self.api_worker)
         load = {
             "server_load": self.running_tasks,
             "models": {name: served.reported_load for name, served in self.served.items()},
@@ -271,14 +269,10 @@ class Service:
             "result_cache": attrs.asdict(self.results.statistics()),
             "request_memory_bytes": self.memory.held_bytes,
             "batches": attrs.asdict(self.batches.statistics()),
-            "processes": {self._process_name: process_usage()},
+            "processes": {own_name: process_usage()},
         }
         links = [] if self.places is None else self.places.families()
         return Snapshot([*families_of(self.metrics.registry), *links], load)
-
-    @property
-    def _process_name(self) -> str:
-        return "server" if self.models.owns_engines else api_process_name(self.api_worker)
 
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""

@@ -73,13 +73,11 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
     """
     if config.processes.engine is not None:
         return config
-
-    def peek() -> bool:
-        return any(reads_images_by_its_files(source.location, source.loading) for source in config.sources)
-
     reads_images = False
     with trio.move_on_after(PEEK_S):
-        reads_images = await Offload().run("load", peek)
+        reads_images = await Offload().run(
+            "load", lambda: any(reads_images_by_its_files(each.location, each.loading) for each in config.sources)
+        )
     engine = default_placement(config, reads_images=reads_images, cores=cores)
     return evolve(config, processes=evolve(config.processes, engine=engine))
 

@@ -97,7 +97,10 @@ class PoolServeConnection(TrioASGIHTTPConnection):
                 deliver_to(self)
                 await respond()
             else:
-                await self._respond_while_receiving(respond, receive)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._receive, receive)
+                    await respond()
+                    nursery.cancel_scope.cancel(reason="the request has been answered")
         if self._request_scope.cancelled_caught:
             request.has_left, request.cancel_reason = True, CLIENT_LEFT
 
@@ -116,12 +119,6 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         response: HttpResponse = await self.app.middleware.respond(request, handler)
         await request.pieces.discard_rest(SILENCE_S)
         return response
-
-    async def _respond_while_receiving(self, respond: Callable[[], Awaitable[None]], receive: Any) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._receive, receive)
-            await respond()
-            nursery.cancel_scope.cancel(reason="the request has been answered")
 
     async def _respond(self, request: HttpRequest, handler: Handler, send: Any) -> None:
         response = await self.app.middleware.respond(request, handler)

@@ -69,7 +69,7 @@ async def read_body(
     Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``decode`` raises.
     Cancellation: at once while the body arrives; decoding that has begun is finished.
     """
-    mimetype = request.mimetype
+    mimetype = (request.header(b"content-type") or "").partition(";")[0].strip().lower()
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
     body = await request.body.take(timeout_s)

@@ -187,11 +187,6 @@ class HttpRequest:
         declared = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         return self.scope["method"] == "GET" and self.scope["http_version"] < "2" and not declared
 
-    @property
-    def mimetype(self) -> str:
-        """The content type without its parameters; empty if there is none."""
-        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
-
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Returns the response to a request of one route."""

@@ -68,7 +68,10 @@ class FolderProcessor:
             made = self._processor(images=image, return_tensors="np")
         except ValueError as error:
             raise MediaError(f"The model cannot take an image of {width} by {height} pixels: {error}") from error
-        arrays = {name: _contiguous(array) for name, array in made.items()}
+        arrays = {
+            name: np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else np.int64)
+            for name, array in made.items()
+        }
         return ImageFeatures(arrays, self.image_tokens.tokens(arrays))
 
     @cached_property
@@ -97,7 +100,3 @@ class ImageFormat(Protocol):
 
         Raises ``InvalidRequestError`` unless there are as many placeholders as images.
         """
-
-
-def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else np.int64)
