@@ -38,11 +38,6 @@ class PoolJob:
         return len(self.prompts) if self.document is None else len(self.document.chunks)
 
 
-def unchanged(value: PooledValue) -> PooledValue:
-    """Return the engine's output."""
-    return value
-
-
 @frozen(eq=False)
 class Task:
     """A pooling task: the params that the engine gets, and ``finish``, which postprocesses the output.
@@ -53,4 +48,4 @@ class Task:
 
     needs: PoolingTask
     params: Callable[[Model, PoolJob], PoolingParams]
-    finish: Callable[[PooledValue], PooledValue] = unchanged
+    finish: Callable[[PooledValue], PooledValue] = lambda value: value

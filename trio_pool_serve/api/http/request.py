@@ -41,9 +41,6 @@ Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drain
 """refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
 
 
-UNKNOWN = Client()
-
-
 @define(eq=False)
 class HttpRequest:
     """A request, and what becomes known of it while it is handled.
@@ -70,7 +67,7 @@ class HttpRequest:
     timings: RequestTimings = field(init=False)
     deadline: float = math.inf
     is_task: bool = False
-    client: Client = field(init=False, default=UNKNOWN)
+    client: Client = field(init=False, default=Client())
     key: ApiKey | None = field(init=False, default=None)
     window: WindowMember | None = field(init=False, default=None)
     """Of a line of a batch: the window that it belongs to."""

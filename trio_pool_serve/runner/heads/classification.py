@@ -1,6 +1,7 @@
 """Heads that give one number per label, for a row or for each of its tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -21,6 +22,11 @@ ActivationFunctions = Mapping[Activation, ActivationFunction]
 """The function of each ``Activation`` for one model: logits [rows, …, labels] to the same shape."""
 
 
+softmax: ActivationFunction = partial(torch.softmax, dim=-1)
+
+identity: ActivationFunction = nn.Identity()
+
+
 def activation_functions(*, labels: int, problem_type: str | None, score_activation: str) -> ActivationFunctions:
     """Return a classifier's activations: ``probabilities`` as in transformers' pipelines, ``score`` by dotted name."""
     if problem_type == "regression":
@@ -30,16 +36,6 @@ def activation_functions(*, labels: int, problem_type: str | None, score_activat
     else:
         probabilities = softmax
     return {"probabilities": probabilities, "score": _activation_named(score_activation), "raw": identity}
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """Softmax over the labels, the last dimension."""
-    return logits.softmax(dim=-1)
-
-
-def identity(logits: Tensor) -> Tensor:
-    """Return the logits unchanged."""
-    return logits
 
 
 def _activation_named(dotted: str) -> ActivationFunction:
