@@ -111,7 +111,8 @@ class ForwardPass:
         states = self.required_states
         if all(request.prompt.kept is None for request in self.requests):
             return states.at(states.cells), states.lengths
-        kept = [kept_of(request.prompt) for request in self.requests]
+        prompts = [request.prompt for request in self.requests]
+        kept = [np.ones(len(one.token_ids), dtype=np.bool_) if one.kept is None else one.kept for one in prompts]
         counts = np.array([np.count_nonzero(of_row) for of_row in kept])
         return states.at(states.cells[np.concatenate(kept)]), counts
 
@@ -130,11 +131,6 @@ class ForwardPass:
 def type_ids_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
     """Return a row's segments, zeros if it has none."""
     return np.zeros(len(prompt.token_ids), dtype=np.int32) if prompt.type_ids is None else prompt.type_ids
-
-
-def kept_of(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
-    """Return which of a row's tokens have vectors that leave the model."""
-    return np.ones(len(prompt.token_ids), dtype=np.bool_) if prompt.kept is None else prompt.kept
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:

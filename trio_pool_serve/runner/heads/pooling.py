@@ -15,26 +15,6 @@ PoolingType = Callable[[RowStates, Indices], Tensor]
 """(states of rows, number of leading tokens of each that are left out) → [rows, hidden] float32."""
 
 
-def _cls(states: RowStates, skipped: Indices) -> Tensor:
-    return states.at(states.begins + skipped).float()
-
-
-def _last(states: RowStates, skipped: Indices) -> Tensor:  # noqa: ARG001
-    return states.at(states.begins + states.lengths - 1).float()
-
-
-def _max(states: RowStates, skipped: Indices) -> Tensor:
-    return states.maxima(skipped).float()
-
-
-def _mean(states: RowStates, skipped: Indices) -> Tensor:
-    return states.means(skipped)
-
-
-def _mean_sqrt_len(states: RowStates, skipped: Indices) -> Tensor:
-    return divided(states.sums(skipped), np.sqrt(np.maximum(1, states.lengths - skipped)))
-
-
 def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
     """Weigh the token at position i (from 1) by i: SGPT, https://arxiv.org/abs/2202.08904, eq. 4."""
     weights = [
@@ -44,12 +24,14 @@ def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
 
 
 POOLING_TYPES: Mapping[str, PoolingType] = {
-    "cls": _cls,
-    "max": _max,
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "cls": lambda states, skipped: states.at(states.begins + skipped).float(),
+    "max": lambda states, skipped: states.maxima(skipped).float(),
+    "mean": RowStates.means,
+    "mean_sqrt_len_tokens": lambda states, skipped: divided(
+        states.sums(skipped), np.sqrt(np.maximum(1, states.lengths - skipped))
+    ),
     "weightedmean": _weighted_mean,
-    "lasttoken": _last,
+    "lasttoken": lambda states, _: states.at(states.begins + states.lengths - 1).float(),
 }
 """By their names in ``1_Pooling/config.json``; several are concatenated in this order."""
 
