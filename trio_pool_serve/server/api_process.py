@@ -12,7 +12,7 @@ from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
-from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready, Reload
+from trio_pool_serve.server.api_workers import ApiJob, FromParent, NotServed, Ready, Reload
 from trio_pool_serve.server.listener import drain, serve_listeners
 from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service
@@ -45,8 +45,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 while (received := await channel.receive()) is not None and isinstance(received[0], Reload):
                     await service.reload()
                 loading.cancel(reason="no connections will be accepted")
-                if received is not None:
-                    assert isinstance(received[0], Drain)  # noqa: S101  (the only other message)
+                # What has been received is ``Drain``, the only other message.
                 await drain(service, stop, wait_for_end if received is not None else trio.sleep_forever)
                 leave(0)
 

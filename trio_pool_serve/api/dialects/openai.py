@@ -83,8 +83,8 @@ class EmbeddingsRequest(InputFields):
         if self.chunks is not None:
             if self.late_chunking:
                 raise InvalidRequestError("Give chunks or late_chunking, not both.", param="chunks")
-            return [document_with_chunks(prompts, self.chunks, network, param="chunks")]
-        return [document_of_chunks(prompts, param="late_chunking")] if self.late_chunking else prompts
+            return [document_with_chunks(prompts, self.chunks, network)]
+        return [document_of_chunks(prompts)] if self.late_chunking else prompts
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:

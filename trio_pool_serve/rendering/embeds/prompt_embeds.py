@@ -66,10 +66,8 @@ class EmbedsFormat:
             raise refused(f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide.")
         if rows == 0:
             raise EmptyInputError("The tensor has no rows.", field="prompts")
-        if tensor.nbytes > self.max_bytes:
-            raise self._too_long(f"{rows} rows")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
-        if keep > self.max_rows:
+        if tensor.nbytes > self.max_bytes or keep > self.max_rows:
             raise self._too_long(f"{rows} rows")
         first = rows - keep if params.truncation_side == "left" else 0
         embeds = _finite_rows(tensor, first, first + keep)
