@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 Status = TypeVar("Status")
 Job = TypeVar("Job")
 
-RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
-
-STABLE_AFTER_S = 60.0
-
 EXIT_TIMEOUT_S = 5.0
 """Time for a child to exit by itself after its channel is closed, before it is killed."""
 
@@ -101,7 +97,7 @@ async def open_child(
 
 async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]) -> tuple[trio.Process, socket.socket]:
     """Return the process, and our end of the socket to it."""
-    backoff = restart_backoff()
+    backoff = RestartBackoff()
     while True:
         with ExitStack() as opened:
             try:
@@ -128,17 +124,12 @@ class ChildEnd:
     was_ready_s: float
 
 
-def restart_backoff() -> RestartBackoff:
-    """Return the pauses between crashes of a child, which count as in a row until one was ready for long enough."""
-    return RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
-
-
 async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
     """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
 
     Raises what ``live`` raises. Cancellation: at once.
     """
-    backoff = restart_backoff()
+    backoff = RestartBackoff()
     while True:
         end = await live()
         pause_s = backoff.next_pause_s(end.was_ready_s)

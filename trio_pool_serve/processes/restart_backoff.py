@@ -9,11 +9,11 @@ from attrs import define, field
 class RestartBackoff:
     """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one again and again.
 
-    After a run of more than ``stable_after_s`` seconds they begin again.
+    After a run of more than ``stable_after_s`` seconds they begin again. By default they are those of child processes.
     """
 
-    pauses_s: Sequence[float]
-    stable_after_s: float
+    pauses_s: Sequence[float] = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
+    stable_after_s: float = 60.0
     crashes_in_a_row: int = field(default=0, init=False)
 
     def next_pause_s(self, ran_s: float) -> float:

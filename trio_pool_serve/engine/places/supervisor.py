@@ -15,7 +15,7 @@ from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.places.engine_job import EngineJob
 from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
-from trio_pool_serve.processes.child_process import restart_backoff
+from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.process_usage import engine_process_name
@@ -80,7 +80,7 @@ class Supervisor(ABC):
 
     async def _keep_alive(self, place: Place) -> NoReturn:
         """Run one process after another, with pauses after those that have ended by themselves."""
-        backoff = restart_backoff()
+        backoff = RestartBackoff()
         while True:
             await self._wait_wanted(place, is_wanted=True)
             place.state, place.ready_at = "loading", math.inf
