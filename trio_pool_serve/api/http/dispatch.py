@@ -114,8 +114,13 @@ class TaskHandler:
     candidates_of: CandidatesOf | None = None
     _errors_agree: bool = field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._errors_agree = _errors_agree(self.candidates)
+    @_errors_agree.default
+    def _writes_for_all(self) -> bool:
+        # Whether an error can be written for all endpoints at once, before one of them is known.
+        sample = WireError(429, "RateLimitError", "message", None, "id")
+        bodies = [candidate.dialect.error_body(sample)[1] for candidate in self.candidates]
+        merged = {name: value for body in bodies for name, value in body.items()}
+        return all(merged[name] == value for body in bodies for name, value in body.items())
 
     def likeness_of(self, request: HttpRequest) -> Hashable:
         """Return what, besides the client, decides whether a request is refused undecoded; ``None`` if it is not.
@@ -205,14 +210,6 @@ class TaskHandler:
         config = self.service.config
         embeds = config.input.enable_prompt_embeds
         return decode_body(body, self.candidates, config.network, self.candidates_of, embeds=embeds)
-
-
-def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
-    """Return whether an error can be written for all endpoints of a path at once, before one of them is known."""
-    sample = WireError(429, "RateLimitError", "message", None, "id")
-    bodies = [candidate.dialect.error_body(sample)[1] for candidate in candidates]
-    merged = {name: value for body in bodies for name, value in body.items()}
-    return all(merged[name] == value for body in bodies for name, value in body.items())
 
 
 def _likeness(service: Service, request: HttpRequest, body: Buffer) -> Hashable:

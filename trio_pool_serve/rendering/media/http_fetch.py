@@ -52,12 +52,11 @@ class Exchange:
     """
 
     stream: trio.abc.Stream
-    _protocol: h11.Connection = field(init=False)
+    _protocol: h11.Connection = field(
+        init=False, factory=lambda: h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    )
     _received: int = field(init=False, default=0)
     _payload: int = field(init=False, default=0)
-
-    def __attrs_post_init__(self) -> None:
-        self._protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def send_get(self, target: bytes, headers: Sequence[tuple[str, str]]) -> h11.Response:
         """Send a GET and return the head of the response.
