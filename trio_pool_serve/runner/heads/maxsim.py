@@ -41,8 +41,10 @@ class MaxSimHead:
         for row, param in enumerate(params):
             rows_of.setdefault(numbers[id(param)], []).append(row)
         parts = [self._scores(query, documents.select(rows)) for query, rows in rows_of.items()]
-        places = np.argsort(np.concatenate([*rows_of.values()]))
-        scores = parts[0] if len(parts) == 1 else torch.cat(parts).index_select(0, to_device(places, vectors.device))
+        scores = parts[0]
+        if len(parts) > 1:
+            places = np.argsort(np.concatenate([*rows_of.values()]))
+            scores = torch.cat(parts).index_select(0, to_device(places, vectors.device))
         return HeadRows(scores, lambda array: [score.reshape(1) for score in array])
 
     def _scores(self, numbers: bytes, documents: RowStates) -> Tensor:

@@ -69,8 +69,9 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     pooled = await pool(call.model, call.job, call.context)
+    encoding = VectorEncoding()
     response = await call.encode(
-        lambda: HttpResponse.json([VectorEncoding().json(value) for (value,) in pooled.rows]),
+        lambda: HttpResponse.json([encoding.json(value) for (value,) in pooled.rows]),
         rows=sum(map(_written_rows, pooled.rows)),
         nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
     )
