@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from trio_pool_serve.errors import StorageError
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
 
 Rows = Sequence[Sequence[Any]]
+
+WRITING_ZSTD = "Writing .zst files"
 
 
 class LineEncoder:
@@ -73,40 +75,40 @@ def _cell(kind: ColumnType, value: Any) -> str:
 
 
 class LineOutput:
-    """Writes rows as lines. A commit ends a member of a compressed file, so each is of use by itself."""
+    """Writes rows as lines, at a commit, which ends a member of a compressed file: so each is of use by itself."""
 
     def __init__(
         self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: bytes | None
     ) -> None:
         self._path = path
         self._encoder = LineEncoder(table_format.kind, columns)
-        self._members = CompressedMembers(table_format.compression)
+        self._compression = table_format.compression
+        if self._compression == "zst":
+            import_extra("zstandard", WRITING_ZSTD)  # it is known before the run whether it is there
         self._file: AppendedFile | StandardOutput = (
             StandardOutput() if path is None else open_appended(path, Position.decoded(position).n_bytes)
         )
-        if not self._file.length and (header := self._encoder.header()):
-            self._file.append(self._members.add(header))
+        self._pending = [] if self._file.length else [self._encoder.header()]
 
     def write(self, rows: Rows) -> None:
-        """Write rows, each with a value or None for each column.
-
-        Raises ``StorageError``; then only ``close`` is of use.
-        """
-        self._file.append(self._members.add(self._encoder.lines(rows)))
+        """Take rows, each with a value or None for each column."""
+        self._pending.append(self._encoder.lines(rows))
 
     def commit(self) -> bytes:
         """Make all rows durable; return the position, b"" for standard output.
 
         Raises ``StorageError``; then only ``close`` is of use.
         """
-        self._file.append(self._members.end_member())
+        if content := b"".join(self._pending):
+            self._file.append(_member_of(content, self._compression))
+        self._pending = []
         length = self._file.sync()
         return b"" if self._path is None else Position(length).encoded()
 
     def finish(self) -> bytes:
         """Commit, once all rows are written; return the last position. Raises ``StorageError``."""
-        if not self._file.length:
-            self._members.add(b"")  # a compressed file has a member, even if there are no rows
+        if not self._file.length and not any(self._pending):
+            self._file.append(_member_of(b"", self._compression))  # a compressed file has a member, even without rows
         return self.commit()
 
     def close(self) -> None:
@@ -149,50 +151,15 @@ class StandardOutput:
         """Leave it open: it belongs to the process."""
 
 
-PIECE_BYTES = 2**17
-"""Compressors get pieces of this size, so that what they write does not depend on how rows arrived."""
-
-GZIP_LEVEL = 6
 GZIP_WITH_HEADER = 31
 """What zlib calls its window bits. The header has no name and no time."""
 
-ZSTD_LEVEL = 3
 
-
-class CompressedMembers:
-    """Bytes of a file that is compressed in members, or not compressed."""
-
-    def __init__(self, compression: Compression) -> None:
-        self._new_compressor = new_compressor(compression)
-        self._compressor: Any = None
-        self._pending = bytearray()
-
-    def add(self, content: bytes) -> bytes:
-        """Take content; return what is to be written to the file already."""
-        if self._new_compressor is None:
-            return content
-        self._compressor = self._compressor or self._new_compressor()
-        self._pending += content
-        end = len(self._pending) - len(self._pending) % PIECE_BYTES
-        pieces = [bytes(self._pending[start : start + PIECE_BYTES]) for start in range(0, end, PIECE_BYTES)]
-        del self._pending[:end]
-        return b"".join([self._compressor.compress(piece) for piece in pieces])
-
-    def end_member(self) -> bytes:
-        """End the member, if there is content since the last one; return what is to be written of it."""
-        if self._compressor is None:
-            return b""
-        written = self._compressor.compress(bytes(self._pending)) + self._compressor.flush()
-        self._pending.clear()
-        self._compressor = None
-        return bytes(written)
-
-
-def new_compressor(compression: Compression) -> Callable[[], Any] | None:
-    """Return a function that returns an object for one member, or None where nothing is compressed."""
+def _member_of(content: bytes, compression: Compression) -> bytes:
+    """Return content as one member of a compressed file, or as it is where nothing is compressed."""
     if compression == "gz":
-        return lambda: zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WITH_HEADER)
+        return zlib.compress(content, level=6, wbits=GZIP_WITH_HEADER)
     if compression == "zst":
-        zstandard = import_extra("zstandard", "Writing .zst files")
-        return lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
-    return None
+        zstandard = import_extra("zstandard", WRITING_ZSTD)
+        return bytes(zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
+    return content
