@@ -28,7 +28,7 @@ from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer, OpenComputer
 from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
 from trio_pool_serve.bulk.run_progress import RunProgress, scanning
-from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.bulk.table_formats import Format, format_of
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.storage.durable_files import open_appended
@@ -50,8 +50,9 @@ async def run_command(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         with unwrap_exception_groups(BulkRowError, PoolServeError, OSError):
-            open_computer = partial(_computer, task, run, text, own)
-            after = await run_table(source, target, task, run, text, open_computer, console, StopSignals())
+            async with stop_signals() as stop:
+                open_computer = partial(_computer, task, run, text, own)
+                after = await run_table(source, target, task, run, text, open_computer, console, stop)
     except BulkRowError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         console.print("The same command with --on-error null or skip goes on before this row.", markup=False)
@@ -73,12 +74,12 @@ async def run_table(
     text: TextOptions,
     open_computer: OpenComputer,
     console: Console,
-    stopping: StopSignals | None = None,
+    stop: trio.Event,
 ) -> Progress:
     """Compute what is left of a run, whose journal is beside ``target``; return how far it has come then.
 
-    Without ``stopping`` signals are not watched. Raises ``BulkRowError`` for a row that fails, unless ``run`` says
-    otherwise, ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation: at once; what was committed stays.
+    ``stop`` ends it early. Raises ``BulkRowError`` for a row that fails, unless ``run`` says otherwise,
+    ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation: at once; what was committed stays.
     """
     offload = Offload()
     path = None if target == STDIO else Path(target)
@@ -97,10 +98,8 @@ async def run_table(
         )
         await offload.run("files", check)
     async with AsyncExitStack() as stack:
-        if stopping is not None:
-            await stack.enter_async_context(stopping.watch())
-        stop = trio.Event() if stopping is None else stopping.stop
-        fingerprint = await _scan(console, offload, table)
+        with scanning(console, table.n_bytes) as show:
+            fingerprint = await offload.run("files", partial(table.scan, show))
         computer = await stack.enter_async_context(open_computer())
         identity = Identity(
             input=fingerprint, arguments=_arguments(task, run, text, table.format, format), model=computer.model
@@ -177,16 +176,6 @@ def _computer(
     if run.model is None:
         raise BulkInputError("--model or --url is needed.")
     return open_identified_engine(run.model, own, task, text)
-
-
-async def _scan(console: Console, offload: Offload, table: InputTable) -> Fingerprint:
-    with scanning(console, table.n_bytes) as bar:
-
-        def progress(n_bytes: int) -> None:
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=n_bytes)
-
-        return await offload.run("files", lambda: table.scan(progress))
 
 
 def _arguments(

@@ -30,7 +30,7 @@ from trio_pool_serve.bulk.inputs.input_table import InputTable
 from trio_pool_serve.bulk.journal import Identity, Journal, Progress, open_journal
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
-from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
@@ -72,9 +72,8 @@ async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
 async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) -> int:
     offload = Offload()
     await offload.run("files", partial(_check_files, options))
-    stopping = StopSignals()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(stopping.watch())
+        stop = await stack.enter_async_context(stop_signals())
         source = await _open_input(options, offload)
         fingerprint = await offload.run("files", partial(source.scan, lambda _: None))
         service = await stack.enter_async_context(open_own_service(options.model, own))
@@ -85,7 +84,7 @@ async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) 
             model=await identity_of(service, options.model, await batch.digest_of_sample()),
         )
         journal = await stack.enter_async_context(open_journal(journal_path(options.output), identity))
-        return await batch.run(journal, stopping.stop)
+        return await batch.run(journal, stop)
 
 
 def _check_files(options: BatchOptions) -> None:

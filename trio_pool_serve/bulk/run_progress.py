@@ -1,14 +1,13 @@
 """The progress of a run: a bar on a terminal, otherwise a line now and then."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from attrs import define, field
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trio_pool_serve.bulk.journal import Progress as Committed
 
@@ -28,33 +27,28 @@ class RunProgress:
     console: Console
     _began: float = field(init=False, factory=time.monotonic)
     _last_line: float = field(init=False, factory=time.monotonic)
-    _bar: Progress | None = field(init=False, default=None)
-    _task: TaskID = field(init=False, default=TaskID(0))
+    _bar: Progress = field(init=False)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[counts]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, completed=self.before.done, counts="")
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[counts]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._bar.add_task(self.title, total=self.total, completed=self.before.done, counts="")
+        self._bar.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
     def show(self, now: Committed) -> None:
         """Show what has been written so far."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=now.done, counts=self.counts(now))
+        if self.console.is_terminal:
+            self._bar.update(self._bar.task_ids[0], completed=now.done, counts=self.counts(now))
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.note(f"{self.title}: {self.counts(now)}{self._left(now)}")
@@ -84,11 +78,10 @@ class RunProgress:
 
 
 @contextmanager
-def scanning(console: Console, n_bytes: int | None) -> Iterator[Progress | None]:
-    """Show how much of an input has been read before the run, on a terminal and if that takes long."""
-    if not console.is_terminal or (n_bytes or 0) < 2**28:
-        yield None
-        return
-    with Progress(TextColumn("reading the input"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
-        bar.add_task("", total=n_bytes)
-        yield bar
+def scanning(console: Console, n_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows how much of an input has been read, on a terminal and if that takes long."""
+    columns = (TextColumn("reading the input"), BarColumn(), TimeRemainingColumn())
+    is_shown = console.is_terminal and (n_bytes or 0) >= 2**28
+    with Progress(*columns, console=console, disable=not is_shown) as bar:
+        task = bar.add_task("", total=n_bytes)
+        yield lambda done: bar.update(task, completed=done)

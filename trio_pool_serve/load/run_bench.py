@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import (
@@ -116,21 +116,20 @@ async def measure(
     targets = [target_of(url, requests.route) for url in urls]
     plans = [await _plan_for(target, load, requests) for target in targets]
     rounds: list[list[Round]] = [[] for _ in urls]
-    stopping = StopSignals()
-    async with stopping.watch():
+    async with stop_signals() as stop:
         for number, (index, plan) in product(range(1 if len(urls) == 1 else ROUNDS_OF_SEVERAL), enumerate(plans)):
             with _showing(console, f"{urls[index]}, round {number + 1}", load) as show:
-                measured = await run_round(plan, stopping.stop, show)
+                measured = await run_round(plan, stop, show)
             if measured is not None:
                 rounds[index].append(measured)
-            if stopping.stop.is_set():
+            if stop.is_set():
                 break
     found = [
         ServerResult(url=url, rounds=of_server, texts_per_request=requests.texts)
         for url, of_server in zip(urls, rounds, strict=True)
         if of_server
     ]
-    return found, stopping.stop.is_set()
+    return found, stop.is_set()
 
 
 def target_of(url: str, route: str) -> Target:
@@ -253,15 +252,12 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
 @contextmanager
 def _showing(console: Console, title: str, load: LoadOptions) -> Iterator[Callable[[LoadRun], object]]:
     """Show a bar and what has come back so far, on a terminal."""
-    if not console.is_terminal:
-        yield lambda _: None
-        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[counts]}"))
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(title, total=load.duration, counts="")
 
         def show(run: LoadRun) -> None:
-            failed = sum(len(each) for name, each in run.outcomes.items()) - len(run.latencies)
+            failed = sum(map(len, run.outcomes.values())) - len(run.latencies)
             counts = f"{len(run.latencies)} answered, {failed} failed, {run.in_flight} in flight"
             progress.update(bar, completed=run.measured_s, counts=counts)
 
