@@ -19,8 +19,8 @@ IGNORED_FILES = (
 """Other runtimes' weights, which many repositories carry in addition to the ones that are loaded."""
 
 
-def locate_model(model: str, *, revision: str | None = None) -> Path:
-    """Return the local folder of ``model``, downloading it with progress bars if it is a hub id.
+def locate_model(model: str, *, revision: str | None = None, only_local: bool = False) -> Path:
+    """Return the local folder of ``model``, downloading it with progress bars if it is a hub id and not ``only_local``.
 
     Blocks. Raises ``ModelLoadError``.
     """
@@ -32,7 +32,8 @@ def locate_model(model: str, *, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=list(IGNORED_FILES)))
+        ignored = list(IGNORED_FILES)
+        return Path(snapshot_download(model, revision=revision, ignore_patterns=ignored, local_files_only=only_local))
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -102,26 +103,16 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
-def _local_folder(location: str, config: ModelConfig) -> Path:
-    """Return where a model's files are on this machine. Raises ``OSError`` or ``ValueError`` for a hub id."""
-    path = Path(location).expanduser()
-    if path.is_dir():
-        return path
-    from huggingface_hub import snapshot_download  # imported here: a local folder does not need it
-
-    return Path(snapshot_download(location, revision=config.revision, local_files_only=True))
-
-
 def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
     """Return whether the model at ``location`` accepts images; false while its files are not on this machine.
 
     Blocks for milliseconds; fetches nothing.
     """
     try:
-        folder = read_model_folder(_local_folder(location, config), config)
-    except (ModelLoadError, OSError, ValueError):  # of the hub, too
+        path = locate_model(location, revision=config.revision, only_local=True)
+        return read_model_folder(path, config).reads_images
+    except (ModelLoadError, OSError, ValueError):
         return False  # loading the model says what is wrong
-    return folder.reads_images
 
 
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
