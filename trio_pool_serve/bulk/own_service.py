@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from hashlib import blake2b
-from pathlib import Path
+from functools import partial
 
 import trio
 
@@ -17,6 +16,7 @@ from trio_pool_serve.config import (
 )
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.server.launcher import place_engines
 from trio_pool_serve.service import Service
@@ -69,22 +69,11 @@ async def identity_of(service: Service, location: str, sample: str) -> dict[str,
     Cancellation: as soon as the model's files have been read.
     """
     model = service.model()
-    folder = model.folder.path
+    digest = await service.offload.run("files", partial(digest_of, model.folder.path, service.config.loading))
     return {
         "--model": location,
         "the maximum of tokens in a text": str(model.renderer.max_model_len),
         "the maximum of tokens in a batch": str(model.engine.facts.max_batch_tokens),
-        "the digest of the model's files": await service.offload.run("files", lambda: digest_of_folder(folder)),
+        "the digest of the model's files": " ".join(digest),
         "the digest of what the model computes from a sample": sample,
     }
-
-
-def digest_of_folder(folder: Path) -> str:
-    """Return the BLAKE2b digest of all files of a model. Blocking: about a second for a gigabyte."""
-    digest = blake2b(digest_size=16)
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while data := file.read(2**20):
-                digest.update(data)
-    return digest.hexdigest()
