@@ -57,7 +57,7 @@ import sys
 sys.modules["pyarrow"] = sys.modules["zstandard"] = None
 from pathlib import Path
 from trio_pool_serve.bulk.inputs.input_table import open_input
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn, StringType
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.outputs.output_table import open_output
 from trio_pool_serve.bulk.table_formats import format_of
 from trio_pool_serve.errors import BulkInputError
@@ -65,7 +65,7 @@ folder = Path(sys.argv[1])
 for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.jsonl.zst", "a.parquet", "a.arrow"):
     path = folder / name
     try:
-        output = open_output(path, format_of(path), [OutputColumn("text", StringType())], None)
+        output = open_output(path, format_of(path), [OutputColumn("text", "string")], None)
         output.write([("a text",)])
         output.finish()
         output.close()

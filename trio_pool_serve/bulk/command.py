@@ -22,7 +22,7 @@ from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn, StringType
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.outputs.output_table import check_finished, open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer, OpenComputer
@@ -128,7 +128,7 @@ async def _compute(
     journal: Journal,
 ) -> None:
     before = journal.progress
-    columns = [OutputColumn("id", StringType()), *computer.columns]
+    columns = [OutputColumn("id", "string"), *computer.columns]
     output = await offload.run("files", lambda: open_output(path, format, columns, before.output))
     errors = None
     try:

@@ -10,16 +10,7 @@ from attrs import frozen
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions
 from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import (
-    NumberListType,
-    NumberType,
-    OutputColumn,
-    SparseType,
-    StringType,
-    VectorDtype,
-    VectorListType,
-    VectorType,
-)
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn, VectorDtype
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
 
 
@@ -95,27 +86,28 @@ def columns_of(task: TaskOptions, dimensions: int) -> list[OutputColumn]:
     Raises ``BulkInputError``.
     """
     match task.task:
-        case "embed" | "token-embed":
-            name = "embedding" if task.task == "embed" else "embeddings"
-            return [OutputColumn(name, _vector_type(task, task.dimensions or dimensions))]
+        case "embed":
+            return [OutputColumn("embedding", "vector", *_length_and_dtype(task, dimensions))]
+        case "token-embed":
+            return [OutputColumn("embeddings", "vectors", *_length_and_dtype(task, dimensions))]
         case "sparse":
-            return [OutputColumn("sparse_embedding", SparseType())]
+            return [OutputColumn("sparse_embedding", "sparse")]
         case "classify":
             return [
-                OutputColumn("label", StringType()),
-                OutputColumn("score", NumberType()),
-                OutputColumn("probabilities", NumberListType()),
+                OutputColumn("label", "string"),
+                OutputColumn("score", "number"),
+                OutputColumn("probabilities", "numbers"),
             ]
         case "score":
-            return [OutputColumn("score", NumberType())]
+            return [OutputColumn("score", "number")]
         case _:
-            return [OutputColumn("results", SparseType())]
+            return [OutputColumn("results", "sparse")]
 
 
-def _vector_type(task: TaskOptions, length: int) -> VectorType | VectorListType:
-    dtype: VectorDtype = "int8" if task.dtype == "binary" else task.dtype
-    if task.dtype == "binary":
-        if length % 8:
-            raise BulkInputError(f"--dtype binary needs a multiple of 8 dimensions, not {length}.")
-        length //= 8
-    return VectorType(length, dtype) if task.task == "embed" else VectorListType(length, dtype)
+def _length_and_dtype(task: TaskOptions, dimensions: int) -> tuple[int, VectorDtype]:
+    length = task.dimensions or dimensions
+    if task.dtype != "binary":
+        return length, task.dtype
+    if length % 8:
+        raise BulkInputError(f"--dtype binary needs a multiple of 8 dimensions, not {length}.")
+    return length // 8, "int8"

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from attrs import evolve
 
 from trio_pool_serve.bulk.inputs.arrow_rows import check_value, objects_of
 from trio_pool_serve.bulk.inputs.input_row import InputRow, listed
 from trio_pool_serve.bulk.outputs.arrow_batches import BatchBuilder
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn, StringType
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.row_results import RowResult
 from trio_pool_serve.errors import BulkInputError
 
@@ -55,8 +56,8 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
 
 def result_columns(columns: Sequence[OutputColumn], prefix: str) -> list[OutputColumn]:
     """Return the columns that are added to a batch: those of the results and ``error``."""
-    named = [OutputColumn(f"{prefix}{column.name}", column.type) for column in columns]
-    return [*named, OutputColumn(f"{prefix}error", StringType())]
+    named = [evolve(column, name=f"{prefix}{column.name}") for column in columns]
+    return [*named, OutputColumn(f"{prefix}error", "string")]
 
 
 def with_results(table: pa.Table, results: Sequence[RowResult], columns: Sequence[OutputColumn]) -> pa.Table:

@@ -26,15 +26,7 @@ from tests.lanes import sampled
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.bulk.outputs import part_folder
-from trio_pool_serve.bulk.outputs.column_types import (
-    NumberListType,
-    NumberType,
-    OutputColumn,
-    SparseType,
-    StringType,
-    VectorListType,
-    VectorType,
-)
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.outputs.output_table import OutputTable, open_output
 from trio_pool_serve.bulk.table_formats import format_of
 from trio_pool_serve.errors import BulkInputError, StorageError
@@ -42,7 +34,7 @@ from trio_pool_serve.errors import BulkInputError, StorageError
 FOLDER_FORMATS = ["parquet", "arrow"]
 FORMATS = [*LINE_FORMATS, *FOLDER_FORMATS]
 
-COLUMNS = [OutputColumn("id", StringType()), OutputColumn("text", StringType()), OutputColumn("vector", VectorType(3))]
+COLUMNS = [OutputColumn("id", "string"), OutputColumn("text", "string"), OutputColumn("vector", "vector", 3)]
 
 
 def opened(path: Path, position: bytes | None = None, columns=COLUMNS) -> OutputTable:
@@ -209,7 +201,7 @@ def test_a_table_without_rows_can_be_read(tmp_path, kind):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_disk, tmp_path, kind):
     path = small_disk / f"out.{kind}"
-    text = [OutputColumn("text", StringType())]
+    text = [OutputColumn("text", "string")]
     output = opened(path, columns=text)
     output.write([("committed",)] * 20)
     position = output.commit()
@@ -285,7 +277,7 @@ def test_datasets_read_a_folder_of_parts(tmp_path, kind):
 
 
 def test_row_groups_are_bounded_in_rows_and_bytes(tmp_path):
-    columns = [OutputColumn("vectors", VectorListType(128))]
+    columns = [OutputColumn("vectors", "vectors", 128)]
     many = [(np.zeros((2000, 128), np.float32),)] * 40  # of 1 MB each
     path = written(tmp_path / "out.parquet", many, [(None,)] * 3000, columns=columns)
     metadata = pq.read_metadata(path / "part-00000.parquet")
@@ -299,9 +291,9 @@ import sys
 from pathlib import Path
 import numpy as np
 from tests.bulk.outputs.test_output_table import opened
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn, VectorType
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 path, n_rows = Path(sys.argv[1]), int(sys.argv[2])
-output = opened(path, columns=[OutputColumn("vector", VectorType(384))])
+output = opened(path, columns=[OutputColumn("vector", "vector", 384)])
 output.write([(np.zeros(384, np.float32),)] * 2048)
 from tests.bulk.table_files import peak_kib
 before = peak_kib()
@@ -331,24 +323,24 @@ def test_memory_does_not_grow_with_the_output(tmp_path, kind):
 
 NUMBERS = np.array([0.1, 1e-7, 3.0], np.float32)
 EVERY_TYPE = {
-    "id": (StringType(), True, True),
-    "text": (StringType(), 'a,"b"\n', 'a,"b"\n'),
-    "number": (NumberType(), NUMBERS[0], 0.1),
-    "vector": (VectorType(3), NUMBERS, [0.1, 1e-7, 3.0]),
-    "half": (VectorType(2, "float16"), np.array([0.5, 65504], np.float16), [0.5, 65504.0]),
-    "int8": (VectorType(2, "int8"), np.array([-128, 127], np.int8), [-128, 127]),
-    "bits": (VectorType(2, "uint8"), np.array([0, 255], np.uint8), [0, 255]),
-    "column": (VectorType(2), np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1], [1.0, 4.0]),
-    "numbers": (NumberListType(), NUMBERS[:2], [0.1, 1e-7]),
-    "vectors": (VectorListType(2, "float16"), np.ones((3, 2), np.float16), [[1.0, 1.0]] * 3),
-    "no vectors": (VectorListType(2), np.ones((0, 2), np.float32), []),
+    "id": (("string",), True, True),
+    "text": (("string",), 'a,"b"\n', 'a,"b"\n'),
+    "number": (("number",), NUMBERS[0], 0.1),
+    "vector": (("vector", 3), NUMBERS, [0.1, 1e-7, 3.0]),
+    "half": (("vector", 2, "float16"), np.array([0.5, 65504], np.float16), [0.5, 65504.0]),
+    "int8": (("vector", 2, "int8"), np.array([-128, 127], np.int8), [-128, 127]),
+    "bits": (("vector", 2, "uint8"), np.array([0, 255], np.uint8), [0, 255]),
+    "column": (("vector", 2), np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1], [1.0, 4.0]),
+    "numbers": (("numbers",), NUMBERS[:2], [0.1, 1e-7]),
+    "vectors": (("vectors", 2, "float16"), np.ones((3, 2), np.float16), [[1.0, 1.0]] * 3),
+    "no vectors": (("vectors", 2), np.ones((0, 2), np.float32), []),
     "sparse": (
-        SparseType(),
+        ("sparse",),
         (np.array([5, 9]), NUMBERS[:2]),
         [{"index": 5, "score": 0.1}, {"index": 9, "score": 1e-7}],
     ),
 }
-TYPED = [OutputColumn(name, case[0]) for name, case in EVERY_TYPE.items()]
+TYPED = [OutputColumn(name, *case[0]) for name, case in EVERY_TYPE.items()]
 TYPED_ROWS = [tuple(case[1] for case in EVERY_TYPE.values()), (None,) * len(TYPED)] * 2
 
 

@@ -1,77 +1,45 @@
-"""The columns of an output: their names, and what a value of each is in memory and in files.
-
-Every value may be None, for a row without a result.
-"""
+"""The columns of an output: their names, and what a value of each is in memory and in files."""
 
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from attrs import frozen
 
+ColumnType: TypeAlias = Literal["string", "number", "numbers", "vector", "vectors", "sparse"]
+"""What a value is; it may be None, for a row without a result.
+
+string: a ``str``, or for ids any JSON scalar; in Arrow a string. number: written as float32. numbers: an array or list
+of any length, written as float32. vector: an array ``[length]``; in Arrow a list of fixed size, in text a list.
+vectors: an array ``[n, length]``, where n differs between rows: one vector for each token. sparse: a pair of arrays,
+indices and scores; in files a list of ``{index: int32, score: float32}``.
+"""
+
 VectorDtype: TypeAlias = Literal["float32", "float16", "int8", "uint8"]
 
 
 @frozen
-class StringType:
-    """A ``str``, or for ids any JSON scalar; in Arrow a string."""
-
-
-@frozen
-class NumberType:
-    """A number, written as float32."""
-
-
-@frozen
-class VectorType:
-    """An array ``[length]``; in Arrow a list of fixed size, in text a list."""
-
-    length: int
-    dtype: VectorDtype = "float32"
-
-
-@frozen
-class NumberListType:
-    """An array or list of any length, written as float32."""
-
-
-@frozen
-class VectorListType:
-    """An array ``[n, length]``, where n differs between rows: one vector for each token."""
-
-    length: int
-    dtype: VectorDtype = "float32"
-
-
-@frozen
-class SparseType:
-    """A pair of arrays, indices and scores; in files a list of ``{index: int32, score: float32}``."""
-
-
-ColumnType: TypeAlias = StringType | NumberType | VectorType | NumberListType | VectorListType | SparseType
-
-
-@frozen
 class OutputColumn:
-    """A column by its name in the file."""
+    """A column by its name in the file; ``length`` and ``dtype`` are those of vectors."""
 
     name: str
     type: ColumnType
+    length: int = 0
+    dtype: VectorDtype = "float32"
 
 
-def as_written(kind: ColumnType, value: Any) -> Any:
+def as_written(column: OutputColumn, value: Any) -> Any:
     """Return the contiguous arrays for a value that is not None; strings, ids and numbers as they are.
 
     Raises ``ValueError`` for an array of another shape.
     """
-    match kind:
-        case VectorType(length, dtype):
-            return _shaped(value, dtype, (length,))
-        case VectorListType(length, dtype):
-            array = np.ascontiguousarray(value, dtype)
-            return _shaped(array, dtype, (len(array), length))
-        case NumberListType():
+    match column.type:
+        case "vector":
+            return _shaped(value, column.dtype, (column.length,))
+        case "vectors":
+            return _shaped(value, column.dtype, (len(value), column.length))
+        case "numbers":
             return np.ascontiguousarray(value, np.float32)
-        case SparseType():
+        case "sparse":
             indices, scores = value
             return np.ascontiguousarray(indices, np.int32), _shaped(scores, "float32", (len(indices),))
     return value

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from trio_pool_serve.bulk.outputs.column_types import ColumnType, NumberType, OutputColumn, SparseType, as_written
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn, as_written
 from trio_pool_serve.bulk.outputs.position import Position
 from trio_pool_serve.bulk.table_formats import Compression, Format, Kind, import_extra
 from trio_pool_serve.errors import StorageError
@@ -38,14 +38,14 @@ class LineEncoder:
     def lines(self, rows: Rows) -> bytes:
         """Return the lines of rows."""
         if self._delimiter:
-            return self._cells([[_cell(column.type, value) for column, value in self._pairs(row)] for row in rows])
+            return self._cells([[_cell(column, value) for column, value in self._pairs(row)] for row in rows])
         return b"".join([self._object(row) for row in rows])
 
     def _pairs(self, row: Sequence[Any]) -> list[tuple[OutputColumn, Any]]:
         return list(zip(self._columns, row, strict=True))
 
     def _object(self, row: Sequence[Any]) -> bytes:
-        values = {column.name: _json_value(column.type, value) for column, value in self._pairs(row)}
+        values = {column.name: _json_value(column, value) for column, value in self._pairs(row)}
         return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
     def _cells(self, rows: list[list[str]]) -> bytes:
@@ -54,24 +54,24 @@ class LineEncoder:
         return text.getvalue().encode()
 
 
-def _json_value(kind: ColumnType, value: Any) -> Any:
+def _json_value(column: OutputColumn, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(kind, NumberType):
+    if column.type == "number":
         return np.float32(value)  # which is written with the digits that tell it from other float32 numbers
-    array = as_written(kind, value)
-    if isinstance(kind, SparseType):
+    array = as_written(column, value)
+    if column.type == "sparse":
         indices, scores = array
         return [{"index": index, "score": score} for index, score in zip(indices.tolist(), scores, strict=True)]
     return array
 
 
-def _cell(kind: ColumnType, value: Any) -> str:
+def _cell(column: OutputColumn, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    return orjson.dumps(_json_value(kind, value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return orjson.dumps(_json_value(column, value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 class LineOutput:
