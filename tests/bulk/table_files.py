@@ -58,7 +58,7 @@ def _csv(path: Path, rows: list[dict[str, Any]], columns: list[str], delimiter: 
 
 
 def all_rows(table: InputTable, *columns: str, id_column: str | None = None, start: int = 0) -> list[InputRow]:
-    return [row for block in table.rows(columns, id_column, start) for row in block]
+    return list(table.rows(columns, id_column, start))
 
 
 def peak_kib() -> int:

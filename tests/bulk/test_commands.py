@@ -238,7 +238,7 @@ async def test_another_format_of_the_same_input_is_another_run(tmp_path, model, 
 
 
 async def test_a_run_looks_at_each_of_many_files_a_few_times(tmp_path, model, monkeypatch):
-    """For their sizes, before and after the scan, behind the block that each has, and at the end."""
+    """For their sizes, before and after the scan, behind its rows, and at the end."""
     data = tmp_path / "data"
     data.mkdir()
     for number in range(20):
@@ -275,7 +275,7 @@ async def test_every_format_has_the_same_vectors(tmp_path, model, name):
     assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model) == 0
     assert await run(rows, tmp_path / name, EMBED, model=model, rows_per_file=4) == 0
     expected = read_rows(tmp_path / "out.jsonl")
-    found = [row for block in open_input(str(tmp_path / name)).rows(["embedding"], None) for row in block]
+    found = list(open_input(str(tmp_path / name)).rows(["embedding"], None))
     assert [row.id for row in found] == [row["id"] for row in expected]
     vectors = [json.loads(value) if isinstance(value, str) else value for row in found for value in row.values]
     np.testing.assert_array_equal(in_float32(vectors), in_float32([row["embedding"] for row in expected]))

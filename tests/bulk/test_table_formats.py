@@ -73,7 +73,7 @@ for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.jsonl.zst", "a.par
         print(name, "written:", error)
         path.write_bytes(b"x")
     try:
-        print(name, [row.values for block in open_input(str(path)).rows(["text"], None) for row in block])
+        print(name, [row.values for row in open_input(str(path)).rows(["text"], None)])
     except BulkInputError as error:
         print(name, "read:", error)
 """

@@ -110,8 +110,7 @@ class BulkRun:
     async def _windows(self) -> AsyncGenerator[Window, None]:
         """Yield windows until there are no more rows, or ``stop`` is set."""
         start = self.journal.progress.next_row
-        blocks = self.table.rows(self.task.columns, self.options.id_column, start)
-        windows = self._cut(blocks, start)
+        windows = self._cut(self.table.rows(self.task.columns, self.options.id_column, start), start)
         try:
             while not self.stop.is_set():
                 window = await self.offload.run("files", partial(next, windows, None))
@@ -122,24 +121,23 @@ class BulkRun:
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await self.offload.run("files", windows.close)
 
-    def _cut(self, blocks: Iterator[list[InputRow]], start: int) -> Generator[Window, None, None]:
+    def _cut(self, every: Iterator[InputRow], start: int) -> Generator[Window, None, None]:
         """Cut rows into windows. Blocking."""
         (shard, shards), limit, per_file = self.options.shard_of_rows, self.options.limit, self.options.rows_per_file
         rows: list[InputRow] = []
         characters, number = 0, start - 1
-        for block in blocks:
-            for row in block:
-                if limit is not None and row.number >= limit:
-                    yield Window(rows, limit, ends_part=True)
-                    return
-                number = row.number
-                if number % shards == shard:
-                    rows.append(row)
-                    characters += _characters(row)
-                ends_part = self.in_parts and (number + 1) % (shards * per_file) == 0
-                if ends_part or _is_full(rows, characters):
-                    yield Window(rows, number + 1, ends_part)
-                    rows, characters = [], 0
+        for row in every:
+            if limit is not None and row.number >= limit:
+                yield Window(rows, limit, ends_part=True)
+                return
+            number = row.number
+            if number % shards == shard:
+                rows.append(row)
+                characters += _characters(row)
+            ends_part = self.in_parts and (number + 1) % (shards * per_file) == 0
+            if ends_part or _is_full(rows, characters):
+                yield Window(rows, number + 1, ends_part)
+                rows, characters = [], 0
         self.table.check_unchanged(self.journal.identity.input)
         if number >= start:
             yield Window(rows, number + 1, ends_part=True)

@@ -201,7 +201,7 @@ from trio_pool_serve.errors import BulkInputError
 for source in sys.argv[1:]:
     try:
         table = open_input(source)
-        print([(row.place, row.values[0]) for block in table.rows(["text"], None) for row in block])
+        print([(row.place, row.values[0]) for row in table.rows(["text"], None)])
     except BulkInputError as error:
         print(error)
 """

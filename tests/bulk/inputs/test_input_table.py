@@ -17,7 +17,6 @@ from tests.lanes import sampled
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.inputs import input_table
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
-from trio_pool_serve.bulk.inputs.input_row import BLOCK_BYTES, BLOCK_ROWS
 from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.errors import BulkInputError, InputChangedError
 
@@ -81,17 +80,6 @@ def test_files_that_were_scanned_and_lie_before_the_start_are_not_opened(tmp_pat
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_blocks_have_a_bounded_number_of_rows_and_bytes(tmp_path, kind):
-    rows = [{"id": number, "text": "x" * (100_000 if number < 200 else 3)} for number in range(4000)]
-    table = open_input(str(write_table(tmp_path / f"a.{kind}", rows, ["id", "text"], group=4000)))
-    blocks = list(table.rows(["text"], None))
-    assert sum(map(len, blocks)) == 4000
-    assert max(map(len, blocks)) <= BLOCK_ROWS
-    largest = max(sum(len(row.values[0]) for row in block) for block in blocks)
-    assert BLOCK_BYTES <= largest <= BLOCK_BYTES + 100_000
-
-
-@pytest.mark.parametrize("kind", FORMATS)
 def test_scan_reads_every_byte_once_and_counts_rows(tmp_path, kind):
     write_table(tmp_path / f"b.{kind}", ROWS, COLUMNS)
     write_table(tmp_path / f"a.{kind}", ROWS[:20], COLUMNS)
@@ -148,15 +136,16 @@ def test_a_file_that_changes_after_the_scan_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_file_that_changes_while_it_is_read_is_an_error_before_the_next_block(tmp_path, kind):
+def test_a_file_that_changes_while_it_is_read_is_an_error_before_many_more_rows(tmp_path, kind):
     path = write_table(tmp_path / f"a.{kind}", ROWS * 50, COLUMNS)
     table = open_input(str(path))
     table.scan(ignore)
-    blocks = table.rows(COLUMNS, None)
-    assert len(next(blocks)) == BLOCK_ROWS
+    rows = table.rows(COLUMNS, None)
+    read = [next(rows)]
     os.utime(path, ns=(1, 1))
     with pytest.raises(InputChangedError, match="it was written to"):
-        next(blocks)
+        read += rows
+    assert len(read) <= input_table.CHECKED_EVERY < 50 * len(ROWS)
 
 
 def test_of_many_files_only_the_one_that_is_read_is_looked_at(tmp_path, monkeypatch):
@@ -246,7 +235,7 @@ from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.errors import BulkInputError
 table = open_input("-", format=sys.argv[1])
 print(table.scan(print), table.n_bytes, table.is_stdin)
-print([(row.place, row.values) for block in table.rows(["text"], None, 1) for row in block])
+print([(row.place, row.values) for row in table.rows(["text"], None, 1)])
 try:
     next(table.rows(["text"], None))
 except BulkInputError as error:
@@ -275,7 +264,7 @@ for module in ("pyarrow.parquet", "zstandard"):
 table = open_input(sys.argv[1])
 from tests.bulk.table_files import peak_kib
 before = peak_kib()
-n = sum(len(block) for block in table.rows(["text"], None))
+n = sum(1 for row in table.rows(["text"], None))
 assert n == int(sys.argv[2]), n
 print(peak_kib() - before)
 """

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from attrs import frozen
 
 from trio_pool_serve.bulk.inputs import input_row
-from trio_pool_serve.bulk.inputs.input_row import BLOCK_BYTES, BLOCK_ROWS, DEFAULT_ID, Cursor, InputRow, id_of, listed
+from trio_pool_serve.bulk.inputs.input_row import DEFAULT_ID, Cursor, InputRow, id_of, index_of
 from trio_pool_serve.bulk.table_formats import Kind, import_extra
 from trio_pool_serve.errors import BulkInputError
 
@@ -15,6 +15,10 @@ PURPOSE = "Reading Parquet and Arrow files"
 
 PAGE_READ_BYTES = 2**20
 """Column chunks are read in pieces of this size, not as a whole: a row group may be the whole file."""
+
+BLOCK_ROWS = 1024
+BLOCK_BYTES = 8 * 2**20
+"""At most so much is decoded, or as Python objects in memory, at a time, but for one row."""
 
 FILE_MAGIC = b"ARROW1"
 OLD_FEATHER_MAGIC = b"FEA1"
@@ -36,8 +40,8 @@ class _Columns:
 
 def arrow_rows(
     file: BinaryIO, name: str, kind: Kind, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[tuple[InputRow, int]]:
-    """Yield the rows of a file, from the cursor on, each with about its size in bytes.
+) -> Iterator[InputRow]:
+    """Yield the rows of a file, from the cursor on.
 
     Raises ``BulkInputError`` if a column is missing.
     """
@@ -131,9 +135,7 @@ def _ipc_reader(file: BinaryIO, name: str, options: Any) -> Any:
 def _wanted(schema: Any, name: str, columns: Sequence[str], id_column: str | None) -> _Columns:
     names = schema.names
     for column in [*columns, *([id_column] if id_column is not None else [])]:
-        if names.count(column) != 1:
-            many = "more than one column" if column in names else "no column"
-            raise BulkInputError(f"{name} has {many} {column!r}. Its columns are: {listed(names)}.")
+        index_of(column, names, name)
     default_id = DEFAULT_ID if names.count(DEFAULT_ID) == 1 else None
     return _Columns(tuple(columns), default_id if id_column is None else id_column, id_column is not None)
 
@@ -142,20 +144,18 @@ def _rows_per_block(n_bytes: int, n_rows: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES * n_rows // max(1, n_bytes)))
 
 
-def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -> Iterator[tuple[InputRow, int]]:
-    """Yield the rows of a batch, each with about its size in bytes; some are Python objects at a time."""
+def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -> Iterator[InputRow]:
+    """Yield the rows of a batch; some are Python objects at a time."""
     skipped = min(cursor.skipping, batch.num_rows)
     cursor.number += skipped
     step = _rows_per_block(batch.nbytes, batch.num_rows)
-    mean_bytes = batch.nbytes // max(1, batch.num_rows)
     for start in range(skipped, batch.num_rows, step):
         part = batch.slice(start, step)
         values = [objects_of(part.column(column)) for column in wanted.values]
         ids = objects_of(part.column(wanted.id)) if wanted.id is not None else [None] * part.num_rows
         for index in range(part.num_rows):
             row = tuple([column[index] for column in values])
-            size = sum([len(value) if isinstance(value, str | bytes) else mean_bytes for value in row])
-            yield _row(row, ids[index], f"{name}:{first + start + index + 1}", wanted, cursor.number), size
+            yield _row(row, ids[index], f"{name}:{first + start + index + 1}", wanted, cursor.number)
             cursor.number += 1
 
 

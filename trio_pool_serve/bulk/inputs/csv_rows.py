@@ -8,7 +8,7 @@ from attrs import frozen
 
 from trio_pool_serve.batches.batch_line import read_lines
 from trio_pool_serve.bulk.inputs import input_row
-from trio_pool_serve.bulk.inputs.input_row import DEFAULT_ID, Cursor, InputRow, listed
+from trio_pool_serve.bulk.inputs.input_row import DEFAULT_ID, Cursor, InputRow, index_of
 from trio_pool_serve.errors import BulkInputError
 
 
@@ -48,8 +48,8 @@ class _TextLines(Iterator[str]):
 
 def csv_rows(
     file: BinaryIO, name: str, delimiter: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[tuple[InputRow, int]]:
-    """Yield the rows of a file, from the cursor on, each with its size in bytes. Blank lines are not rows.
+) -> Iterator[InputRow]:
+    """Yield the rows of a file, from the cursor on. Blank lines are not rows.
 
     Raises ``BulkInputError`` if a column is missing.
     """
@@ -71,7 +71,7 @@ def csv_rows(
         number = cursor.number
         cursor.number += 1
         if number >= cursor.start:
-            yield _row(cells, error, number, place, header), text.row_bytes
+            yield _row(cells, error, number, place, header)
     if header is None and columns:
         raise BulkInputError(f"{name} is empty: its first line should be a header with the names of columns.")
 
@@ -91,16 +91,9 @@ def _next_cells(parser: Iterator[list[str]]) -> tuple[list[str] | None, str]:
 def _header(cells: list[str], error: str, name: str, columns: Sequence[str], id_column: str | None) -> _Header:
     if error or not all(map(_is_text, cells)):
         raise BulkInputError(f"{name}: the header cannot be read. {error or 'It is not UTF-8.'}")
-
-    def index(column: str) -> int:
-        if cells.count(column) != 1:
-            many = "more than one column" if column in cells else "no column"
-            raise BulkInputError(f"{name} has {many} {column!r}. Its columns are: {listed(cells)}.")
-        return cells.index(column)
-
     default_id = cells.index(DEFAULT_ID) if DEFAULT_ID in cells else None
-    row_id = default_id if id_column is None else index(id_column)
-    return _Header(len(cells), tuple([index(column) for column in columns]), row_id)
+    row_id = default_id if id_column is None else index_of(id_column, cells, name)
+    return _Header(len(cells), tuple([index_of(column, cells, name) for column in columns]), row_id)
 
 
 def _row(cells: list[str], error: str, number: int, place: str, header: _Header) -> InputRow:

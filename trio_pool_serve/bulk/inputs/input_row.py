@@ -1,21 +1,19 @@
-"""One row of an input, and the blocks in which rows are handed on."""
+"""One row of an input, and where in a table reading is."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from attrs import define
+
+from trio_pool_serve.errors import BulkInputError
 
 DEFAULT_ID = "id"
 """The id column where none is named, if there is one."""
 
 MAX_ROW_BYTES = 64 * 2**20
 """A longer line or value is an error of its row: a missing quote must not fill the memory."""
-
-BLOCK_ROWS = 1024
-BLOCK_BYTES = 8 * 2**20
-"""After the row with which a block has as many bytes of input, it ends."""
 
 
 class InputRow(msgspec.Struct, frozen=True):
@@ -44,20 +42,6 @@ class Cursor:
     def skipping(self) -> int:
         """How many rows are still to be skipped."""
         return max(0, self.start - self.number)
-
-
-def in_blocks(rows: Iterable[tuple[InputRow, int]]) -> Iterator[list[InputRow]]:
-    """Collect rows, each with its size in bytes, into blocks."""
-    block: list[InputRow] = []
-    n_bytes = 0
-    for row, size in rows:
-        block.append(row)
-        n_bytes += size
-        if len(block) == BLOCK_ROWS or n_bytes >= BLOCK_BYTES:
-            yield block
-            block, n_bytes = [], 0
-    if block:
-        yield block
 
 
 def json_id(value: Any) -> str | int | float | bool | None:
@@ -90,6 +74,14 @@ def id_of(found: Any, id_column: str | None, number: int) -> str | int | float |
             raise ValueError(f"The column {id_column!r} has a list or an object, which is no id.") from error
         return number
     return number if row_id is None and id_column is None else row_id
+
+
+def index_of(column: str, names: Sequence[str], file: str) -> int:
+    """Return where in a header or schema a column is. Raises ``BulkInputError`` unless it is there once."""
+    if names.count(column) != 1:
+        many = "more than one column" if column in names else "no column"
+        raise BulkInputError(f"{file} has {many} {column!r}. Its columns are: {listed(names)}.")
+    return names.index(column)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -15,12 +15,15 @@ from trio_pool_serve.bulk.inputs.compressed_files import READ_BYTES, decompresse
 from trio_pool_serve.bulk.inputs.csv_rows import csv_rows
 from trio_pool_serve.bulk.inputs.fingerprint import FilePrint, Fingerprint
 from trio_pool_serve.bulk.inputs.input_files import InputFile, find_files
-from trio_pool_serve.bulk.inputs.input_row import Cursor, InputRow, in_blocks
+from trio_pool_serve.bulk.inputs.input_row import Cursor, InputRow
 from trio_pool_serve.bulk.inputs.jsonl_rows import jsonl_rows
 from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.errors import BulkInputError, InputChangedError
 
 DIGEST_BYTES = 32
+
+CHECKED_EVERY = 1024
+"""Rows of a file after which it is looked at whether it has changed."""
 
 
 def open_input(
@@ -86,8 +89,8 @@ class InputTable:
         for file in fingerprint.files:
             _check_state(InputFile(file.name, paths.get(file.name)), (file.n_bytes, file.mtime_ns))
 
-    def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[list[InputRow]]:
-        """Yield the rows from number ``start`` on, in blocks of at most 1024 rows and about 8 MiB.
+    def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[InputRow]:
+        """Yield the rows from number ``start`` on.
 
         An id is the value of ``id_column``; if that is None, of the column ``id`` where there is one; or else the row's
         number. Rows that cannot be used have an ``error``: lines that are not JSON or not UTF-8, null, a line or value
@@ -96,7 +99,7 @@ class InputTable:
         are read. Arrow files are held in memory one record batch at a time, only the columns asked for.
 
         Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns;
-        ``InputChangedError`` rather than yielding a block of a file that was changed since it was scanned.
+        ``InputChangedError`` within 1024 rows of a file that was changed since its scan, and before the next file.
         """
         cursor = Cursor(start)
         for file in self.files:
@@ -105,10 +108,15 @@ class InputTable:
                 cursor.number += n_rows
                 continue
             with read_errors(file.name), self._opened(file) as opened:
-                for block in self._blocks(opened, file.name, columns, id_column, cursor):
-                    if file.name in self._state_of_file:
-                        _check_state(file, self._state_of_file[file.name])
-                    yield block
+                for count, row in enumerate(self._rows_in(opened, file.name, columns, id_column, cursor), 1):
+                    yield row
+                    if count % CHECKED_EVERY == 0:
+                        self._check(file)
+                self._check(file)
+
+    def _check(self, file: InputFile) -> None:
+        if file.name in self._state_of_file:
+            _check_state(file, self._state_of_file[file.name])
 
     @contextmanager
     def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
@@ -121,16 +129,16 @@ class InputTable:
         self._was_read = True
         yield sys.stdin.buffer
 
-    def _blocks(
+    def _rows_in(
         self, opened: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-    ) -> Iterator[list[InputRow]]:
+    ) -> Iterator[InputRow]:
         kind = self.format.kind
         if not self.format.in_lines:
-            return in_blocks(arrow_rows(opened, name, kind, columns, id_column, cursor))
+            return arrow_rows(opened, name, kind, columns, id_column, cursor)
         content = decompressed(opened, self.format.compression)
         if kind == "jsonl":
-            return in_blocks(jsonl_rows(content, name, columns, id_column, cursor))
-        return in_blocks(csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor))
+            return jsonl_rows(content, name, columns, id_column, cursor)
+        return csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor)
 
     def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> FilePrint:
         with read_errors(file.name), self._opened(file) as opened:
@@ -148,7 +156,7 @@ class InputTable:
             opened.seek(0)
             return n_rows
         cursor = Cursor(start=sys.maxsize)  # every row is skipped
-        for _ in self._blocks(io.BufferedReader(hashed, READ_BYTES), name, (), None, cursor):
+        for _ in self._rows_in(io.BufferedReader(hashed, READ_BYTES), name, (), None, cursor):
             pass
         return cursor.number
 

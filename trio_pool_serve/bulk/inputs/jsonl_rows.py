@@ -14,15 +14,15 @@ DECODER = msgspec.json.Decoder()
 
 def jsonl_rows(
     file: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[tuple[InputRow, int]]:
-    """Yield the rows of a file, from the cursor on, each with the size of its line. Blank lines are not rows."""
-    for at, (line, length) in enumerate(read_lines(file, input_row.MAX_ROW_BYTES), 1):
+) -> Iterator[InputRow]:
+    """Yield the rows of a file, from the cursor on. Blank lines are not rows."""
+    for at, (line, _) in enumerate(read_lines(file, input_row.MAX_ROW_BYTES), 1):
         if line is not None and line.isspace():
             continue
         number = cursor.number
         cursor.number += 1
         if number >= cursor.start:
-            yield _row(line, number, f"{name}:{at}", columns, id_column), length
+            yield _row(line, number, f"{name}:{at}", columns, id_column)
 
 
 def _row(line: bytes | None, number: int, place: str, columns: Sequence[str], id_column: str | None) -> InputRow:
