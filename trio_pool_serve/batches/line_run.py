@@ -1,8 +1,8 @@
 """A run over a file of requests: responses in the order of its lines, and it is known what of them is on the disk."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -101,8 +101,9 @@ async def run_lines(run: LineRun, position: Position) -> bool:
     position is committed. Raises ``StorageError``, and what ``compute`` and ``commit`` raise. Cancellation: as soon as
     a thread that reads or writes has finished; a window that is not committed does not count.
     """
-    with unwrap_exception_groups(PoolServeError):
-        async with _open_files(run, position) as (source, outputs), trio.open_nursery() as nursery:
+    with unwrap_exception_groups(PoolServeError), ExitStack() as opened:
+        source, outputs = await run.offload.run("files", partial(_open_files, run, position, opened))
+        async with trio.open_nursery() as nursery:
             return await _run_windows(run, position, source, outputs, nursery)
     raise AssertionError  # nothing is suppressed
 
@@ -115,7 +116,7 @@ async def _run_windows(
     has_ended = False
     while True:
         while len(computing) < MAX_COMPUTING and not has_ended and not run.should_pause():
-            window = await _read(run, source, line, offset)
+            window = await run.offload.run("files", partial(_read, run, source, line, offset))
             if window is None:
                 has_ended = True
                 break
@@ -143,27 +144,18 @@ class _ComputingWindow:
         self.done.set()
 
 
-@asynccontextmanager
-async def _open_files(run: LineRun, position: Position) -> AsyncIterator[tuple[BinaryIO, list[AppendedFile]]]:
-    with ExitStack() as opened:
-
-        def open_all() -> tuple[BinaryIO, list[AppendedFile]]:
-            with storage_errors(run.input):
-                source = opened.enter_context(run.input.open("rb"))
-            outputs = [opened.enter_context(closing(open_appended(run.output, position.output_bytes)))]
-            if run.errors is not None:
-                outputs.append(opened.enter_context(closing(open_appended(run.errors, position.error_bytes))))
-            return source, outputs
-
-        yield await run.offload.run("files", open_all)
+def _open_files(run: LineRun, position: Position, opened: ExitStack) -> tuple[BinaryIO, list[AppendedFile]]:
+    with storage_errors(run.input):
+        source = opened.enter_context(run.input.open("rb"))
+    outputs = [opened.enter_context(closing(open_appended(run.output, position.output_bytes)))]
+    if run.errors is not None:
+        outputs.append(opened.enter_context(closing(open_appended(run.errors, position.error_bytes))))
+    return source, outputs
 
 
-async def _read(run: LineRun, source: BinaryIO, line: int, offset: int) -> Window | None:
-    def read() -> Window | None:
-        with storage_errors(run.input):
-            return read_window(source, line, offset, run.max_line_bytes)
-
-    return await run.offload.run("files", read)
+def _read(run: LineRun, source: BinaryIO, line: int, offset: int) -> Window | None:
+    with storage_errors(run.input):
+        return read_window(source, line, offset, run.max_line_bytes)
 
 
 def _write(run: LineRun, outputs: list[AppendedFile], position: Position, finished: _ComputingWindow) -> Position:
