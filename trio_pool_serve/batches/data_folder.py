@@ -11,7 +11,7 @@ from attrs import frozen
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import StorageError
-from trio_pool_serve.storage.durable_files import AppendedFile, make_durable, open_appended, storage_errors
+from trio_pool_serve.storage.durable_files import AppendedFile, make_folder, open_appended, storage_errors
 
 ID = re.compile(r"file-[0-9a-f]{32}")
 """Nothing else is ever removed from the folder: it may have been there before."""
@@ -63,11 +63,8 @@ class DataFolder:
         self._create_folders()
 
     def _create_folders(self) -> None:
-        with storage_errors(self.path):
-            for each in (self.path / "files", self.path / "uploads"):
-                if not each.is_dir():
-                    each.mkdir(mode=0o700, exist_ok=True)
-                    make_durable(self.path)
+        for each in (self.path / "files", self.path / "uploads"):
+            make_folder(each)
 
     def open_upload(self, file_id: str) -> AppendedFile:
         """Open a new upload, in a folder that is made again if someone has removed it. Raises ``StorageError``."""

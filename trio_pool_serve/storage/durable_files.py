@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder durably, unless it is there; its parent has to be."""
     with storage_errors(folder):
         if not folder.is_dir():
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             make_durable(folder.parent)
 
 
