@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -49,30 +50,6 @@ SHOW_EVERY_S = 0.25
 DISCOVERY_TIMEOUT_S = 10.0
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class Usage(msgspec.Struct):
-    """What a response says of its request's tokens."""
-
-    total_tokens: int = 0
-
-
-class WithUsage(msgspec.Struct):
-    """A response, all but its usage left out."""
-
-    usage: Usage | None = None
-
-
-class ListedModel(msgspec.Struct):
-    """An entry of a list of models."""
-
-    id: str
-
-
-class ModelList(msgspec.Struct):
-    """The response of ``/v1/models``."""
-
-    data: list[ListedModel]
 
 
 async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOptions, file: Path | None) -> int:
@@ -182,34 +159,34 @@ async def first_model(target: Target, api_key: str | None) -> str:
         raise BenchError(f"{target.authority} does not answer: {error.__cause__ or error!r}") from error
     if response.status == 200:
         try:
-            return msgspec.json.decode(response.body, type=ModelList).data[0].id
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError):
+            return str(msgspec.json.decode(response.body)["data"][0]["id"])
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
             pass
     raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}): --model is needed.")
+
+
+class WithUsage(msgspec.Struct):
+    """A response, all but its usage left out."""
+
+    usage: dict[str, Any] | None = None
 
 
 @define(eq=False)
 class TokenCount:
     """Adds up the tokens that responses count."""
 
-    total: int = 0
-    _counts: bool = field(init=False, default=True)
+    total: int | None = 0
+    """``None`` once a response has not counted them."""
 
     def add(self, response: Response) -> None:
-        """Take note of a response; of the first one that does not count them, that there are none to be known."""
-        if not self._counts:
+        """Take note of a response."""
+        if self.total is None:
             return
         try:
-            usage = msgspec.json.decode(response.body, type=WithUsage).usage
+            tokens = (msgspec.json.decode(response.body, type=WithUsage).usage or {}).get("total_tokens")
         except (msgspec.DecodeError, UnicodeDecodeError):
-            usage = None
-        self._counts = usage is not None and usage.total_tokens > 0
-        self.total += usage.total_tokens if usage is not None else 0
-
-    @property
-    def known(self) -> int | None:
-        """The tokens of all responses."""
-        return self.total if self._counts else None
+            tokens = None
+        self.total = self.total + tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], object]) -> Round | None:
@@ -244,7 +221,7 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
         outcomes={name: len(latencies) for name, latencies in run.outcomes.items()},
         reasons=run.reasons,
         late_p99_ms=1e3 * quantile(run.late_s, 0.99) if run.late_s else 0.0,
-        tokens=tokens.known if run.latencies else None,
+        tokens=tokens.total if run.latencies else None,
         unfinished=run.unfinished,
     )
 
