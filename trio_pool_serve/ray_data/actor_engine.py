@@ -93,6 +93,19 @@ class ActorEngine:
         return f"<ActorEngine {self._model} {self._loop!r}>"
 
 
+class WithEngine:
+    """What the callable classes have in common."""
+
+    _engine: ActorEngine
+
+    def close(self) -> None:
+        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._engine!r}>"
+
+
 def checked(options_class: type[R], **values: Any) -> R:
     """Return options with these values; raise ``ValueError`` with nothing but the reason."""
     try:

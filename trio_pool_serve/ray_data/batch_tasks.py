@@ -21,13 +21,13 @@ from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
 from trio_pool_serve.bulk.row_results import RowResult
 from trio_pool_serve.bulk.run import compute_window, cut_windows
-from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
+from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
 
 logger = logging.getLogger(__name__)
 
 
-class BatchTask:
+class BatchTask(WithEngine):
     """What the classes for batches have in common."""
 
     def __init__(self, model: str, prefix: str, options: EngineOptions, **task: Any) -> None:
@@ -41,13 +41,6 @@ class BatchTask:
         check_columns(table, self._task.columns, [column.name for column in self._columns])
         results = self._engine.call(partial(_compute, rows=rows_of(table, self._task.columns)))
         return with_results(table, results, self._columns)
-
-    def close(self) -> None:
-        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
-        self._engine.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._engine!r}>"
 
 
 async def _columns_of(engine: OwnEngine) -> Sequence[OutputColumn]:

@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
     UnavailableError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
+from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
@@ -35,7 +35,7 @@ IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 ADDED = {"rows": pa.int64(), "failed": pa.int64(), "tokens": pa.int64(), "error": pa.string()}
 
 
-class BulkRuns:
+class BulkRuns(WithEngine):
     """Computes a file of texts into one of results for each row, as the bulk command of that name does.
 
     A row has strings: ``source`` and ``target``, which are the command's arguments, and in a column ``shard``, if there
@@ -103,13 +103,6 @@ class BulkRuns:
         except (PoolServeError, OSError, ValueError, TypeError) as error:
             return {"error": str(error.args[0]) if isinstance(error, ValueError) and error.args else str(error)}
         return {"rows": after.done, "failed": after.failed, "tokens": after.tokens}
-
-    def close(self) -> None:
-        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
-        self._engine.close()
-
-    def __repr__(self) -> str:
-        return f"<BulkRuns {self._task.task} {self._engine!r}>"
 
 
 def _path(name: str, value: Any) -> str:
