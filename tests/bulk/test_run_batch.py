@@ -156,7 +156,7 @@ async def test_an_output_that_was_removed_or_cut_off_is_an_error(tmp_path, model
     assert await run(source, target, model, overwrite=True) == 3
     target.unlink()
     assert await run(source, target, model) == 1
-    assert "has been removed or changed" in capsys.readouterr().err
+    assert "has been deleted" in capsys.readouterr().err
 
 
 async def test_an_input_that_changes_during_the_run_ends_it(tmp_path, model, capsys, monkeypatch):

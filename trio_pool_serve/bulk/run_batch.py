@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 import msgspec
 import trio
@@ -28,6 +27,8 @@ from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_files import InputFile
 from trio_pool_serve.bulk.inputs.input_table import InputTable
 from trio_pool_serve.bulk.journal import Identity, Journal, Progress, open_journal
+from trio_pool_serve.bulk.outputs.output_table import check_finished
+from trio_pool_serve.bulk.outputs.position import Position as OutputPosition
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import stop_signals
@@ -36,7 +37,6 @@ from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
 from trio_pool_serve.errors import (
     PoolServeError,
-    StorageLostError,
     TransferError,
     unwrap_exception_groups,
 )
@@ -45,6 +45,8 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
 STOPPED = 128 + signal.SIGINT
+
+JSONL = Format("jsonl")
 
 
 @frozen
@@ -101,7 +103,7 @@ async def _open_input(options: BatchOptions, offload: Offload) -> InputTable:
         name = without_secrets(options.input_file)
         if not await offload.run("files", path.exists):
             await download(options.input_file, path, offload)
-    return InputTable(Format("jsonl"), (InputFile(name, path),))
+    return InputTable(JSONL, (InputFile(name, path),))
 
 
 @frozen(eq=False)
@@ -204,18 +206,12 @@ class OwnBatch:
     async def _check_finished(self, journal: Journal) -> None:
         output, target = self.options.output, self.options.output_file
         checkpoint = _checkpoint_in(journal.progress)
-        length = 0 if checkpoint is None else checkpoint.position.output_bytes
-        if not is_url(target) and await self.service.offload.run("files", partial(_length_of, output)) != length:
-            raise StorageLostError(
-                f"The run is complete, but {output} has been removed or changed. --overwrite begins again."
-            )
+        position = OutputPosition(0 if checkpoint is None else checkpoint.position.output_bytes)
+        if not is_url(target):
+            await self.service.offload.run("files", partial(check_finished, output, JSONL, position.encoded()))
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
         self.console.print(f"{shown} is complete: {journal.progress.done:,} lines.", markup=False)
-
-
-def _length_of(path: Path) -> int | None:
-    return path.stat().st_size if path.exists() else None
 
 
 def _checkpoint_in(progress: Progress) -> Checkpoint | None:
