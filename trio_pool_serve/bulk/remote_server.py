@@ -94,6 +94,8 @@ class RemoteServer:
             "truncate_prompt_tokens": -1 if self.text.truncate else None,
             "prompt_name": self.text.prompt_name,
             "input_type": self.text.input_type,
+            "top_n": task.top_n,
+            "dimensions": task.dimensions,
         }
         shared = {name: value for name, value in shared.items() if value is not None}
         if task.task == "rerank":
@@ -101,18 +103,16 @@ class RemoteServer:
             if not isinstance(documents, list):
                 raise InvalidRequestError(f"The column {columns[1]} is not a list of texts.")
             texts = [text_in(document, columns[1]) for document in documents]
-            top_n = {} if task.top_n is None else {"top_n": task.top_n}
-            return "/v1/rerank", {"query": text_in(query, columns[0]), "documents": texts, **shared, **top_n}
+            return "/v1/rerank", {"query": text_in(query, columns[0]), "documents": texts, **shared}
         sides = [[text_in(values[side], column) for values in rows] for side, column in enumerate(columns)]
         if task.task == "score":
             return "/score", {"text_1": sides[0], "text_2": sides[1], **shared}
         if task.task == "classify":
             return "/classify", {"input": sides[0], **shared}
-        dimensions = {} if task.dimensions is None else {"dimensions": task.dimensions}
         if task.task == "embed":
-            return "/v1/embeddings", {"input": sides[0], "encoding_format": "base64", **shared, **dimensions}
+            return "/v1/embeddings", {"input": sides[0], "encoding_format": "base64", **shared}
         pooling_task = "sparse_embed" if task.task == "sparse" else "token_embed"
-        return "/pooling", {"input": sides[0], "task": pooling_task, **shared, **dimensions}
+        return "/pooling", {"input": sides[0], "task": pooling_task, **shared}
 
     def _values_in(self, answer: dict[str, Any]) -> list[tuple[Any, ...]]:
         if self.task.task == "rerank":

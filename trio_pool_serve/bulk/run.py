@@ -41,7 +41,7 @@ class Window:
     next_row: int
     ends_part: bool
     """Whether a file of the output ends with it."""
-    result: WindowResult | None = field(default=None, init=False)
+    result: WindowResult = field(init=False)
     computed: trio.Event = field(init=False, factory=trio.Event)
 
 
@@ -146,7 +146,6 @@ class BulkRun:
         progress = self.journal.progress
         async for window in windows:
             await window.computed.wait()
-            assert window.result is not None  # noqa: S101  (it is computed)
             failed = sum(bool(row.error) for row in window.result.rows)
             progress = evolve(
                 progress,
@@ -168,7 +167,6 @@ class BulkRun:
 
     def _write(self, window: Window, *, commits: bool) -> tuple[bytes | None, int]:
         """Write the results of a window, and make them durable if it ``commits``. Blocking."""
-        assert window.result is not None  # noqa: S101  (it is computed)
         rows: list[tuple[object, ...]] = []
         errors: list[bytes] = []
         for row, result in zip(window.rows, window.result.rows, strict=True):
