@@ -15,7 +15,7 @@ from attrs import Factory, define, field, frozen
 from benchmarks.thread_clocks import clocks_since, read_clocks
 from trio_pool_serve.load.client_connection import Target, request_bytes
 from trio_pool_serve.load.load_run import LoadPlan, LoadRun
-from trio_pool_serve.load.outcomes import quantile_of_sorted
+from trio_pool_serve.load.outcomes import quantile
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,9 +112,9 @@ class Load:
             requests=len(latencies),
             requests_per_s=finished / self.job.seconds,
             mean_ms=1e3 * sum(latencies) / len(latencies),
-            p50_ms=1e3 * quantile_of_sorted(latencies, 0.5),
-            p95_ms=1e3 * quantile_of_sorted(latencies, 0.95),
-            p99_ms=1e3 * quantile_of_sorted(latencies, 0.99),
+            p50_ms=1e3 * quantile(latencies, 0.5),
+            p95_ms=1e3 * quantile(latencies, 0.95),
+            p99_ms=1e3 * quantile(latencies, 0.99),
             max_ms=1e3 * latencies[-1],
             client_cpu_ms=1e3 * self.cpu_s / max(1, finished),
             server_cpu_ms=None if self.server_cpu_s is None else 1e3 * self.server_cpu_s / max(1, finished),

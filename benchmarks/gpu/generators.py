@@ -14,7 +14,7 @@ from attrs import Factory, frozen
 
 from benchmarks.gpu.failure import text_of
 from benchmarks.load import ROOT, Load, LoadJob, UnexpectedAnswerError
-from trio_pool_serve.load.outcomes import quantile_of_sorted
+from trio_pool_serve.load.outcomes import quantile
 
 SATURATED = 0.9
 """Share of a core's time from which a process may have been what limited the rate: it has one thread."""
@@ -72,8 +72,8 @@ class GeneratedLoad:
         return cls(
             requests=len(latencies),
             requests_per_s=sum(part.finished / part.seconds for part in parts),
-            p50_ms=1e3 * quantile_of_sorted(latencies, 0.5),
-            p99_ms=1e3 * quantile_of_sorted(latencies, 0.99),
+            p50_ms=1e3 * quantile(latencies, 0.5),
+            p99_ms=1e3 * quantile(latencies, 0.99),
             began=min(part.began for part in parts),
             ended=max(part.ended for part in parts),
             cpu_shares=[part.cpu_s / part.seconds for part in parts],

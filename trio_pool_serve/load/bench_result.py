@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
-from trio_pool_serve.load.outcomes import ANSWERED, quantile_of_sorted
+from trio_pool_serve.load.outcomes import ANSWERED, quantile
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
@@ -37,7 +37,7 @@ class Round:
 
     def latency_ms(self, share: float) -> float:
         """Return the latency that ``share`` of the answered requests stayed within; NaN without any."""
-        return quantile_of_sorted(self.latencies_ms, share)
+        return quantile(self.latencies_ms, share)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -160,7 +160,7 @@ def _facts(result: ServerResult) -> Iterator[tuple[str, str]]:
     latencies = result.latencies_ms
     if latencies:
         mean = sum(latencies) / len(latencies)
-        quantiles = [f"{name} {quantile_of_sorted(latencies, share):.1f}" for name, share in SHARES.items()]
+        quantiles = [f"{name} {quantile(latencies, share):.1f}" for name, share in SHARES.items()]
         yield "latency, ms", ", ".join([f"mean {mean:.1f}", *quantiles])
     for name, count in result.outcomes.most_common():
         if name != ANSWERED:
@@ -205,7 +205,7 @@ def as_document(results: Sequence[ServerResult], load: LoadOptions, requests: Re
                 "requests_per_s": result.requests_per_s,
                 "texts_per_s": result.requests_per_s * result.texts_per_request,
                 "tokens_per_s": result.tokens_per_s,
-                "latency_ms": {name: quantile_of_sorted(result.latencies_ms, share) for name, share in SHARES.items()},
+                "latency_ms": {name: quantile(result.latencies_ms, share) for name, share in SHARES.items()},
                 "outcomes": dict(result.outcomes),
                 "reasons": result.reasons,
                 "unfinished": result.unfinished,

@@ -15,11 +15,4 @@ something else."""
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the smallest of ``values`` that ``share`` of them do not exceed; NaN if there are none."""
-    return quantile_of_sorted(sorted(values), share)
-
-
-def quantile_of_sorted(values: Sequence[float], share: float) -> float:
-    """Return what ``quantile`` does, of ``values`` that are sorted."""
-    if not values:
-        return math.nan
-    return values[max(0, math.ceil(share * len(values)) - 1)]
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
