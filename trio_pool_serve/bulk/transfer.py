@@ -13,7 +13,7 @@ import trio
 
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.errors import StorageInUseError, TransferError
-from trio_pool_serve.storage.durable_files import publish, storage_errors
+from trio_pool_serve.storage.durable_files import AppendedFile, publish, storage_errors
 from trio_pool_serve.threads.offload import Offload
 
 T = TypeVar("T")
@@ -64,35 +64,29 @@ async def upload(path: Path, url: str, offload: Offload) -> None:
     await _attempt("PUT", url, put)
 
 
-def _open_alone(path: Path) -> BinaryIO:
+def _open_alone(path: Path) -> AppendedFile:
     """Open a file to write to, with a lock that ends with the process."""
     with storage_errors(path):
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             raise StorageInUseError(f"Another run is downloading its input: {path} is in use.") from None
-        return file
+        return AppendedFile(path, file, 0)
 
 
-async def _get(client: httpx.AsyncClient, url: str, file: BinaryIO, offload: Offload) -> float | None:
+async def _get(client: httpx.AsyncClient, url: str, file: AppendedFile, offload: Offload) -> float | None:
     """Write what a URL has; return when it was changed, in seconds since the epoch."""
-    await offload.run("files", partial(file.truncate, 0))
+    await offload.run("files", partial(file.file.truncate, 0))
     async with client.stream("GET", url) as response:
         response.raise_for_status()
         async for part in response.aiter_bytes(PART_BYTES):
-            await offload.run("files", partial(_write, file, part))
-    await offload.run("files", file.flush)
+            await offload.run("files", partial(file.append, part))
     try:
         return parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, ValueError):
         return None
-
-
-def _write(file: BinaryIO, part: bytes) -> None:
-    with storage_errors(Path(file.name)):
-        file.write(part)
 
 
 async def _parts_of(file: BinaryIO, offload: Offload) -> AsyncIterator[bytes]:
