@@ -138,7 +138,7 @@ class BulkRun:
             if ends_part or _is_full(rows, characters):
                 yield Window(rows, number + 1, ends_part)
                 rows, characters = [], 0
-        self.table.check_unchanged(self.journal.identity.input)
+        self.table.check_unchanged()
         if number >= start:
             yield Window(rows, number + 1, ends_part=True)
 

@@ -155,7 +155,7 @@ class OwnBatch:
         checkpoint = _checkpoint_in(journal.progress) or Checkpoint(created=file.mtime_ns // 10**9)
 
         async def commit(position: Position) -> None:
-            await self.service.offload.run("files", partial(self.input.check_unchanged, self.fingerprint))
+            await self.service.offload.run("files", self.input.check_unchanged)
             await journal.commit(_progress_at(evolve(checkpoint, position=position)))
 
         compute = compute_by(self.responder.respond_all, Submitter(), digest=file.blake2b, created=checkpoint.created)

@@ -41,10 +41,7 @@ class _Columns:
 def arrow_rows(
     file: BinaryIO, name: str, kind: Kind, columns: Sequence[str], id_column: str | None, cursor: Cursor
 ) -> Iterator[InputRow]:
-    """Yield the rows of a file, from the cursor on.
-
-    Raises ``BulkInputError`` if a column is missing.
-    """
+    """Yield the rows of a file, from the cursor on. Raises ``BulkInputError`` if a column is missing."""
     batches = _parquet_batches if kind == "parquet" else _ipc_batches
     with _arrow_errors(name):
         for batch, first, wanted in batches(file, name, columns, id_column, cursor):

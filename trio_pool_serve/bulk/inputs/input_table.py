@@ -52,8 +52,8 @@ class InputTable:
     files: tuple[InputFile, ...]
     _rows_of_file: dict[str, int] = field(factory=dict, init=False)
     """As far as they have been scanned."""
-    _state_of_file: dict[str, tuple[int, int]] = field(factory=dict, init=False)
-    """Size and modification time of those that have been scanned."""
+    _prints: dict[str, FilePrint] = field(factory=dict, init=False)
+    """Of those that have been scanned."""
     _was_read: bool = field(default=False, init=False)
 
     @property
@@ -76,18 +76,16 @@ class InputTable:
         """
         if self.is_stdin:
             return Fingerprint()
-        prints = []
         done = 0
         for file in self.files:
-            prints.append(self._scan_file(file, lambda n_bytes, before=done: progress(before + n_bytes)))  # type: ignore[misc]
-            done += prints[-1].n_bytes
-        return Fingerprint(tuple(prints), sum(self._rows_of_file.values()))
+            self._scan_file(file, lambda n_bytes, before=done: progress(before + n_bytes))  # type: ignore[misc]
+            done += self._prints[file.name].n_bytes
+        return Fingerprint(tuple(self._prints.values()), sum(self._rows_of_file.values()))
 
-    def check_unchanged(self, fingerprint: Fingerprint) -> None:
-        """Raise ``InputChangedError`` if size or modification time of a file are not those of a scan of this table."""
-        paths = {file.name: file.path for file in self.files}
-        for file in fingerprint.files:
-            _check_state(InputFile(file.name, paths.get(file.name)), (file.n_bytes, file.mtime_ns))
+    def check_unchanged(self) -> None:
+        """Raise ``InputChangedError`` if size or modification time of a file are not those of its scan."""
+        for file in self.files:
+            self._check(file)
 
     def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[InputRow]:
         """Yield the rows from number ``start`` on.
@@ -115,8 +113,8 @@ class InputTable:
                 self._check(file)
 
     def _check(self, file: InputFile) -> None:
-        if file.name in self._state_of_file:
-            _check_state(file, self._state_of_file[file.name])
+        if scanned := self._prints.get(file.name):
+            _check_state(file, (scanned.n_bytes, scanned.mtime_ns))
 
     @contextmanager
     def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
@@ -140,15 +138,14 @@ class InputTable:
             return jsonl_rows(content, name, columns, id_column, cursor)
         return csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor)
 
-    def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> FilePrint:
+    def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> None:
         with read_errors(file.name), self._opened(file) as opened:
             before = _state(file)
             hashed = HashedFile(opened, progress)
             self._rows_of_file[file.name] = self._count(opened, hashed, file.name)
             hashed.read_to_end()
         _check_state(file, before)
-        self._state_of_file[file.name] = before
-        return FilePrint(file.name, before[0], hashed.digest, before[1])
+        self._prints[file.name] = FilePrint(file.name, before[0], hashed.digest, before[1])
 
     def _count(self, opened: BinaryIO, hashed: "HashedFile", name: str) -> int:
         if not self.format.in_lines:
@@ -195,8 +192,7 @@ class HashedFile(io.RawIOBase):
 
 
 def _state(file: InputFile) -> tuple[int, int]:
-    if file.path is None:
-        raise InputChangedError(f"{file.name} is not a file of this input.")
+    assert file.path is not None  # noqa: S101  (standard input is not scanned)
     try:
         found = file.path.stat()
     except OSError as error:
