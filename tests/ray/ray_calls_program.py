@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from trio_pool_serve.config import RayConfig
+from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.ray.cluster import RayCluster, open_cluster
 from trio_pool_serve.errors import PoolServeError
 
@@ -19,7 +19,7 @@ from trio_pool_serve.errors import PoolServeError
 async def main(address: str) -> None:
     os.environ["RAY_ADDRESS"] = address
     before = signal.getsignal(signal.SIGTERM)
-    async with open_cluster(RayConfig()) as cluster:
+    async with open_cluster(ProcessesConfig()) as cluster:
         say("handler kept", signal.getsignal(signal.SIGTERM) is before)
         group = await cluster.reserve(set())
         actor = await cluster.start(group)

@@ -35,7 +35,7 @@ from tests.server.server_process import (
     launched,
 )
 from trio_pool_serve.cli import check_references, read_config
-from trio_pool_serve.config import RayConfig
+from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.ray.cluster import open_cluster, resources_of
 from trio_pool_serve.errors import ModelLoadError
 
@@ -286,7 +286,7 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
 async def test_a_cluster_that_cannot_be_used_is_said_to_be_so(monkeypatch, address, said):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ModelLoadError, match=f"RAY_ADDRESS {address}.*{said}"):
-        async with open_cluster(RayConfig()):
+        async with open_cluster(ProcessesConfig()):
             pass
 
 
@@ -295,8 +295,8 @@ def test_a_cpu_is_reserved_for_each_thread_of_a_replica(monkeypatch, threads, cp
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert resources_of(RayConfig()) == {"CPU": cpus}
-    assert resources_of(RayConfig(gpus_per_replica=0.5)) == {"CPU": cpus, "GPU": 0.5}
+    assert resources_of(ProcessesConfig()) == {"CPU": cpus}
+    assert resources_of(ProcessesConfig(gpus_per_replica=0.5)) == {"CPU": cpus, "GPU": 0.5}
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):

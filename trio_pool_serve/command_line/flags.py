@@ -21,7 +21,6 @@ GROUPS = {
     "scheduling": "Scheduling",
     "processes": "Processes",
     "hosts": "Engines on other machines",
-    "ray": "Ray",
     "threads": "Threads",
     "time_limits": "Time limits",
     "input": "Input",

@@ -31,7 +31,6 @@ from trio_pool_serve.config.model_sources import ModelTables as ModelTables
 from trio_pool_serve.config.model_sources import source_of
 from trio_pool_serve.config.network_config import KeyScope as KeyScope
 from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
-from trio_pool_serve.config.ray_config import RayConfig as RayConfig
 
 
 class NoModelError(ValueError):
@@ -54,7 +53,6 @@ class Config:
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     processes: ProcessesConfig = Factory(ProcessesConfig)
     hosts: HostsConfig = Factory(HostsConfig)
-    ray: RayConfig = Factory(RayConfig)
     threads: ThreadsConfig = Factory(ThreadsConfig)
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     input: InputConfig = Factory(InputConfig)

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, field, frozen
-from attrs.validators import ge, gt, in_, optional
+from attrs.validators import ge, gt, in_, le, optional
 
 from trio_pool_serve.config.setting import Setting, flag_of, matches
 
@@ -105,6 +105,13 @@ class ProcessesConfig:
             default="1/gpu; on CPU 1 per core, up to 4; 1 with --engine ray",
         ),
     ] = field(default=None, validator=optional(_is_number_of_replicas))
+    gpus_per_replica: Annotated[
+        float,
+        Setting(
+            "GPUs that Ray reserves for each replica with `--engine ray`, up to 1. A fraction lets replicas share a "
+            "GPU; with 0 they compute on CPU."
+        ),
+    ] = field(default=0.0, validator=[ge(0), le(1)])
     api_workers: Annotated[
         int,
         Setting("Number of API processes. They share the listening socket. More than 1 requires `--engine process`."),

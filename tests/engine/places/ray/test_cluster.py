@@ -4,7 +4,7 @@ import threading
 
 import trio
 
-from trio_pool_serve.config import RayConfig
+from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.ray import cluster as module
 from trio_pool_serve.engine.places.ray.cluster import CONTROL_CALLS, RayCluster
 
@@ -13,7 +13,7 @@ async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypa
     answers = threading.Event()
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.01)
     monkeypatch.setattr("ray.kill", lambda _: answers.wait())
-    cluster = RayCluster(RayConfig())
+    cluster = RayCluster(ProcessesConfig())
     try:
         for _ in range(2 * CONTROL_CALLS):
             await cluster.kill(None)
@@ -28,5 +28,5 @@ async def test_an_end_that_fails_is_logged_and_raises_nothing(monkeypatch, caplo
         raise ValueError("no such actor")
 
     monkeypatch.setattr("ray.kill", fail)
-    await RayCluster(RayConfig()).kill(None)
+    await RayCluster(ProcessesConfig()).kill(None)
     assert "no such actor" in caplog.text

@@ -73,7 +73,7 @@ class ActorPlaces(Supervisor):
     """For each place that has an engine process or is about to start one."""
 
     def _device_of(self, process: int) -> tuple[None, str]:  # noqa: ARG002  (each has the only GPU that it sees)
-        by_ray = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"
+        by_ray = "cuda:0" if self.config.processes.gpus_per_replica else "cpu"
         return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -82,7 +82,7 @@ class ActorPlaces(Supervisor):
         Raises ``ModelLoadError`` if the cluster cannot be reached, too. Cancellation: the actors are killed, and their
         engine processes exit.
         """
-        async with open_cluster(self.config.ray) as self._cluster, trio.open_nursery() as nursery:
+        async with open_cluster(self.config.processes) as self._cluster, trio.open_nursery() as nursery:
             for model in range(len(self.config.sources)):
                 nursery.start_soon(self._scale, model)
             await super().run(task_status=task_status)
@@ -182,7 +182,7 @@ class ActorPlaces(Supervisor):
     async def _log_waiting(self, place: Place, life: Life) -> None:
         await trio.sleep(WAITING_S)
         if life.actor is None:
-            logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.ray))
+            logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.processes))
 
     async def _scale(self, model: int) -> None:
         """Keep as many replicas of a model wanted as its queue needs, forever."""

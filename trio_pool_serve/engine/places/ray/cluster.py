@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import RayConfig
+from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.ray.actor import THREADS, EngineActor
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
 
@@ -56,7 +56,7 @@ def error_of(error: BaseException) -> EngineProcessDiedError:
 class RayCluster:
     """A cluster that this process is connected to, with the settings of all replicas."""
 
-    config: RayConfig
+    config: ProcessesConfig
     limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
@@ -135,7 +135,7 @@ class RayCluster:
                 logger.warning("something is left to Ray until this process ends: %s", error)
 
 
-def resources_of(config: RayConfig) -> dict[str, float]:
+def resources_of(config: ProcessesConfig) -> dict[str, float]:
     """Return what is reserved for a replica, by Ray's names: a CPU for each thread, ``OMP_NUM_THREADS`` or one."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     gpus = {"GPU": config.gpus_per_replica} if config.gpus_per_replica else {}
@@ -143,7 +143,7 @@ def resources_of(config: RayConfig) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def open_cluster(config: RayConfig) -> AsyncIterator[RayCluster]:
+async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
     """Be connected to the cluster of ``RAY_ADDRESS``, else to that of this machine, for as long as the block lasts.
 
     Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
