@@ -41,7 +41,6 @@ class InputCheck:
     _offset: int = field(default=0, init=False)
     _seen: set[bytes] = field(init=False, factory=set)
     """Digests of the custom ids, which take less memory."""
-    _models: dict[str | None, str | None] = field(init=False, factory=dict)
 
     def check_some(self) -> bool:
         """Check the next part; return whether the check has ended. Blocks. Raises ``StorageError``."""
@@ -84,23 +83,16 @@ class InputCheck:
         if line.url != self.endpoint:
             message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
             self._add(line.number, "url_mismatch", message, "url")
-        named = line.model
-        if named not in self._models:
-            self._models[named] = self._find(named)
-        model = self._models[named]
-        if model is None:
-            self._add(line.number, "model_mismatch", f"The model `{named}` does not exist.", "body.model")
-        elif self.model is None:
+        try:
+            model = self.model_of(line.model)
+        except NotFoundError:
+            self._add(line.number, "model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
+            return
+        if self.model is None:
             self.model = model
         elif model != self.model:
             message = f"The line is for the model `{model}`, an earlier one for `{self.model}`."
             self._add(line.number, "model_mismatch", message, "body.model")
-
-    def _find(self, name: str | None) -> str | None:
-        try:
-            return self.model_of(name)
-        except NotFoundError:
-            return None
 
     def _add(self, number: int, code: str, message: str, param: str | None) -> None:
         if len(self.errors) < MAX_ERRORS:
