@@ -45,7 +45,7 @@ class Cursor:
 
 
 def json_id(value: Any) -> str | int | float | bool | None:
-    """Return an id that every output can write, or None for a missing one; raises ``TypeError`` for lists and objects.
+    """Return an id that every output can write, or None for a missing one.
 
     Integers of more than 64 bits become strings: JSON encoders and Arrow refuse them.
     """
@@ -57,8 +57,6 @@ def json_id(value: Any) -> str | int | float | bool | None:
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, list | dict):
-        raise TypeError("The id is a list or an object.")
     return None if value is None else str(value)
 
 
@@ -67,12 +65,11 @@ def id_of(found: Any, id_column: str | None, number: int) -> str | int | float |
 
     Raises ``ValueError`` for what is no id in a column that was named.
     """
-    try:
-        row_id = json_id(found)
-    except TypeError as error:
-        if id_column is not None:
-            raise ValueError(f"The column {id_column!r} has a list or an object, which is no id.") from error
-        return number
+    if isinstance(found, list | dict):
+        if id_column is None:
+            return number
+        raise ValueError(f"The column {id_column!r} has a list or an object, which is no id.")
+    row_id = json_id(found)
     return number if row_id is None and id_column is None else row_id
 
 
