@@ -90,15 +90,12 @@ class OwnEngine:
         Cancellation: at once.
         """
         of_columns: dict[str, tuple[Any, ...]] = {"score": (SAMPLE, SAMPLE[:500]), "rerank": (SAMPLE[:20], [SAMPLE])}
-        task, self.task = self.task, evolve(self.task, dimensions=None, dtype="float32", top_n=None)
         rows = [
             InputRow(number, "", number, of_columns.get(self.task.task, (SAMPLE[:characters],)))
             for number, characters in enumerate((20, 100, 1000))
         ]
-        try:
-            results = (await self.compute(rows)).rows
-        finally:
-            self.task = task
+        task = evolve(self.task, dimensions=None, dtype="float32", top_n=None)
+        results = (await OwnEngine(self.service, task, self.text, self.columns).compute(rows)).rows
         return blake2b(repr([_exact(result) for result in results]).encode(), digest_size=16).hexdigest()
 
     def _input_params(self) -> InputParams:

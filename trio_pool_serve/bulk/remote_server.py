@@ -64,7 +64,7 @@ class RemoteServer:
     async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
         try:
             async with self.limiter:
-                values, tokens = await self._request([row.values for row in rows])
+                values, tokens = await self.request([row.values for row in rows])
         except (RefusedRowsError, InvalidRequestError) as error:
             if len(rows) == 1:
                 return WindowResult([RowResult(error=str(error))], 0)
@@ -72,7 +72,7 @@ class RemoteServer:
             return WindowResult([RowResult(of_row) for of_row in values], tokens)
         return WindowResult.joined([await self._compute([row]) for row in rows])
 
-    async def _request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+    async def request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the values of rows, and their tokens.
 
         Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` for what sending again cannot mend.
@@ -195,13 +195,11 @@ class RemoteServer:
         self.columns = columns_of(self.task, length)
 
     async def _request_sample(self) -> tuple[list[tuple[Any, ...]], int]:
-        task, self.task = self.task, TaskOptions(task=self.task.task, columns=self.task.columns)
+        task = TaskOptions(task=self.task.task, columns=self.task.columns)
         try:
-            return await self._request([("sample",)])
+            return await RemoteServer(self.client, task, self.text, self.name, self.limiter).request([("sample",)])
         except RefusedRowsError as error:
             raise BulkInputError(f"The server refuses a sample: {error}") from error
-        finally:
-            self.task = task
 
 
 def _vector(embedding: Any) -> Vectors:
