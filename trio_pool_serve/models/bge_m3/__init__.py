@@ -3,11 +3,10 @@
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.models.bge_m3.spec import BgeM3, read_bge_m3
+from trio_pool_serve.models.bge_m3.spec import read_bge_m3
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
@@ -24,14 +23,8 @@ class SkipFirstToken(TextFormat):
         return RenderedPrompt(token_ids, kept=np.arange(len(token_ids)) > 0 if is_first else None)
 
 
-def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> SkipFirstToken:
-    """Return the text format, with the tokenizer's CLS token."""
-    del spec
-    return SkipFirstToken(token_id=tokenizer.id_named("cls_token"))
-
-
 BGE_M3 = ModelKind(
     read=read_bge_m3,
     load="trio_pool_serve.models.bge_m3.loading:load_bge_m3",
-    text_format=bge_m3_text_format,
+    text_format=lambda _, tokenizer: SkipFirstToken(token_id=tokenizer.id_named("cls_token")),
 )

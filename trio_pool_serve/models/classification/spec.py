@@ -34,6 +34,8 @@ class Classifier(ModelSpec):
     problem_type: str | None = None
     score_activation: str
     """Dotted name of a torch.nn module without parameters."""
+    chat: ChatFormat | None = None
+    """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
 
     @property
     def multi_label(self) -> bool:
@@ -45,8 +47,6 @@ class Classifier(ModelSpec):
 class SequenceClassifier(Classifier):
     """One number per label for a text or a pair of texts."""
 
-    chat: ChatFormat | None = None
-    """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
     classifies_tokens: bool = False
     """Whether its classifier can be applied to each token, as in vLLM."""
 
