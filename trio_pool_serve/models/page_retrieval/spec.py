@@ -75,22 +75,19 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
         )
     if vlm.get("model_type", "paligemma") != "paligemma":
         raise ModelLoadError(f"A ColPali of {vlm['model_type']} is not supported.")
+    vision = vlm.get("vision_config") or {}
     return PageRetrieval(
         class_name=name,
         text_prefix=f"<bos>{processor.get('query_prefix', 'Question: ')}",
         page_text=f"<image><bos>{processor.get('visual_prompt_prefix', 'Describe the image.')}\n",
         placeholder="<image>",
         placeholder_id=vlm.get("image_token_id", vlm.get("image_token_index", 256000)),
-        images=_siglip(vlm.get("vision_config") or {}),
+        images=ImageTower(
+            image_size=vision.get("image_size", 224), patch_size=vision.get("patch_size", 14), has_class_token=False
+        ),
         needs_token_type_ids=True,
         mask=mask,
         mean_scores=mean_scores,
-    )
-
-
-def _siglip(vision: Mapping[str, Any]) -> ImageTower:
-    return ImageTower(
-        image_size=vision.get("image_size", 224), patch_size=vision.get("patch_size", 14), has_class_token=False
     )
 
 

@@ -119,13 +119,7 @@ def _require_same_tokenizer(table: Path, transformer: Path) -> None:
 
     One tokenizer serves all input types.
     """
-    vocabularies = [
-        {
-            key: value
-            for key, value in read_json(path / "tokenizer.json").items()
-            if key not in ("truncation", "padding")
-        }
-        for path in (table, transformer)
-    ]
-    if vocabularies[0] != vocabularies[1]:
+    unused = {"truncation": None, "padding": None}
+    ours, theirs = ({**read_json(folder / "tokenizer.json"), **unused} for folder in (table, transformer))
+    if ours != theirs:
         raise ModelLoadError("The SparseStaticEmbedding has another tokenizer than the transformer.")
