@@ -26,7 +26,7 @@ from trio_pool_serve.errors import (
     unwrap_exception_groups,
 )
 from trio_pool_serve.processes.socket_folder import serve_at
-from trio_pool_serve.storage.database import Database, open_database
+from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ SHORT_RETRY_S = 0.05
 """The same while a request waits."""
 
 SOCKET_NAME = "batches.socket"
-
-IN_MEMORY = Path(":memory:")
-"""SQLite's name for a database that is in no file."""
 
 DAY_S = 24 * 3600.0
 

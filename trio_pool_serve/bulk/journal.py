@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseError
-from trio_pool_serve.storage.database import Database, open_database
+from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
 
 ON_ERROR = "--on-error"
 
@@ -60,15 +60,14 @@ class Progress:
 class Journal:
     """Commits the progress of one run. Another process cannot open it meanwhile."""
 
-    database: Database | None
+    database: Database
     identity: Identity
-    progress: Progress = field(factory=Progress)
+    progress: Progress
 
     async def commit(self, progress: Progress) -> None:
         """Commit progress, whose files are on the disk. Raises ``StorageError``. Cancellation: it may be committed."""
-        if self.database is not None:
-            encoded = msgspec.json.encode(progress)
-            await self.database.run(lambda connection: _put(connection, {"progress": encoded}))
+        encoded = msgspec.json.encode(progress)
+        await self.database.run(lambda connection: _put(connection, {"progress": encoded}))
         self.progress = progress
 
 
@@ -79,16 +78,12 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
     Raises ``BulkInputError`` if the run that it is of is another one, ``StorageInUseError`` if that is running, and
     ``StorageError``. Cancellation: at once.
     """
-    if path is None:
-        yield Journal(None, identity)
-        return
     try:
-        async with open_database(path, SCHEMA) as database:
+        async with open_database(path or IN_MEMORY, SCHEMA) as database:
             kept = await database.run(_read)
-            journal = Journal(database, identity)
-            journal.progress = msgspec.json.decode(kept.get("progress", b"{}"), type=Progress)
+            journal = Journal(database, identity, msgspec.json.decode(kept.get("progress", b"{}"), type=Progress))
             if "identity" in kept:
-                _check(path, kept["identity"], identity, journal.progress)
+                _check(database.path, kept["identity"], identity, journal.progress)
             await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
             yield journal
     except StorageInUseError:

@@ -93,6 +93,10 @@ class Database:
             self._connection = None
 
 
+IN_MEMORY = Path(":memory:")
+"""SQLite's name for a database that is in no file."""
+
+
 @asynccontextmanager
 async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
     """Open a database, which is created if there is none, for as long as the block lasts.
