@@ -1,6 +1,5 @@
 """Turns of owners: the batches of one wait for each other, and not those of another for all of them."""
 
-import heapq
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -14,8 +13,8 @@ class OwnerTurns:
     """Lets one task work at a time: of the owner who has waited longest, the one with the smallest number."""
 
     _working: str | None = field(default=None, init=False)
-    _waiting: dict[str, list[tuple[int, trio.Event]]] = field(init=False, factory=dict)
-    """By owner, a heap."""
+    _waiting: dict[str, dict[int, trio.Event]] = field(init=False, factory=dict)
+    """By owner and number."""
     _served: dict[str, int] = field(init=False, factory=dict)
     """When each waiting owner was served last, in turns."""
     _turns: "count[int]" = field(init=False, factory=lambda: count(1))
@@ -47,19 +46,18 @@ class OwnerTurns:
         return any(other != owner for other in self._waiting)
 
     async def _wait(self, owner: str, number: int) -> None:
-        waiting = number, trio.Event()
-        heapq.heappush(self._waiting.setdefault(owner, []), waiting)
+        event = self._waiting.setdefault(owner, {})[number] = trio.Event()
         try:
-            await waiting[1].wait()
+            await event.wait()
         except trio.Cancelled:  # it has no turn: a task whose event is set is not cancelled while it waits for that
-            self._withdraw(owner, waiting)
+            self._remove(owner, number)
             raise
 
-    def _withdraw(self, owner: str, waiting: tuple[int, trio.Event]) -> None:
-        rest = [other for other in self._waiting.pop(owner) if other is not waiting]
-        if rest:
-            heapq.heapify(rest)
-            self._waiting[owner] = rest
+    def _remove(self, owner: str, number: int) -> trio.Event:
+        event = self._waiting[owner].pop(number)
+        if not self._waiting[owner]:
+            del self._waiting[owner]
+        return event
 
     def _pass_on(self) -> None:
         """Give the turn to the next that waits."""
@@ -70,8 +68,5 @@ class OwnerTurns:
             self._served.clear()
             return
         owner = min(self._waiting, key=lambda waiting: self._served.get(waiting, 0))
-        _, event = heapq.heappop(self._waiting[owner])
-        if not self._waiting[owner]:
-            del self._waiting[owner]
         self._working = owner
-        event.set()
+        self._remove(owner, min(self._waiting[owner])).set()
