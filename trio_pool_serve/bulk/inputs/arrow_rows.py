@@ -44,8 +44,9 @@ def arrow_rows(
     """Yield the rows of a file, from the cursor on. Raises ``BulkInputError`` if a column is missing."""
     batches = _parquet_batches if kind == "parquet" else _ipc_batches
     with _arrow_errors(name):
-        for batch, first, wanted in batches(file, name, columns, id_column, cursor):
-            yield from _rows(batch, first, name, wanted, cursor)
+        begin = cursor.number
+        for batch, wanted in batches(file, name, columns, id_column, cursor):
+            yield from _rows(batch, begin, name, wanted, cursor)
 
 
 def count_arrow_rows(file: BinaryIO, name: str, kind: Kind) -> int:
@@ -75,37 +76,32 @@ def _first_line(error: Exception) -> str:
 
 def _parquet_batches(
     file: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[tuple[Any, int, _Columns]]:
-    """Yield batches, each with the number in the file of its first row. Row groups before the cursor are not read."""
+) -> Iterator[tuple[Any, _Columns]]:
+    """Yield batches. Row groups before the cursor are not read."""
     parquet = import_extra("pyarrow.parquet", PURPOSE).ParquetFile(
         file, pre_buffer=False, buffer_size=PAGE_READ_BYTES, page_checksum_verification=True
     )
     wanted = _wanted(parquet.schema_arrow, name, columns, id_column)
-    first = 0
     for group in range(parquet.num_row_groups):
         metadata = parquet.metadata.row_group(group)
         if metadata.num_rows <= cursor.skipping:
             cursor.number += metadata.num_rows
-            first += metadata.num_rows
             continue
         size = _rows_per_block(metadata.total_byte_size, metadata.num_rows)
         for batch in parquet.iter_batches(size, row_groups=[group], columns=wanted.read, use_threads=False):
-            yield batch, first, wanted
-            first += batch.num_rows
+            yield batch, wanted
 
 
 def _ipc_batches(
     file: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, _cursor: Cursor
-) -> Iterator[tuple[Any, int, _Columns]]:
+) -> Iterator[tuple[Any, _Columns]]:
     pyarrow = import_extra("pyarrow", PURPOSE)
     reader = _ipc_reader(file, name, None)
     wanted = _wanted(reader.schema, name, columns, id_column)
     included = sorted(reader.schema.get_field_index(column) for column in wanted.read)
     file.seek(0)
-    first = 0
     for batch in _all_batches(file, name, pyarrow.ipc.IpcReadOptions(included_fields=included)):
-        yield batch, first, wanted
-        first += batch.num_rows
+        yield batch, wanted
 
 
 def _all_batches(file: BinaryIO, name: str, options: Any) -> Iterator[Any]:
@@ -141,8 +137,8 @@ def _rows_per_block(n_bytes: int, n_rows: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES * n_rows // max(1, n_bytes)))
 
 
-def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -> Iterator[InputRow]:
-    """Yield the rows of a batch; some are Python objects at a time."""
+def _rows(batch: Any, begin: int, name: str, wanted: _Columns, cursor: Cursor) -> Iterator[InputRow]:
+    """Yield the rows of a batch, of which some are Python objects at a time; ``begin`` is the file's first row."""
     skipped = min(cursor.skipping, batch.num_rows)
     cursor.number += skipped
     step = _rows_per_block(batch.nbytes, batch.num_rows)
@@ -152,7 +148,7 @@ def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -
         ids = objects_of(part.column(wanted.id)) if wanted.id is not None else [None] * part.num_rows
         for index in range(part.num_rows):
             row = tuple([column[index] for column in values])
-            yield _row(row, ids[index], f"{name}:{first + start + index + 1}", wanted, cursor.number)
+            yield _row(row, ids[index], f"{name}:{cursor.number - begin + 1}", wanted, cursor.number)
             cursor.number += 1
 
 
