@@ -53,8 +53,6 @@ TABLE = TableOptions()
 BATCH_MODEL = BatchModelOptions()
 IGNORED = IgnoredOptions()
 
-COMMANDS = ("embed", "sparse", "token-embed", "classify", "score", "rerank", "run-batch")
-
 
 def start(source: str, target: str, task: TaskOptions, options: TableOptions) -> int:
     """Run a command for tables; return the exit status."""
