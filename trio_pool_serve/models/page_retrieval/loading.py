@@ -26,9 +26,7 @@ def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParam
     # The model's vectors have unit length; after truncation to fewer dimensions they are normalised again.
     tokens = TokenEmbeddingHead(nn.Identity(), normalizes=True)
     return LoadedModel(
-        backbone=PageRetriever(
-            model, needs_token_type_ids=spec.needs_token_type_ids, is_qwen=spec.class_name == "ColQwen2ForRetrieval"
-        ),
+        backbone=PageRetriever(model, is_qwen=spec.class_name == "ColQwen2ForRetrieval"),
         heads={TokenEmbed: tokens, MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores)},
         description="late interaction with pages",
     )
@@ -38,17 +36,17 @@ def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParam
 class PageRetriever(Backbone):
     """transformers' ColPali and ColQwen2, projection included.
 
-    ``needs_token_type_ids``: the model takes segments. ``is_qwen``: pages are divided into patches of any number.
+    ``is_qwen``: pages are divided into patches of any number. ColPali takes token type ids, which make its attention
+    bidirectional.
     """
 
-    needs_token_type_ids: bool = field(kw_only=True)
     is_qwen: bool = field(kw_only=True)
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return vectors of unit length, [rows, tokens, d]; queries and pages may be in one batch."""
         model: Any = self.model
         inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
-        if self.needs_token_type_ids:
+        if not self.is_qwen:
             inputs["token_type_ids"] = forward.type_ids
         images = images_of(forward.requests)
         if images:

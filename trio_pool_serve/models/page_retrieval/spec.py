@@ -44,8 +44,6 @@ class PageRetrieval(LateInteraction):
     placeholder: str
     placeholder_id: int
     images: ImagePatches | ImageTower
-    needs_token_type_ids: bool
-    """Whether the model takes token type ids, which make its attention bidirectional."""
 
 
 def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieval | None:
@@ -69,7 +67,6 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
             placeholder="<|image_pad|>",
             placeholder_id=patches.token_id,
             images=patches,
-            needs_token_type_ids=False,
             mask=mask,
             mean_scores=mean_scores,
         )
@@ -85,7 +82,6 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
         images=ImageTower(
             image_size=vision.get("image_size", 224), patch_size=vision.get("patch_size", 14), has_class_token=False
         ),
-        needs_token_type_ids=True,
         mask=mask,
         mean_scores=mean_scores,
     )
