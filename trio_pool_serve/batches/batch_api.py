@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.batches.batch_runner import RETRY_PAUSE_S, BatchRunner, BatchStatistics, LineRoutes
 from trio_pool_serve.batches.batch_store import SCHEMA, BatchStore
@@ -75,11 +75,7 @@ class BatchApi:
     """Set, and replaced, after each attempt to open the folder."""
     _failure: StorageError | None = field(default=None, init=False)
     """Of the last attempt."""
-    folder: DataFolder = field(init=False)
-
-    @folder.default
-    def _of_settings(self) -> DataFolder:
-        return DataFolder.of(self.config)
+    folder: DataFolder = field(init=False, default=Factory(lambda self: DataFolder.of(self.config), takes_self=True))
 
     @property
     def socket(self) -> Path:
