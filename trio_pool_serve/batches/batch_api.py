@@ -62,8 +62,9 @@ class BatchApi:
     offload: Offload
     socket_folder: Path | None = None
     _opened: OpenBatches | None = field(default=None, init=False)
-    _routes: LineRoutes | None = field(default=None, init=False)
-    _serve: Serve | None = field(default=None, init=False)
+    _routes: LineRoutes = field(init=False)
+    _serve: Serve = field(init=False)
+    """Both are there once it is connected: nothing is opened before."""
     _connected: trio.Event = field(init=False, factory=trio.Event)
     _is_running: bool = field(default=False, init=False)
     _waiting: int = field(default=0, init=False)
@@ -213,12 +214,8 @@ class BatchApi:
     def _batches_in(self, database: Database) -> OpenBatches:
         batch = self.config.batch
         store = BatchStore(database, batch.max_stored_bytes)
-        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, self._routes_now)
+        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, lambda: self._routes)
         return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * DAY_S)
-
-    def _routes_now(self) -> LineRoutes:
-        assert self._routes is not None  # noqa: S101  (connected: nothing is opened before)
-        return self._routes
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)
@@ -247,8 +244,7 @@ class BatchApi:
     async def _answer(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                if self._serve is not None:
-                    await self._serve(stream)
+                await self._serve(stream)
             except Exception:
                 logger.exception("a connection of another process failed")
 
