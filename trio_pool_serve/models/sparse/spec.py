@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, read_json
+from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
@@ -57,7 +57,7 @@ class Sparse(ModelSpec):
 def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     """Read SparseEncoder folders and, with ``--task sparse_embed``, bare masked language models."""
     if files.router is not None:
-        return _read_router(files)
+        return _read_router(files, files.router)
     names = {module.name for module in files.modules}
     if files.sentence_transformers_config.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
         return _splade(files, files.modules)
@@ -67,21 +67,20 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     return None
 
 
-def _read_router(files: FolderFiles) -> Sparse:
-    assert files.router is not None  # noqa: S101
-    if len(files.modules) > 1 or not set(files.router.routes) <= {"query", "document"}:
+def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
+    if len(files.modules) > 1 or not set(router.routes) <= {"query", "document"}:
         raise ModelLoadError("The Router has other routes than query and document, which is not supported.")
     tables = {
         route: modules[0].path
-        for route, modules in files.router.routes.items()
+        for route, modules in router.routes.items()
         if [module.name for module in modules] == ["SparseStaticEmbedding"]
     }
-    splades = [modules for route, modules in files.router.routes.items() if route not in tables]
+    splades = [modules for route, modules in router.routes.items() if route not in tables]
     if len(tables) != 1 or len(splades) != 1:
         raise ModelLoadError("A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.")
     [(route, table)] = tables.items()
     input_types: set[InputType | None] = {cast("InputType", route)}
-    if files.router.default_route == route:
+    if router.default_route == route:
         input_types.add(None)
     _require_same_tokenizer(table, files.transformer_path)
     return evolve(
