@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -50,9 +51,8 @@ async def run_command(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         with unwrap_exception_groups(BulkRowError, PoolServeError, OSError):
-            async with stop_signals() as stop:
-                open_computer = partial(_computer, task, run, text, own)
-                after = await run_table(source, target, task, run, text, open_computer, console, stop)
+            open_computer = partial(_computer, task, run, text, own)
+            after = await run_table(source, target, task, run, text, open_computer, console, stop_signals)
     except BulkRowError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         console.print("The same command with --on-error null or skip goes on before this row.", markup=False)
@@ -74,12 +74,13 @@ async def run_table(
     text: TextOptions,
     open_computer: OpenComputer,
     console: Console,
-    stop: trio.Event,
+    stopping: Callable[[], AbstractAsyncContextManager[trio.Event]],
 ) -> Progress:
     """Compute what is left of a run, whose journal is beside ``target``; return how far it has come then.
 
-    ``stop`` ends it early. Raises ``BulkRowError`` for a row that fails, unless ``run`` says otherwise,
-    ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation: at once; what was committed stays.
+    The event of ``stopping()``, which is called once there is an input, ends it early. Raises ``BulkRowError`` for a
+    row that fails, unless ``run`` says otherwise, ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation:
+    at once; what was committed stays.
     """
     offload = Offload()
     path = None if target == STDIO else Path(target)
@@ -98,6 +99,7 @@ async def run_table(
         )
         await offload.run("files", check)
     async with AsyncExitStack() as stack:
+        stop = await stack.enter_async_context(stopping())
         with scanning(console, table.n_bytes) as show:
             fingerprint = await offload.run("files", partial(table.scan, show))
         computer = await stack.enter_async_context(open_computer())
@@ -135,20 +137,8 @@ async def _compute(
         if path is not None and run.on_error != "fail":
             errors = await offload.run("files", lambda: open_appended(errors_path(path), before.error_bytes))
         with RunProgress(task.task, _total(run, journal.identity.input), before, console) as progress:
-            bulk_run = BulkRun(
-                table,
-                output,
-                errors,
-                computer,
-                journal,
-                task,
-                run,
-                offload,
-                progress,
-                in_parts=not format.in_lines,
-                stop=stop,
-            )
-            await bulk_run.run()
+            in_parts = not format.in_lines
+            await BulkRun(table, output, errors, computer, journal, task, run, offload, progress, in_parts, stop).run()
     finally:
         with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await offload.run("files", lambda: [each.close() for each in (output, errors) if each is not None])

@@ -86,7 +86,7 @@ class BulkRun:
     progress: RunProgress
     in_parts: bool
     """Whether the output is a folder of files with ``rows_per_file`` rows of the input each."""
-    stop: trio.Event = field(factory=trio.Event)
+    stop: trio.Event
     """Set to stop: windows that are computed are still written."""
 
     async def run(self) -> None:

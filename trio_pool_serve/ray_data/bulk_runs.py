@@ -114,12 +114,12 @@ def _path(name: str, value: Any) -> str:
 async def _run(
     engine: OwnEngine, paths: Sequence[str], task: TaskOptions, run: RunOptions, text: TextOptions
 ) -> Progress:
-    console, stop = Console(quiet=True), trio.Event()  # Ray shows progress, and ends actors
+    console, opened, never = Console(quiet=True), nullcontext(engine), nullcontext(trio.Event())  # Ray shows progress
     source, target = paths
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
             with unwrap_exception_groups(PoolServeError, OSError):
-                return await run_table(source, target, task, run, text, lambda: nullcontext(engine), console, stop)
+                return await run_table(source, target, task, run, text, lambda: opened, console, lambda: never)
         except StorageInUseError:
             if pause_s is None:
                 raise
