@@ -39,7 +39,8 @@ from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import SpladeHead
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.agreement import COMPARED, agreement, all_batches
+from trio_pool_serve.runner.openvino.agreement import agreement, all_batches
+from trio_pool_serve.runner.openvino.converted_model import COMPARED
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import Preparation
 from trio_pool_serve.runner.openvino.programs import CompileParams
@@ -189,7 +190,7 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
         if model.refused:
             return Row(**about, cosine=None, speedups=[], failure=model.refused[:120])
         ours = OpenVinoRunner.of_folder(Path(folder), model, CompileParams("f32", torch.get_num_threads()))
-        cosine = agreement(ours, by_torch, all_batches(loaded.backbone, 512), [wanted]).lowest
+        cosine = float(agreement(ours, by_torch, all_batches(loaded.backbone, 512)).min())
         found = speedups(ours, by_torch, wanted)
     return Row(**about, cosine=cosine, conversion_s=conversion_s, speedups=found)
 
@@ -210,7 +211,7 @@ def measure_minilm() -> list[Row]:
         runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())
         runner.prepare(None)
         took = round(time.perf_counter() - began, 1)
-        cosine = runner.cosine_with_float32 or agreement(runner, by_torch, all_batches(backbone, 256), [params]).lowest
+        cosine = runner.cosine_with_float32 or float(agreement(runner, by_torch, all_batches(backbone, 256)).min())
         rows.append(
             Row(
                 architecture="BERT (all-MiniLM-L6-v2, real weights)",

@@ -40,7 +40,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import tokenizer_loading
-from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion import load_to_convert
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -229,7 +229,7 @@ def test_a_conversion_leaves_the_tokenizer_in_the_cache(cache, no_transformers, 
     path = write_family(tmp_path / "model", "bert")
     config = ModelConfig(device="cpu", cache_dir=str(cache.folder))
     kind = model_folder(path).kind
-    Conversion().load(ConversionJob(str(path), config, [], kind.load, streams=1, sharers=1, may_time=False))
+    load_to_convert(ConversionJob(str(path), config, [], kind.load, streams=1, sharers=1, may_time=False))
     no_transformers()
     assert isinstance(load_tokenizer(read_model_folder(path, config), cache=cache), FastTokenizer)
 

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -20,7 +20,7 @@ from tests.models.model_families import load, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.conversion import Conversion
+from trio_pool_serve.models.loading.conversion import load_to_convert
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
@@ -66,33 +66,78 @@ def killer(child: ConversionChild) -> Thread:
 
 def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
     config = ModelConfig(device="cpu", backend="openvino", **EXACTLY)
-    made: list[ConversionChild] = []
+    processes = []
 
-    def make() -> ConversionChild:
-        made.append(ConversionChild())
-        return made[-1]
+    def make(job: ConversionJob) -> ConversionChild:
+        child = ConversionChild.loaded(job)
+        processes.append(child._process.popen)
+        return child
 
     runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, make)
     runner.prepare(None)
-    assert made[0]._process.popen.returncode is not None, "its memory is returned"
+    assert processes[0].returncode is not None, "its memory is returned"
     batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
     ((ours,),), ((expected,),) = runner.launch(batch).rows, load(model, **EXACTLY).launch(batch).rows
     assert np.allclose(ours, expected, atol=3e-5)
     assert runner.describe().endswith("by OpenVINO")
 
 
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write a module that processes can import which are started later; return its name."""
+
+    def write(*lines: str) -> str:
+        (tmp_path / "plugin_of_a_test.py").write_text("\n".join(lines))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        return "plugin_of_a_test"
+
+    return write
+
+
 @pytest.mark.slow
 def test_what_the_process_logs_is_logged_here(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: Path, plugin: Callable[..., str], caplog: pytest.LogCaptureFixture
 ):
     job = job_of(model)
-    lines = (f"import {job.imports[0]}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
-    (tmp_path / "plugin_that_logs.py").write_text("\n".join(lines))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    name = plugin(f"import {job.imports[0]}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
     with closing(ConversionChild()) as child:
-        child.load(msgspec.structs.replace(job, imports=["plugin_that_logs"]))
+        child.load(msgspec.structs.replace(job, imports=[name]))
     lines_here = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
     assert ("another", logging.WARNING, "2 lines") in lines_here
+
+
+@pytest.mark.slow
+def test_an_unexpected_error_fails_only_the_model_that_has_it(
+    model: Path, plugin: Callable[..., str], caplog: pytest.LogCaptureFixture
+):
+    job = job_of(model)
+    name = plugin("raise LookupError('no such thing\\nand much more')")
+    with closing(ConversionChild()) as good, closing(ConversionChild()) as bad:
+        with pytest.raises(ModelLoadError, match=r"^The model cannot be loaded: LookupError: no such thing$"):
+            bad.load(msgspec.structs.replace(job, imports=[name]))
+        assert "plugin_of_a_test.py" in caplog.text, "the traceback is logged"
+        bad.close()
+        process = good._process
+        good.load(job)
+        assert good._process is process
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_again_if_the_process_has_died_of_another(
+    model: Path, plugin: Callable[..., str], tmp_path: Path
+):
+    (tmp_path / "made").mkdir()
+    job = job_of(model)
+    name = plugin("import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
+    with closing(ConversionChild()) as good, closing(ConversionChild()) as bad:
+        good.load(job)
+        process = good._process
+        with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
+            bad.load(msgspec.structs.replace(job, imports=[name]))
+        bad.close()
+        assert good.convert(tmp_path / "made").check is not None
+        assert good._process is not process
+        assert process.channel.fileno() == -1, "nothing is left of the first one"
 
 
 @pytest.mark.slow
@@ -105,7 +150,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, 
 def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
     job = msgspec.structs.replace(job_of(model), imports=["json"], kind="plugin:load")
     with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
-        Conversion().load(job)
+        load_to_convert(job)
 
 
 @pytest.mark.slow
@@ -142,7 +187,6 @@ PARENT = """
 import sys
 from pathlib import Path
 from tests.models.test_conversion_child import job_of
-from trio_pool_serve.models.loading.conversion import Conversion
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 child = ConversionChild()
 if sys.argv[3] == "converting":

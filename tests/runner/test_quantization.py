@@ -88,7 +88,7 @@ def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
     monkeypatch.setattr(preparation, "agreement", compared)
     runner = load(model, cache_dir="", **INT8)
     assert attempted == attempts
-    assert runner.cosine_with_float32 == max(each.mean for each in found[: len(attempts)])
+    assert runner.cosine_with_float32 == max(each.mean() for each in found[: len(attempts)])
 
 
 def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -128,7 +128,7 @@ def test_sample_texts_are_the_same_each_time_and_none_serves_for_both():
 
 def test_sample_prompts_are_a_model_s_own_inputs(model: Path):
     folder = read_model_folder(model)
-    prompts = sample_prompts(folder)
-    lengths = [len(prompt.token_ids) for prompt in (*prompts.calibration, *prompts.held_out)]
+    calibration, held_out = sample_prompts(folder)
+    lengths = [len(prompt.token_ids) for prompt in (*calibration, *held_out)]
     assert min(lengths) < 10
     assert max(lengths) == min(MAX_TOKENS, folder.max_model_len)

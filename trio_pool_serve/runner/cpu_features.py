@@ -7,13 +7,23 @@ from trio_pool_serve.config import Dtype
 
 
 @cache
-def _flags() -> frozenset[str]:
-    """Return the CPU's features by the names of Linux; none elsewhere."""
+def _cpuinfo(name: str) -> str:
+    """Return what Linux says of the first CPU under that name; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def cpu_name() -> str:
+    """Return the name of the CPU's model; empty if it is unknown."""
+    return _cpuinfo("model name")
+
+
+def _flags() -> set[str]:
+    """Return the CPU's features by the names of Linux; none elsewhere."""
+    return set(_cpuinfo("flags").split())
 
 
 def has_native_bfloat16() -> bool:

@@ -1,12 +1,14 @@
 """The records of cached models: what each entry is, and the digests of its files."""
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from attrs import field, frozen
 
-FORMAT = 3
+FORMAT = 4
 """Version of what is cached; increased whenever the conversion, the quantisation or the record changes."""
 
 RECORD = "record.json"
@@ -29,6 +31,15 @@ class _Stored:
     format: int
     files: dict[str, str]
     record: msgspec.Raw
+
+
+def installed_versions(*libraries: str) -> dict[str, str]:
+    """Return the versions of libraries, as far as they are installed."""
+    versions = {}
+    for library in libraries:
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
+    return versions
 
 
 def write_record(path: Path, files: dict[str, str], record: object) -> None:

@@ -1,14 +1,15 @@
-"""A process that converts a model for this one, from a thread that loads models."""
+"""A process that converts models for this one, from threads that load models."""
 
+import io
 import itertools
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from attrs import define, field
@@ -17,18 +18,14 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.conversion_messages import (
     ConversionJob,
     Convert,
-    Converted,
-    Failed,
     FromConversion,
     GiveUp,
-    Loaded,
     LogLine,
+    Reply,
     ToConversion,
 )
 from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
-
-T = TypeVar("T")
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
 
@@ -42,11 +39,13 @@ class ConverterProcess:
 
     popen: "subprocess.Popen[bytes]" = field(init=False)
     channel: socket.socket = field(init=False)
+    _replies: io.BufferedReader = field(init=False)
     models: set[int] = field(init=False, factory=set)
     """Numbers of the models that it has loaded or will load."""
 
     def __attrs_post_init__(self) -> None:
         self.channel, theirs = socket.socketpair()
+        self._replies = self.channel.makefile("rb")
         with theirs:
             command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
             self.popen = subprocess.Popen(  # noqa: S603
@@ -62,8 +61,22 @@ class ConverterProcess:
         with _lock, suppress(ConnectionError):
             self.channel.sendall(PREFIX.pack(len(header), 0) + header)
 
+    def receive(self) -> FromConversion:
+        """Return its next message. Raises ``ModelLoadError`` if it has ended; no other model is given to it then."""
+        try:
+            size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
+            return _decoder.decode(self._replies.read(size))
+        except (ConnectionError, struct.error, msgspec.DecodeError):  # nothing more, or part of a message
+            code = self.popen.wait()
+            with _lock:
+                if self in _running:
+                    _running.remove(self)
+            how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
+            raise ModelLoadError(f"The process that converts the model {how}.") from None
+
     def end(self) -> None:
         """End it."""
+        self._replies.close()
         self.channel.close()
         self.popen.kill()
         self.popen.wait()
@@ -76,25 +89,42 @@ _lock = threading.RLock()
 """Protects the list below and sending. Held for milliseconds: the event loop may close a model that was dropped."""
 _running: list[ConverterProcess] = []
 """At most one."""
+_decoder: "msgspec.msgpack.Decoder[FromConversion]" = msgspec.msgpack.Decoder(FromConversion)
 
 
 @define(eq=False)
 class ConversionChild:
-    """One model in the ``ConverterProcess``, loaded by torch."""
+    """One model in the ``ConverterProcess``, loaded by torch: a ``Converter``."""
 
     _number: int = field(init=False, factory=lambda: next(_numbers))
-    _process: ConverterProcess = field(init=False)
+    _process: ConverterProcess | None = field(init=False, default=None)
     _job: ConversionJob | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._join()
 
-    def _join(self) -> None:
+    @classmethod
+    def loaded(cls, job: ConversionJob) -> "ConversionChild":
+        """Return a model that is loaded. Raises ``OSError`` if no process can be started, and as ``load``."""
+        child = cls()
+        try:
+            child.load(job)
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    def _join(self) -> ConverterProcess:
+        """Return the process that runs, or else a new one, which has not loaded the model."""
+        self.close()
         with _lock:
-            if not _running or _running[0].popen.poll() is not None:
-                _running[:] = [ConverterProcess()]
-            self._process = _running[0]
-            self._process.models.add(self._number)
+            process = next(iter(_running), None)
+            if process is None or process.popen.poll() is not None:
+                process = ConverterProcess()
+                _running[:] = [process]
+            process.models.add(self._number)
+            self._process = process
+            return process
 
     def __del__(self) -> None:
         """Close it if nobody has: its model was not needed after all."""
@@ -103,8 +133,8 @@ class ConversionChild:
     def close(self) -> None:
         """Give up the model, and end the process if no other needs it."""
         with _lock:
-            process = getattr(self, "_process", None)
-            if process is None or self._number not in process.models:
+            process, self._process = self._process, None
+            if process is None:
                 return
             process.models.discard(self._number)
             if process.models:
@@ -117,57 +147,30 @@ class ConversionChild:
     def load(self, job: ConversionJob) -> None:
         """Load the model. Blocks for seconds. Raises ``ModelLoadError``, also if the process dies."""
         self._job = msgspec.structs.replace(job, number=self._number)
-        with _turn:
-            self._process.send(self._job)
-            self._receive(Loaded)
+        self._ask(self._job)
 
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies. If it has died
-        of another model, this one is loaded again.
+        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies.
         """
+        model = self._ask(Convert(self._number, str(folder))).model
+        assert model is not None  # noqa: S101
+        return model
+
+    def _ask(self, order: ConversionJob | Convert) -> Reply:
+        """Return the reply. If the process has died of another model, this one is loaded again in a new one."""
         with _turn:
-            if self._job is not None and self._process not in _running:
-                self._join()
-                self.load(self._job)
-            self._process.send(Convert(self._number, str(folder)))
-            return self._receive(Converted).model
-
-    def _receive(self, kind: type[T]) -> T:
-        while True:
-            message = self._next_message()
-            match message:
-                case LogLine():
-                    logging.getLogger(message.logger).log(message.level, "%s", message.text)
-                case Failed() if message.errno:
-                    raise OSError(message.errno, message.error)
-                case Failed():
-                    raise ModelLoadError(message.error)
-                case _:
-                    assert isinstance(message, kind)  # noqa: S101
-                    return message
-
-    def _next_message(self) -> FromConversion:
-        size, _ = PREFIX.unpack(self._read(PREFIX.size))
-        return _decoder.decode(self._read(size))
-
-    def _read(self, size: int) -> bytes:
-        """Return so many bytes. Raises ``ModelLoadError`` if the process has ended."""
-        received = bytearray()
-        while len(received) < size:
-            part = b""
-            with suppress(ConnectionError):
-                part = self._process.channel.recv(size - len(received))
-            if not part:
-                code = self._process.popen.wait()
-                with _lock:
-                    if self._process in _running:
-                        _running.remove(self._process)
-                how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
-                raise ModelLoadError(f"The process that converts the model {how}.")
-            received += part
-        return bytes(received)
-
-
-_decoder: "msgspec.msgpack.Decoder[FromConversion]" = msgspec.msgpack.Decoder(FromConversion)
+            process = self._process
+            if process is None or process not in _running:
+                process = self._join()
+                if self._job is not None and order is not self._job:
+                    self._ask(self._job)
+            process.send(order)
+            while isinstance(message := process.receive(), LogLine):
+                logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            if message.errno:
+                raise OSError(message.errno, message.error)
+            if message.error:
+                raise ModelLoadError(message.error)
+            return message

@@ -46,22 +46,16 @@ class LogLine(Struct, frozen=True, tag=True):
     text: str
 
 
-class Loaded(Struct, frozen=True, tag=True):
-    """The model is loaded by torch, and has computed a batch."""
+class Reply(Struct, frozen=True, tag=True):
+    """The model is loaded by torch, or its conversion is written, of which ``model`` is the record; or ``error``.
 
+    With an error, ``errno`` says why the folder cannot be written; 0 if something else has failed.
+    """
 
-class Failed(Struct, frozen=True, tag=True):
-    """The model cannot be loaded, or its conversion cannot be written: then ``errno`` says why."""
-
-    error: str
+    model: ConvertedModel | None = None
+    error: str = ""
     errno: int = 0
 
 
-class Converted(Struct, frozen=True, tag=True):
-    """The conversion is written, unless the record says why there is none."""
-
-    model: ConvertedModel
-
-
 ToConversion: TypeAlias = ConversionJob | Convert | GiveUp
-FromConversion: TypeAlias = LogLine | Loaded | Failed | Converted
+FromConversion: TypeAlias = LogLine | Reply

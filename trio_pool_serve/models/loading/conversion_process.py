@@ -2,10 +2,10 @@
 
 import errno
 import logging
-import math
 import sys
 from contextlib import suppress
 from pathlib import Path
+from traceback import format_exc
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,12 +14,9 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.conversion_messages import (
     ConversionJob,
     Convert,
-    Converted,
-    Failed,
-    FromConversion,
     GiveUp,
-    Loaded,
     LogLine,
+    Reply,
     ToConversion,
 )
 from trio_pool_serve.models.loading.runner_loader import import_transformers
@@ -27,7 +24,9 @@ from trio_pool_serve.processes.child_process import leave, run_as_child, send_to
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 
 if TYPE_CHECKING:
-    from trio_pool_serve.models.loading.conversion import Conversion
+    from trio_pool_serve.runner.openvino.preparation import Preparation
+
+logger = logging.getLogger(__name__)
 
 
 class _ToParent(logging.Handler):
@@ -39,62 +38,64 @@ class _ToParent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
-        line = LogLine(record.levelno, record.name, sendable(record.getMessage()))
+        line = LogLine(record.levelno, record.name, sendable(self.format(record)))
         with suppress(RuntimeError):  # a thread of a library's
             trio.from_thread.run(send_to_parent, self._channel, line)
 
 
 async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
-    """Load models and tell the parent, and convert each when told so; return the exit status.
+    """Load models and convert them, as the parent orders, until it has ended or needs this process no more.
 
-    It ends at once when the parent does. Cancellation: at once; a thread that converts goes on.
+    Cancellation: at once; a thread that converts goes on.
     """
-    logging.basicConfig(level=logging.INFO, handlers=[_ToParent(channel)])
-    orders, waiting = trio.open_memory_channel[ToConversion](math.inf)
-    orders.send_nowait(job)
-    conversions: dict[int, Conversion] = {}
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ToParent(channel)])
+    models: dict[int, Preparation] = {}
+    order = job
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_receive, channel, orders)
-        async for order in waiting:
+        while True:
             if isinstance(order, GiveUp):
-                conversions.pop(order.number, None)
-                continue
-            await send_to_parent(channel, await trio.to_thread.run_sync(_obey, order, conversions))
-    return 0
+                models.pop(order.number, None)
+            else:  # the only one: the parent waits for the reply
+                nursery.start_soon(_obey, channel, order, models)
+            if (received := await channel.receive()) is None:
+                leave(0)
+            order, _ = received
 
 
-def _obey(order: ConversionJob | Convert, conversions: "dict[int, Conversion]") -> FromConversion:
+async def _obey(
+    channel: FramedStream[ToConversion], order: ConversionJob | Convert, models: "dict[int, Preparation]"
+) -> None:
+    await send_to_parent(channel, await trio.to_thread.run_sync(_reply_to, order, models))
+
+
+def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation]") -> Reply:
+    """Load or convert a model. Whatever fails, fails this model only: the process has others."""
     try:
-        if isinstance(order, ConversionJob):
-            conversions[order.number] = _load(order)
-            return Loaded()
-        return Converted(conversions[order.number].convert(Path(order.folder)))
+        if isinstance(order, Convert):
+            return Reply(models[order.number].convert(Path(order.folder)))
+        models[order.number] = _load(order)
+        return Reply()
     except ModelLoadError as error:
-        return Failed(sendable(str(error)))
-    except OSError as error:
-        return Failed(sendable(str(error)), error.errno or errno.EIO)
+        return Reply(error=sendable(str(error)))
+    except Exception as error:
+        if isinstance(error, OSError) and isinstance(order, Convert):
+            return Reply(error=sendable(error.strerror or str(error)), errno=error.errno or errno.EIO)
+        # The innermost calls: what is sent is cut at its end.
+        logger.error("a model cannot be loaded:\n%s", format_exc(limit=-12))  # noqa: TRY400
+        first_line = next(iter(str(error).splitlines()), "")
+        return Reply(error=sendable(f"The model cannot be loaded: {type(error).__name__}: {first_line}"))
 
 
-async def _receive(channel: FramedStream[ToConversion], orders: trio.MemorySendChannel[ToConversion]) -> None:
-    """Pass on what the parent sends. Ends the process when the parent has ended or does not need it any more."""
-    while (received := await channel.receive()) is not None:
-        orders.send_nowait(received[0])
-    leave(0)
-
-
-def _load(job: ConversionJob) -> "Conversion":
+def _load(job: ConversionJob) -> "Preparation":
     import_transformers()
     # Imported here, where it does not keep this process from noticing that its parent has ended.
     from transformers.utils.logging import disable_progress_bar
 
-    from trio_pool_serve.models.loading.conversion import Conversion
+    from trio_pool_serve.models.loading.conversion import load_to_convert
 
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]
-
-    conversion = Conversion()
-    conversion.load(job)
-    return conversion
+    return load_to_convert(job)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ A model that was not converted before is converted in another process. That Open
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
@@ -22,16 +21,13 @@ from trio_pool_serve.models.files.model_digest import model_entry
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.cpu_features import dtype_on_cpu, has_native_bfloat16
-from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, ConvertedModel, machine_name
+from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
+from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, Check, ConvertedModel, is_near
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
-
-if TYPE_CHECKING:
-    from trio_pool_serve.models.loading.exported_model import ExportedModel
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +39,7 @@ LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
 
 
 class Converter(Protocol):
-    """Loads a model by torch and converts it: a ``ConversionChild``, or a ``Conversion`` in this process."""
-
-    def load(self, job: ConversionJob) -> None:
-        """Load the model. Blocks for seconds. Raises ``ModelLoadError``."""
+    """A model that is loaded to be converted: a ``ConversionChild``, or a ``Preparation`` in this process."""
 
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
@@ -58,45 +51,20 @@ class Converter(Protocol):
         """Return the memory."""
 
 
+MakeConverter = Callable[[ConversionJob], Converter]
+"""Loads a model by torch. Blocks for seconds. Raises ``ModelLoadError``, and ``OSError`` if no process can be started.
+"""
+
+
 def load_on_cpu(
     folder: AnyModelFolder,
     config: ModelConfig,
     offload: Offload,
     load_by_torch: LoadByTorch,
-    make_converter: Callable[[], Converter] = ConversionChild,
+    make_converter: MakeConverter = ConversionChild.loaded,
 ) -> Runner:
     """Return the runner of a model on CPU. Blocks, for seconds if it is not converted. Raises ``ModelLoadError``."""
-    if config.backend not in ("auto", "openvino"):
-        return load_by_torch(folder, config, offload, "as configured")
-    if reason := why_not_openvino(folder, config):
-        refuse_if_demanded(config, reason)
-        return load_by_torch(folder, config, offload, reason)
     return CpuModel(folder, config, offload, load_by_torch, make_converter).open()
-
-
-def why_not_openvino(folder: AnyModelFolder, config: ModelConfig) -> str:
-    """Return why OpenVINO does not compute a model in any case; empty if it may."""
-    dtype = dtype_on_cpu(config.dtype)
-    if find_spec("openvino") is None:
-        return "OpenVINO is not installed"
-    if folder.reads_images:
-        return "OpenVINO is not used for models that read images"
-    if folder.kind.read.__module__ == "__main__":
-        return "OpenVINO is not used for kinds of models that a program itself registers"
-    if dtype == "float16":
-        return "OpenVINO is not used for float16"
-    if dtype == "bfloat16" and not has_native_bfloat16():
-        # It computes it all the same, 14 times slower than torch (MiniLM, AVX512 without BF16).
-        return "OpenVINO is used for bfloat16 only where the CPU computes it natively"
-    return ""
-
-
-def refuse_if_demanded(config: ModelConfig, reason: str) -> None:
-    """Raise ``ModelLoadError`` if the settings demand OpenVINO, which does not compute the model."""
-    if config.dtype == "int8":
-        raise ModelLoadError(f"--dtype int8: {reason}.")
-    if config.backend == "openvino":
-        raise ModelLoadError(f"--backend openvino: {reason}.")
 
 
 @define(eq=False)
@@ -107,20 +75,51 @@ class CpuModel:
     config: ModelConfig
     offload: Offload
     load_by_torch: LoadByTorch
-    make_converter: Callable[[], Converter]
-    parts: Sequence[Path] = ()
-    """The files that it is converted from where torch cannot load it."""
-    entry: CacheEntry | None = field(init=False)
+    make_converter: MakeConverter
+    entry: CacheEntry | None = field(init=False, default=None)
+    """Where its conversion is cached; ``None`` if it is not."""
 
-    @entry.default
-    def _find_entry(self) -> CacheEntry | None:
+    def open(self) -> Runner:
+        """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
+        if self.config.backend not in ("auto", "openvino"):
+            return self.load_by_torch(self.folder, self.config, self.offload, "as configured")
+        if reason := self._why_not_openvino():
+            return self._by_torch(reason)
+        self.entry = self._entry_of(())
+        if (runner := self._read()) is not None:
+            return runner
+        if reason := why_without_torch(self.folder.transformer_path):
+            return self._open_exported(reason)
+        try:
+            converter = self.make_converter(self._job())
+        except OSError as error:  # no processes or no memory
+            return self._by_torch(f"no process can be started that converts it: {error}")
+        return UnconvertedModel(partial(self._convert, converter))
+
+    def _why_not_openvino(self) -> str:
+        """Return why OpenVINO does not compute the model in any case; empty if it may."""
+        if find_spec("openvino") is None:
+            return "OpenVINO is not installed"
+        if self.folder.reads_images:
+            return "OpenVINO is not used for models that read images"
+        if self.folder.kind.read.__module__ == "__main__":
+            return "OpenVINO is not used for kinds of models that a program itself registers"
+        if self._dtype == "float16":
+            return "OpenVINO is not used for float16"
+        if self._dtype == "bfloat16" and not has_native_bfloat16():
+            # It computes it all the same, 14 times slower than torch (MiniLM, AVX512 without BF16).
+            return "OpenVINO is used for bfloat16 only where the CPU computes it natively"
+        return ""
+
+    def _entry_of(self, parts: Iterable[Path]) -> CacheEntry | None:
+        """Return the entry of a conversion of ``parts``, if torch does not load the model."""
         cache = ModelCache.of(self.config.cache_dir)
         if cache is None:
             return None
         config, folder = self.config, self.folder
         settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
-            settings += cache.digest(self.parts).values()
+            settings += cache.digest(parts).values()
             # Models are compared with torch on rows of up to so many tokens.
             longest = min(LONGEST_COMPARED, folder.max_model_len)
             key = "model", folder.kind.load, self._dtype, longest, *settings
@@ -132,43 +131,30 @@ class CpuModel:
     @staticmethod
     def _refusals_of(entry: CacheEntry) -> CacheEntry:
         """Return where it is kept that OpenVINO was refused on machines like this one: others may have converted it."""
-        return entry.cache.entry(f"{entry.name}-refused", entry.key, machine_name())
+        return entry.cache.entry(f"{entry.name}-refused", entry.key, cpu_name())
 
     @property
     def _dtype(self) -> str:
         return "int8" if self.config.dtype == "int8" else dtype_on_cpu(self.config.dtype)
 
-    def open(self) -> Runner:
-        """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
-        runner = self._read()
-        if runner is not None:
-            return runner
-        if not self.parts and (exported := self._exported()):
-            return evolve(self, make_converter=lambda: exported, parts=parts_of(exported.file)).open()
-        job = self._job()
-        try:
-            converter = self.make_converter()
-        except OSError as error:  # no processes or no memory
-            return self._by_torch(f"no process can be started that converts it: {error}")
-        try:
-            converter.load(job)
-        except BaseException:
-            converter.close()
-            raise
-        return UnconvertedModel(partial(self._convert, converter))
-
-    def _exported(self) -> "ExportedModel | None":
+    def _open_exported(self, reason: str) -> Runner:
+        """Return the runner of an exported file, as torch cannot load the model. Raises ``ModelLoadError``."""
         # Imported here: an optional dependency.
-        from trio_pool_serve.models.loading.exported_model import ExportedModel
+        from trio_pool_serve.models.loading.exported_model import ExportedModel, file_to_convert
 
-        return ExportedModel.of(self.folder, self._dtype)
+        file = file_to_convert(self.folder, self._dtype, reason)
+        self.entry = self._entry_of(parts_of(file))
+        if (runner := self._read()) is not None:
+            return runner
+        return UnconvertedModel(partial(self._convert, ExportedModel(self.folder, file, self._dtype, reason)))
 
     def _convert(self, converter: Converter) -> Runner:
         with closing(converter), nullcontext() if self.entry is None else self.entry.locked():
             runner = self._read()
             if runner is not None:  # another process was faster
                 return runner
-            logger.info("converting %s for OpenVINO%s", self.folder.path.name, self._takes_long)
+            takes_long = ", in int8: this takes a while" if self._dtype == "int8" else ""
+            logger.info("converting %s for OpenVINO%s", self.folder.path.name, takes_long)
             try:
                 with written(partial(_convert_to, converter), self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
@@ -181,12 +167,8 @@ class CpuModel:
             except (OSError, StorageError) as error:
                 return self._by_torch(f"it cannot be converted now: {error}")
 
-    @property
-    def _takes_long(self) -> str:
-        return ", in int8: this takes a while" if self.config.dtype == "int8" else ""
-
     def _job(self) -> ConversionJob:
-        if self.config.dtype == "int8" and not self.parts and find_spec("nncf") is None:
+        if self._dtype == "int8" and find_spec("nncf") is None:
             raise ModelLoadError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
         return ConversionJob(
             folder=str(self.folder.path),
@@ -206,17 +188,16 @@ class CpuModel:
         if refused is not None and refused.is_current():
             return self._by_torch(refused.refused)
         model = self.entry.read(ConvertedModel)
-        if model is None or not model.is_current() or (model.is_old and self._may_try_again(self.entry)):
+        if model is None or not model.is_current():
+            return None
+        can_choose = self.config.backend == "auto" and os.access(self.entry.path, os.W_OK)
+        if can_choose and model.is_old():
             return None
         try:
             return self._runner_of(self.entry.path, model)
         except (RuntimeError, OSError, ValueError) as error:
             logger.warning("the model in %s is converted anew: %s", self.entry.path, repr(error).splitlines()[0][:200])
             return None
-
-    def _may_try_again(self, entry: CacheEntry) -> bool:
-        """Whether the speed may be tried again: the choice is open, and the result can be kept."""
-        return self.config.backend == "auto" and os.access(entry.path, os.W_OK)
 
     def _runner_of(self, folder: Path, model: ConvertedModel) -> Runner:
         if reason := self._why_torch(model):
@@ -226,7 +207,7 @@ class CpuModel:
         from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
 
         params = CompileParams(
-            PRECISIONS["float32" if self._dtype == "int8" else self._dtype],
+            PRECISIONS[self._dtype],
             cores=usable_cores(),
             streams=self.offload.launch,
             sharers=self.offload.cores_shared_by,
@@ -234,29 +215,33 @@ class CpuModel:
         )
         runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model))
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
-        require_same(runner, model, CHECK_SLACK[self._dtype])
+        assert model.check is not None  # noqa: S101  (it was converted)
+        require_same(runner, model.check, CHECK_SLACK[self._dtype])
         return runner
 
     def _by_torch(self, reason: str) -> Runner:
-        refuse_if_demanded(self.config, reason)
+        """Return what torch computes the model with. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
+        if self._dtype == "int8":
+            raise ModelLoadError(f"--dtype int8: {reason}.")
+        if self.config.backend == "openvino":
+            raise ModelLoadError(f"--backend openvino: {reason}.")
         return self.load_by_torch(self.folder, self.config, self.offload, reason)
 
     def _why_torch(self, model: ConvertedModel) -> str:
         can_choose = self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
-        if can_choose and self.config.dtype != "int8" and not model.is_faster():
-            return f"OpenVINO takes {model.ratio:.2f} times as long"
+        if can_choose and not model.is_faster():
+            return f"OpenVINO takes {model.time_ratio:.2f} times as long"
         return ""
 
     def _describe(self, model: ConvertedModel) -> RunnerDescription:
-        described: Any = model.description
         return RunnerDescription(
             model_type=self.folder.model_type,
-            parameters=described.parameters,
-            weight_bytes=described.weight_bytes,
+            parameters=model.parameters,
+            weight_bytes=model.weight_bytes,
             dtype=self._dtype,
             device="cpu",
-            heads=described.heads,
-            dimensions=described.dimensions,
+            heads=model.about_heads,
+            dimensions=model.dimensions,
             max_tokens=self.folder.max_model_len,
             backend="openvino",
             computation=(_about(model),),
@@ -282,19 +267,13 @@ def _about(model: ConvertedModel) -> str:
     by = f"by OpenVINO {model.origin}" if model.origin.startswith("from") else "by OpenVINO"
     if model.mean_cosine is not None:
         return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
-    return by if model.ratio is None else f"{by} (in {model.ratio:.2f} times torch's time)"
+    return by if model.time_ratio is None else f"{by} (in {model.time_ratio:.2f} times torch's time)"
 
 
-def require_same(runner: Any, model: ConvertedModel, slack: float) -> None:
-    """Compute the recorded row. Raises ``ValueError`` if that gives something else than when it was recorded."""
-    if model.check is None:
-        return
-    ours, expected = runner.computed(model.check), model.check.numbers()
-    width = max(len(ours), len(expected))  # sparse vectors end with their last weight
-    ours, expected = (np.pad(numbers, (0, width - len(numbers))) for numbers in (ours, expected))
-    difference = float(np.abs(ours - expected).max())
-    if not difference <= slack * float(np.abs(expected).max()):
-        raise ValueError(f"its output differs, by {difference:.3g} in a number of a short row")
+def require_same(runner: Any, check: Check, slack: float) -> None:
+    """Compute a recorded row. Raises ``ValueError`` if that gives something else than when it was recorded."""
+    if not is_near(runner.value_of(check.prompt), check.value, slack):
+        raise ValueError("its output for a short row differs")
 
 
 @define(eq=False)

@@ -12,7 +12,6 @@ from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.runner.compute_params import SamplePrompts
 from trio_pool_serve.types import RenderedPrompt
 
 CALIBRATION: Sequence[str] = (
@@ -99,13 +98,15 @@ MAX_TOKENS = 256
 """Longer texts are truncated."""
 
 
-def sample_prompts(folder: AnyModelFolder, *, trust_remote_code: bool = False) -> SamplePrompts:
-    """Return the sample texts, tokenised for a model: in pairs if it does nothing but score.
+def sample_prompts(
+    folder: AnyModelFolder, *, trust_remote_code: bool = False
+) -> tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]:
+    """Return the texts to quantise with, and the others, tokenised for a model: in pairs if it does nothing but score.
 
     Blocks for a second. Raises ``ModelLoadError``.
     """
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=trust_remote_code), workers=0)
-    return SamplePrompts(_render(folder, renderer, calibration_texts()), _render(folder, renderer, held_out_texts()))
+    return _render(folder, renderer, calibration_texts()), _render(folder, renderer, held_out_texts())
 
 
 def _render(folder: AnyModelFolder, renderer: TextRenderer, texts: Sequence[str]) -> list[RenderedPrompt]:

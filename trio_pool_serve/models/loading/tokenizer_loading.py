@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, cha
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.storage.entry_record import installed_versions
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 
 logger = logging.getLogger(__name__)
+
+_versions = partial(installed_versions, "transformers", "tokenizers")
+"""Returns the versions of the libraries that make tokenizers."""
 
 
 def load_tokenizer(
@@ -50,17 +54,6 @@ def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool
         return tokenizer_entry(folder.path, cache, repr(facts))
     except OSError:
         return None
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that make tokenizers, as far as they are installed."""
-    versions = {}
-    for library in ("transformers", "tokenizers"):
-        try:
-            versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 def _read(entry: CacheEntry) -> Tokenizer | None:

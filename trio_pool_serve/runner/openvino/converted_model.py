@@ -1,22 +1,19 @@
 """What is recorded of a converted model: all that a start needs besides the graph itself."""
 
 import time
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.runner.openvino.heads import AnyHead
-from trio_pool_serve.runner.shared_cores import usable_cores
+from trio_pool_serve.storage.entry_record import installed_versions
 from trio_pool_serve.types import (
     Classify,
     Embed,
     PooledValue,
     PoolingParams,
-    PoolingRequest,
     RenderedPrompt,
     SparseEmbed,
     SparseVector,
@@ -37,129 +34,110 @@ MAX_RATIO = 0.9
 """OpenVINO is the faster one if it takes at most this part of torch's time. Repeated trials of one model on an idle
 machine differ by less than 5 %."""
 
-
 RETRY_S = 7 * 24 * 60 * 60
 """How long it is kept that torch was faster: other programs may have slowed OpenVINO down meanwhile."""
 
-
-class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model from loading it by torch, as ``TransformerRunner`` has it."""
-
-    parameters: int
-    weight_bytes: int
-    multiplications: int
-    """For each token, by the backbone."""
-    heads: str
-    dimensions: int
-    embeds_width: int | None
-    """``None`` if torch did not load the model."""
-    pad_token_id: int
-    default_batch_tokens: int
+COMPARED: Sequence[PoolingParams] = (
+    Embed(normalize=False),
+    TokenEmbed(normalize=False),
+    SparseEmbed(),
+    Classify("raw"),
+    TokenClassify("raw"),
+)
+"""The params whose values are compared, of a model that has their heads. Activations would hide differences: of 8 and
+12 the sigmoid is nearly the same."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A short row and what was computed for it: ``param`` names the params, the values are in one list.
+    """A short row and what was computed for it, for the first of the params that are compared.
 
     ``indices`` are the vocabulary indices of the values, if these are a sparse vector.
     """
 
-    param: str
     token_ids: list[int]
     values: list[float]
-    indices: list[int] = []
+    indices: list[int] | None = None
 
     @classmethod
-    def of(cls, request: PoolingRequest, value: PooledValue) -> "Check":
-        """Return the check of a row with one of ``CHECKED`` and its value."""
-        name, ids = type(request.params[0]).__name__, request.prompt.token_ids.tolist()
+    def of(cls, prompt: RenderedPrompt, value: PooledValue) -> "Check":
+        """Return the check of a row and its value."""
         if isinstance(value, SparseVector):
-            return cls(name, ids, value.values.tolist(), value.indices.tolist())
-        return cls(name, ids, value.ravel().tolist())
+            return cls(prompt.token_ids.tolist(), value.values.tolist(), value.indices.tolist())
+        return cls(prompt.token_ids.tolist(), value.ravel().tolist())
 
     @property
-    def request(self) -> PoolingRequest:
+    def prompt(self) -> RenderedPrompt:
         """The row."""
-        return PoolingRequest(RenderedPrompt(np.array(self.token_ids, dtype=np.int32)), (CHECKED[self.param],))
+        return RenderedPrompt(np.array(self.token_ids, np.int32))
 
-    def numbers(self) -> npt.NDArray[np.float32]:
-        """Return the values; of a sparse vector with the zeros between them."""
-        values = np.array(self.values, dtype=np.float32)
-        if not self.indices:
-            return values
-        numbers = np.zeros(max(self.indices) + 1, dtype=np.float32)
-        numbers[self.indices] = values
-        return numbers
-
-
-CHECKED: Mapping[str, PoolingParams] = {
-    type(params).__name__: params
-    for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify("raw"), TokenClassify("raw"))
-}
-"""The params of checks, by name. Activations would hide differences: of 8 and 12 the sigmoid is nearly the same."""
+    @property
+    def value(self) -> PooledValue:
+        """The value, in one dimension."""
+        values = np.array(self.values, np.float32)
+        return values if self.indices is None else SparseVector(np.array(self.indices, np.int32), values)
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's conversion, or why there is none.
+    """One model's conversion, or why there is none: then the numbers mean nothing.
 
-    ``mean_cosine`` and ``lowest_cosine`` say how a quantised model agrees with float32, on texts. ``time_ratios`` has
-    OpenVINO's time as a part of torch's for each machine, by ``machine_name``. ``versions`` has the libraries that
-    converted it.
+    ``mean_cosine`` and ``lowest_cosine`` say how a quantised model agrees with float32, on texts. ``time_ratio`` is
+    OpenVINO's time as a part of torch's, if that was tried. ``versions`` has the libraries that converted it.
     """
 
     what: str = ""
     """What it is, for people."""
     refused: str = ""
     """Why the model is not computed by OpenVINO; then there are no files."""
-    versions: dict[str, str]
-    origin: str = ""
-    """Of a model with an exported file: that it was taken, or why not."""
-    time_ratios: dict[str, float] = {}
-    mean_cosine: float | None = None
-    lowest_cosine: float | None = None
-    description: Description | None = None
-    heads: dict[str, AnyHead] = {}
-    """By the name of the params that they serve."""
-    check: Check | None = None
+    versions: dict[str, str] = msgspec.field(default_factory=lambda: installed_versions(*LIBRARIES))
     made_at: float = msgspec.field(default_factory=time.time)
     """Seconds since the epoch."""
+    origin: str = ""
+    """Of a model with an exported file: that it was taken, or why not."""
+    time_ratio: float | None = None
+    mean_cosine: float | None = None
+    lowest_cosine: float | None = None
+    check: Check | None = None
+    heads: dict[str, AnyHead] = {}
+    """By the name of the params that they serve."""
+    about_heads: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
+    multiplications: int = 0
+    """For each token, by the backbone."""
+    dimensions: int = 0
+    embeds_width: int | None = None
+    """``None`` if torch did not load the model."""
+    pad_token_id: int = 0
+    default_batch_tokens: int = 0
 
     def is_current(self) -> bool:
         """Whether it was made with the libraries of this process, as far as these are installed."""
-        installed = versions()
-        return all(installed[name] in ("none", made_with) for name, made_with in self.versions.items())
+        installed = installed_versions(*LIBRARIES)
+        return all(installed.get(name, made_with) == made_with for name, made_with in self.versions.items())
 
-    @property
+    def is_faster(self) -> bool:
+        """Whether OpenVINO computes it faster than torch, as far as is known."""
+        return self.time_ratio is None or self.time_ratio <= MAX_RATIO
+
     def is_old(self) -> bool:
         """Whether it is time to try again if OpenVINO is slower than torch."""
         return not self.is_faster() and time.time() > self.made_at + RETRY_S
 
-    @property
-    def ratio(self) -> float | None:
-        """OpenVINO's time as a part of torch's: on this machine, or else on another; ``None`` if it was not timed."""
-        return self.time_ratios.get(machine_name(), min(self.time_ratios.values(), default=None))
 
-    def is_faster(self) -> bool:
-        """Whether OpenVINO computes it faster than torch, as far as is known."""
-        return self.ratio is None or self.ratio <= MAX_RATIO
+Numbers = npt.NDArray[np.float64]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of ``LIBRARIES``; "none" for a library that is not installed."""
-    return {library: _version(library) for library in LIBRARIES}
+def as_vectors(ours: PooledValue, expected: PooledValue) -> tuple[Numbers, Numbers]:
+    """Return the numbers of two values of the same params; of sparse vectors with the zeros between them."""
+    if isinstance(ours, SparseVector) and isinstance(expected, SparseVector):
+        size = max(ours.indices.max(initial=0), expected.indices.max(initial=0)) + 1
+        dense = np.zeros((2, size))
+        dense[0, ours.indices], dense[1, expected.indices] = ours.values, expected.values
+        return dense[0], dense[1]
+    return np.asarray(ours, np.float64).ravel(), np.asarray(expected, np.float64).ravel()
 
 
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "none"
-
-
-def machine_name() -> str:
-    """Return what a trial's result depends on: the CPU's model name and the number of threads."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, 'unknown CPU')}, {usable_cores()} threads"
+def is_near(ours: PooledValue, expected: PooledValue, slack: float) -> bool:
+    """Whether no number differs from the expected one by more than ``slack``, as a part of the largest expected."""
+    a, b = as_vectors(ours, expected)
+    return a.shape == b.shape and bool(np.abs(a - b).max(initial=0) <= slack * np.abs(b).max(initial=0))

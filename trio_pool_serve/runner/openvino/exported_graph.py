@@ -19,7 +19,7 @@ OUTPUTS: Mapping[str, frozenset[str]] = {
 
 
 class UnusableGraphError(Exception):
-    """The file cannot be joined with heads; the message says why."""
+    """A graph cannot be made, or its output is not the model's; the message says why."""
 
 
 @frozen(eq=False)
@@ -51,7 +51,7 @@ class ExportedGraph:
     def joined(self, heads: ov.Model) -> ov.Model:
         """Return one graph with the outputs of ``heads``, whose inputs are states, the mask and weights of states.
 
-        Both graphs are used up.
+        Both graphs are used up. Raises ``UnusableGraphError`` if the heads are for states of another shape.
         """
         inputs = {node.get_friendly_name(): node for node in self.graph.get_parameters()}
         sources = {"states": self.states, "attention_mask": inputs["attention_mask"].output(0)}
@@ -60,19 +60,21 @@ class ExportedGraph:
             if source is None:
                 inputs[node.get_friendly_name()] = node
                 continue
+            shape, expected = source.partial_shape, node.output(0).partial_shape
+            if not shape.compatible(expected):
+                raise UnusableGraphError(f"its output has the shape {shape}, where {expected} is expected")
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(source)
         for name, node in inputs.items():
             node.output(0).get_tensor().set_names({name})
         return ov.Model(heads.get_results(), [*inputs.values()])
 
-    def parameters(self) -> tuple[int, int, int]:
+    def parameters(self, vocab_size: int) -> tuple[int, int, int]:
         """Return how many parameters there are, how many of them are looked up, and how many bytes all of them take."""
-        nodes = self.graph.get_ops()
-        weights = {node.get_friendly_name(): node for node in nodes if _is_weight(node)}
-        tables = {_table_of(node) for node in nodes if node.get_type_name() == "Gather"} & weights.keys()
-        size_bytes = sum(prod(node.shape) * node.get_element_type().bitwidth // 8 for node in weights.values())
-        count, looked_up = (sum(prod(weights[name].shape) for name in names) for names in (weights, tables))
+        weights = [node for node in self.graph.get_ops() if _is_weight(node)]
+        tables = [node for node in weights if node.shape[0] == vocab_size]
+        size_bytes = sum(prod(node.shape) * node.get_element_type().bitwidth // 8 for node in weights)
+        count, looked_up = (sum(prod(node.shape) for node in nodes) for nodes in (weights, tables))
         return count, looked_up, size_bytes
 
 
@@ -80,15 +82,3 @@ def _is_weight(node: ov.Node) -> bool:
     """Whether a node is a parameter: not a number, and not a shape or an index."""
     kind = node.get_element_type() if node.get_type_name() == "Constant" else ov.Type.boolean
     return bool(kind != ov.Type.boolean and (kind.is_real() or kind.bitwidth <= 8) and prod(node.shape) > 1)
-
-
-def _table_of(gather: ov.Node) -> str:
-    """Return the name of what rows are taken from, before it is decompressed."""
-    node = gather.input_value(0).get_node()
-    while node.get_type_name() in DECOMPRESSION:
-        node = node.input_value(0).get_node()
-    name: str = node.get_friendly_name()
-    return name
-
-
-DECOMPRESSION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})

@@ -2,14 +2,14 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import openvino as ov
 import torch
-from attrs import Factory, define, field
+from attrs import define
 from openvino.tools.ovc import convert_impl
 from torch import Tensor, nn
 
@@ -33,10 +33,6 @@ TRACED_ROWS, TRACED_TOKENS = 2, 7
 """Shape of the example. Not 1, which is broadcast, and numbers that no configuration has."""
 
 
-class CannotConvertError(Exception):
-    """A head has no form that can be converted; the message says which."""
-
-
 @define(eq=False)
 class TracedRows:
     """The rows of a graph that is being traced, for heads: padded, with the states that its inputs select.
@@ -47,7 +43,7 @@ class TracedRows:
 
     states: Tensor
     mask: Tensor
-    weights: Mapping[str, Tensor] = Factory(dict)
+    weights: Mapping[str, Tensor]
 
     def first_states(self) -> Tensor:
         """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
@@ -69,20 +65,8 @@ class TracedRows:
         return (self.states * weights).sum(dim=1)
 
 
-@define(eq=False)
-class _Used:
-    """Notes which selections heads read."""
-
-    names: list[str] = field(factory=list)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.names:
-            self.names.append(name)
-        return torch.ones(TRACED_ROWS, TRACED_TOKENS, dtype=torch.float32)
-
-
 class Traced(nn.Module):
-    """A model whose forward pass returns all outputs that its heads read, in the order of ``outputs``."""
+    """A model whose forward pass returns all outputs that its heads read, in the order of ``compute``."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
@@ -95,8 +79,6 @@ class Traced(nn.Module):
         self.table: Tensor | None = None
         for params, head in loaded.heads.items():
             self.heads[params.__name__] = self._add(head)
-        self.has_segments = self.backbone.takes_type_ids
-        self.selections = self._used_selections()
 
     def _add(self, head: Any) -> heads.AnyHead:
         match head:
@@ -136,7 +118,7 @@ class Traced(nn.Module):
             case TokenClassificationHead(logits=of_tokens, functions=functions):
                 name = self._activated("token_labels", lambda rows: of_tokens(rows.states), functions)
                 return heads.TokenLabels(name, step_token_id=head.step_token_id)
-        raise CannotConvertError(f"there is no conversion of {type(head).__name__}")
+        raise TypeError(f"there is no conversion of {type(head).__name__}")
 
     def _token_vectors(self, head: TokenEmbeddingHead) -> str:
         if isinstance(head.project, nn.Identity):
@@ -146,36 +128,24 @@ class Traced(nn.Module):
 
     def _activated(self, name: str, logits: Callable[[TracedRows], Tensor], functions: ActivationFunctions) -> str:
         for activation, function in functions.items():
-            self._output(f"{name}_{activation}", partial(_apply, function, logits))
+            self._output(f"{name}_{activation}", partial(lambda apply, rows: apply(logits(rows)), function))
         return name
 
     def _output(self, name: str, compute: Callable[[TracedRows], Tensor]) -> str:
         self.compute[name] = compute
         return name
 
-    def _used_selections(self) -> list[str]:
-        ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
-        used = _Used()
-        with torch.no_grad():
-            self._outputs(ids, torch.ones_like(ids), torch.zeros_like(ids), used)  # type: ignore[arg-type]
-        return [name for name in SELECTIONS if name in used.names]
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs for ids [rows, tokens]; ``weights`` are of all ``SELECTIONS``."""
+        states = self.backbone.forward_ids(input_ids, attention_mask, token_type_ids)
+        return self.of_states(states, attention_mask, *weights)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs for ids [rows, tokens]; ``others``: the segments, if any, and the selections' weights."""
-        types, weights = (others[0], others[1:]) if self.has_segments else (torch.zeros_like(input_ids), others)
-        return self._outputs(input_ids, attention_mask, types, dict(zip(self.selections, weights, strict=True)))
-
-    def _outputs(self, ids: Tensor, mask: Tensor, types: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return self.of_states(self.backbone.forward_ids(ids, mask, types), mask, weights)
-
-    def of_states(self, states: Tensor, mask: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def of_states(self, states: Tensor, mask: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for what the backbone gives: its states or its logits."""
-        rows = TracedRows(states.float(), mask, weights)
+        rows = TracedRows(states.float(), mask, dict(zip(SELECTIONS, weights, strict=True)))
         return tuple(compute(rows).float() for compute in self.compute.values())
-
-
-def _apply(function: Callable[[Tensor], Tensor], logits: Callable[[TracedRows], Tensor], rows: TracedRows) -> Tensor:
-    return function(logits(rows))
 
 
 def convert(traced: Traced) -> ov.Model:
@@ -184,26 +154,9 @@ def convert(traced: Traced) -> ov.Model:
     The graph may use the memory of the model's weights. Blocks for seconds. Raises what the converter raises: any
     ``Exception``.
     """
-    names = [*IDS[: 3 if traced.has_segments else 2], *traced.selections]
-    of_ids = _example_ids()[: 3 if traced.has_segments else 2]
-    model = _converted(traced, (*of_ids, *(of_ids[1].float() for _ in traced.selections)))
-    _name(model, names, traced.compute)
-    return model
-
-
-def _example_ids() -> tuple[Tensor, Tensor, Tensor]:
-    ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
-    mask = torch.ones_like(ids)
-    mask[-1, TRACED_TOKENS // 2 :] = 0
-    return ids, mask, torch.zeros_like(ids)
-
-
-def _name(model: ov.Model, inputs: Sequence[str], outputs: Iterable[str]) -> None:
-    for name, model_input in zip(inputs, model.inputs, strict=True):
-        model_input.get_tensor().set_names({name})
-        model_input.get_node().set_friendly_name(name)
-    for name, output in zip(outputs, model.outputs, strict=True):
-        output.get_tensor().set_names({name})
+    ids, selections = _example()
+    with traceable_masks(traced.model):
+        return _converted(traced, ids | selections, traced.compute)
 
 
 class _Heads(nn.Module):
@@ -214,33 +167,50 @@ class _Heads(nn.Module):
         self.traced = traced
 
     def forward(self, states: Tensor, mask: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        return self.traced.of_states(states, mask, dict(zip(self.traced.selections, weights, strict=True)))
+        return self.traced.of_states(states, mask, *weights)
 
 
 def convert_heads(traced: Traced) -> ov.Model:
     """Return the heads as a graph of ``states``, ``attention_mask`` and the selections. Raises as ``convert``."""
-    ids, mask, types = _example_ids()
+    ids, selections = _example()
     with torch.no_grad():
-        states = traced.backbone.forward_ids(ids, mask, types).float()
-    model = _converted(_Heads(traced), (states, mask, *(mask.float() for _ in traced.selections)))
-    _name(model, ["states", "attention_mask", *traced.selections], traced.compute)
-    return model
+        states = traced.backbone.forward_ids(*ids.values()).float()
+    inputs = {"states": states, "attention_mask": ids["attention_mask"]} | selections
+    return _converted(_Heads(traced), inputs, traced.compute)
 
 
 def convert_modules(modules: nn.Module, width: int) -> ov.Model:
-    """Return the modules behind pooling as a graph: [vectors, ``width``] to [vectors, d]. Raises as ``convert``."""
-    model = _converted(modules, (torch.ones(TRACED_ROWS, width, dtype=torch.float32),))
-    model.inputs[0].get_tensor().set_names({"vectors"})
-    model.outputs[0].get_tensor().set_names({"vectors"})
-    return model
+    """Return the modules behind pooling as a graph: ``pooled`` [vectors, ``width``] to ``vectors`` [vectors, d].
+
+    Raises as ``convert``.
+    """
+    return _converted(modules, {"pooled": torch.ones(TRACED_ROWS, width, dtype=torch.float32)}, ["vectors"])
 
 
-def _converted(module: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
+def _example() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return inputs by name: the ids, and the weights of selections."""
+    ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
+    mask = torch.ones_like(ids)
+    mask[-1, TRACED_TOKENS // 2 :] = 0
+    return dict(zip(IDS, (ids, mask, torch.zeros_like(ids)), strict=True)), dict.fromkeys(SELECTIONS, mask.float())
+
+
+def _converted(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Iterable[str]) -> ov.Model:
+    """Return a module as a graph with the inputs that it reads, and names for its outputs."""
     types = {torch.int64: ov.Type.i64, torch.float32: ov.Type.f32}
+    example = tuple(inputs.values())
     shapes = [[-1, -1 if t.shape[1] == TRACED_TOKENS else t.shape[1], *t.shape[2:]] for t in example]
-    inputs = [(ov.PartialShape(shape), types[t.dtype]) for shape, t in zip(shapes, example, strict=True)]
-    with traceable_masks(module.model) if isinstance(module, Traced) else quiet(), quiet(), torch.no_grad():
-        model: ov.Model = ov.convert_model(module.eval(), example_input=example, input=inputs)
+    given = [(ov.PartialShape(shape), types[t.dtype]) for shape, t in zip(shapes, example, strict=True)]
+    with quiet(), torch.no_grad():
+        model: ov.Model = ov.convert_model(module.eval(), example_input=example, input=given)
+    for name, node in zip(inputs, model.get_parameters(), strict=True):
+        node.output(0).get_tensor().set_names({name})
+        node.set_friendly_name(name)
+    for name, output in zip(outputs, model.outputs, strict=True):
+        output.get_tensor().set_names({name})
+    for node in model.get_parameters():
+        if not node.output(0).get_target_inputs():
+            model.remove_parameter(node)
     return model
 
 

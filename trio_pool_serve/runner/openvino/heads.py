@@ -39,13 +39,13 @@ EMPTY_SCORE = -1e9
 class Outputs:
     """What a graph has computed for ``requests``: its outputs by name, [rows, …]; none if no head needs any.
 
-    The arrays may be overwritten by the next pass: heads return copies. ``modules`` is the graph of the modules behind
-    pooling, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
+    The arrays may be overwritten by the next pass: heads return copies. ``after_pooling`` is what the modules
+    behind pooling do, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
     """
 
     requests: Sequence[PoolingRequest]
     arrays: Mapping[str, npt.NDArray[Any]] = field(factory=dict)
-    modules: Callable[[Floats], Floats] | None = None
+    after_pooling: Callable[[Floats], Floats] = lambda vectors: vectors
     table: Floats | None = None
 
 
@@ -56,10 +56,9 @@ class Head(msgspec.Struct, frozen=True, tag=True):
 
     def values(self, outputs: Outputs, rows: Sequence[int], params: Sequence[Any]) -> list[PooledValue]:
         """Return the value of each of ``rows``, which are indices; ``params`` has one for each of them."""
-        return [self.value(outputs, row, param) for row, param in zip(rows, params, strict=True)]
+        return [self._value(outputs, row, param) for row, param in zip(rows, params, strict=True)]
 
-    def value(self, outputs: Outputs, row: int, param: Any) -> PooledValue:
-        """Return the value of one row."""
+    def _value(self, outputs: Outputs, row: int, param: Any) -> PooledValue:
         raise NotImplementedError
 
 
@@ -71,12 +70,8 @@ class Vector(Head, frozen=True, tag=True):
     def values(self, outputs: Outputs, rows: Sequence[int], params: Sequence[Embed]) -> list[PooledValue]:
         """Return the rows' vectors; rows with equal params are computed at once."""
         if params.count(params[0]) < len(params):
-            return super().values(outputs, rows, params)
+            return [self.values(outputs, [row], [param])[0] for row, param in zip(rows, params, strict=True)]
         return list(finished(outputs.arrays[self.output][list(rows)], params[0], normalizes=self.normalizes))
-
-    def value(self, outputs: Outputs, row: int, param: Embed) -> Floats:
-        """Return one row's vector."""
-        return finished(outputs.arrays[self.output][row], param, normalizes=self.normalizes)
 
 
 class Chunks(Head, frozen=True, tag=True):
@@ -88,15 +83,12 @@ class Chunks(Head, frozen=True, tag=True):
     pooling: tuple[str, ...] = ()
     normalizes: bool = False
 
-    def value(self, outputs: Outputs, row: int, param: EmbedChunks) -> Floats:
-        """Return a vector for each chunk, [chunks, d]."""
+    def _value(self, outputs: Outputs, row: int, param: EmbedChunks) -> Floats:
         states, prompt = outputs.arrays[self.output][row], outputs.requests[row].prompt
         bounds = [(0, len(prompt.token_ids))] if prompt.chunks is None else prompt.chunks.tolist()
         pooled = [[POOLINGS[name](states[begin:end]) for name in self.pooling] for begin, end in bounds]
         vectors = np.array([np.concatenate(of_chunk) for of_chunk in pooled], dtype=np.float32)
-        if outputs.modules is not None:
-            vectors = outputs.modules(vectors)
-        return finished(vectors, param, normalizes=self.normalizes)
+        return finished(outputs.after_pooling(vectors), param, normalizes=self.normalizes)
 
 
 class TokenVectors(Head, frozen=True, tag=True):
@@ -104,8 +96,7 @@ class TokenVectors(Head, frozen=True, tag=True):
 
     normalizes: bool = False
 
-    def value(self, outputs: Outputs, row: int, param: TokenEmbed) -> Floats:
-        """Return the vectors of a row, [kept tokens, d]."""
+    def _value(self, outputs: Outputs, row: int, param: TokenEmbed) -> Floats:
         vectors = kept(outputs.arrays[self.output][row], outputs.requests[row].prompt)
         return finished(vectors, param, normalizes=self.normalizes)
 
@@ -115,10 +106,9 @@ class LateInteraction(TokenVectors, frozen=True, tag=True):
 
     mean_scores: bool = False
 
-    def value(self, outputs: Outputs, row: int, param: Any) -> Floats:
-        """Return a document's score, [1]."""
+    def _value(self, outputs: Outputs, row: int, param: Any) -> Floats:
         query = np.asarray(param.query, np.float32)
-        vectors = super().value(outputs, row, TokenEmbed())
+        vectors = super()._value(outputs, row, TokenEmbed())
         score = (vectors @ query.T).max(axis=0).sum() if len(vectors) else np.float32(EMPTY_SCORE)
         return np.array([score / max(1, len(query)) if self.mean_scores else score], dtype=np.float32)
 
@@ -128,8 +118,7 @@ class VocabularyWeights(Head, frozen=True, tag=True):
 
     max_active_dims: int | None = None
 
-    def value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
-        """Return the weights of a row above zero."""
+    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
         weights = outputs.arrays[self.output][row]
         (indices,) = np.nonzero(weights)
         if self.max_active_dims is not None and len(indices) > self.max_active_dims:
@@ -143,8 +132,7 @@ class TokenWeights(Head, frozen=True, tag=True):
 
     unused: tuple[int, ...] = ()
 
-    def value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
-        """Return the weights of a row's tokens."""
+    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
         return greatest_of_tokens(outputs.requests[row].prompt, outputs.arrays[self.output][row], unused=self.unused)
 
 
@@ -153,8 +141,7 @@ class TableWeights(Head, frozen=True, tag=True):
 
     max_active_dims: int | None = None
 
-    def value(self, outputs: Outputs, row: int, param: SparseLookup) -> SparseVector:  # noqa: ARG002
-        """Return the weights of a row's tokens."""
+    def _value(self, outputs: Outputs, row: int, param: SparseLookup) -> SparseVector:  # noqa: ARG002
         assert outputs.table is not None  # noqa: S101
         prompt = outputs.requests[row].prompt
         return greatest_of_tokens(prompt, outputs.table[prompt.token_ids], max_active_dims=self.max_active_dims)
@@ -163,8 +150,7 @@ class TableWeights(Head, frozen=True, tag=True):
 class Labels(Head, frozen=True, tag=True):
     """``Classify``: numbers of a row's labels, [rows, labels], in an output for each activation."""
 
-    def value(self, outputs: Outputs, row: int, param: Classify) -> Floats:
-        """Return the numbers of a row, [labels]."""
+    def _value(self, outputs: Outputs, row: int, param: Classify) -> Floats:
         return np.array(outputs.arrays[f"{self.output}_{param.activation}"][row])
 
 
@@ -176,8 +162,7 @@ class TokenLabels(Head, frozen=True, tag=True):
 
     step_token_id: int | None = None
 
-    def value(self, outputs: Outputs, row: int, param: TokenClassify) -> Floats:
-        """Return the numbers of a row's kept tokens, [tokens, labels]."""
+    def _value(self, outputs: Outputs, row: int, param: TokenClassify) -> Floats:
         numbers, prompt = outputs.arrays[f"{self.output}_{param.activation}"][row], outputs.requests[row].prompt
         if self.step_token_id is None:
             return np.array(kept(numbers, prompt))

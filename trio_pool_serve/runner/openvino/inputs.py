@@ -8,9 +8,6 @@ from attrs import define, field
 
 from trio_pool_serve.types import PoolingRequest
 
-IDS = ("input_ids", "attention_mask", "token_type_ids")
-"""Names of inputs, int64 [rows, tokens]; the last one only if the model has segments."""
-
 Weights = npt.NDArray[np.float32]
 
 
@@ -34,33 +31,28 @@ class PaddedRows:
     def __attrs_post_init__(self) -> None:
         prompts = [request.prompt for request in self.requests]
         lengths = [len(prompt.token_ids) for prompt in prompts]
+        attended = [len(prompt.token_ids) if prompt.attended is None else prompt.attended for prompt in prompts]
+        skipped = np.array([prompt.instruction_tokens for prompt in prompts])
         self.lengths = np.array(lengths)
-        self.skipped = np.array(
-            [
-                prompt.instruction_tokens if prompt.instruction_tokens < length else 0
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
-        )
-        self.attended = np.array(
-            [
-                length if prompt.attended is None else prompt.attended
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
-        )
+        self.skipped = np.where(skipped < self.lengths, skipped, 0)
+        self.attended = np.array(attended)
         self.positions = np.arange(max(lengths))
         self._own = self.positions < self.lengths[:, None]
 
     def arrays(self, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
         """Return the inputs of these names, [rows, tokens]: ``IDS`` in int64, selections in float32."""
-        ids = [request.prompt.token_ids for request in self.requests]
-        makers: Mapping[str, Callable[[], npt.NDArray[np.generic]]] = {
-            "input_ids": lambda: self._padded(ids, self.pad_token_id),
-            "attention_mask": lambda: (self.positions < self.attended[:, None]).astype(np.int64),
-            "token_type_ids": self._type_ids,
-        }
-        return {name: makers[name]() if name in makers else SELECTIONS[name](self) for name in names}
+        return {name: INPUTS[name](self) for name in names}
 
-    def _type_ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Return the padded ids."""
+        return self._padded([request.prompt.token_ids for request in self.requests], self.pad_token_id)
+
+    def mask(self) -> npt.NDArray[np.int64]:
+        """Return 1 for each token that is attended to, else 0."""
+        return (self.positions < self.attended[:, None]).astype(np.int64)
+
+    def type_ids(self) -> npt.NDArray[np.int64]:
+        """Return the padded segments."""
         prompts = [request.prompt for request in self.requests]
         if all(prompt.type_ids is None for prompt in prompts):
             return np.zeros(self._own.shape, np.int64)
@@ -106,3 +98,12 @@ SELECTIONS: Mapping[str, Callable[[PaddedRows], Weights]] = {
 }
 """Weights by which states are summed, by name: the pooling types of ``runner.heads.pooling``, and two of classifiers.
 Of ``max`` it only matters which weights are 0."""
+
+IDS: Mapping[str, Callable[[PaddedRows], npt.NDArray[np.int64]]] = {
+    "input_ids": PaddedRows.ids,
+    "attention_mask": PaddedRows.mask,
+    "token_type_ids": PaddedRows.type_ids,
+}
+"""Ids and what belongs to them, by name; the last one only if the model has segments."""
+
+INPUTS: Mapping[str, Callable[[PaddedRows], npt.NDArray[np.generic]]] = {**IDS, **SELECTIONS}

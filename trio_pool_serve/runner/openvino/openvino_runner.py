@@ -2,41 +2,31 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
-from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, Check, ConvertedModel
+from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.inputs import PaddedRows
-from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, compile_graph, read_graph
+from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import (
     Batch,
-    Classify,
     CopiedBatch,
-    Embed,
     PooledBatch,
     PooledValue,
     PoolingParams,
     PoolingRequest,
     RenderedPrompt,
     Runner,
-    SparseEmbed,
-    TokenClassify,
-    TokenEmbed,
 )
 
 logger = logging.getLogger(__name__)
-
-PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
-"""Params that are tried with a row that is made up."""
 
 
 @define(eq=False)
@@ -66,14 +56,10 @@ class OpenVinoRunner:
 
         Raises what OpenVINO raises for files that are none of its own: ``RuntimeError``.
         """
-        assert model.description is not None  # noqa: S101  (it was converted)
-        programs = Programs(folder / GRAPH, params, model.description.multiplications)
+        programs = Programs(folder / GRAPH, params, model.multiplications)
         modules = None
         if (folder / MODULES).exists():
-            compile_modules = partial(
-                compile_graph, precision=params.precision, threads=params.streams, streams=params.streams
-            )
-            modules = Program(read_graph(folder / MODULES), compile_modules)
+            modules = Program(read_graph(folder / MODULES), params.precision, params.streams, params.streams)
         table = np.load(folder / TABLE, allow_pickle=False) if (folder / TABLE).exists() else None
         return cls(model, programs, description, modules, table)
 
@@ -114,7 +100,7 @@ class OpenVinoRunner:
         if looked_up:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
             return self._with_others(requests, looked_up, values)
-        padded = PaddedRows(requests, self._description.pad_token_id)
+        padded = PaddedRows(requests, self.model.pad_token_id)
         program = self.programs.choose(
             len(requests) * len(padded.positions), is_planned=requests[0].planned is not None
         )
@@ -126,13 +112,10 @@ class OpenVinoRunner:
     def _reads_outputs(self, param: PoolingParams) -> bool:
         return bool(self.heads[type(param)].output)
 
-    @property
-    def _after_pooling(self) -> Callable[[Floats], Floats] | None:
+    def _after_pooling(self, vectors: Floats) -> Floats:
         if self.modules is None:
-            return None
-        program = self.modules
-        (name,) = program.inputs
-        return lambda vectors: program({name: vectors}, lambda arrays: next(iter(arrays.values())).copy())
+            return vectors
+        return self.modules({"pooled": vectors}, lambda arrays: arrays["vectors"].copy())
 
     def _values(self, outputs: Outputs) -> list[tuple[PooledValue, ...]]:
         """Return a tuple for each row, with a value for each of its params; each head computes its rows at once."""
@@ -143,15 +126,16 @@ class OpenVinoRunner:
                 params = [request.params[0] for request in requests]
                 return [(value,) for value in self.heads[kinds.pop()].values(outputs, range(len(requests)), params)]
         return [
-            tuple(self.heads[type(param)].value(outputs, row, param) for param in request.params)
+            tuple(self.heads[type(param)].values(outputs, [row], [param])[0] for param in request.params)
             for row, request in enumerate(requests)
         ]
 
     # -- what is known of the model -----------------------------------------------------------------------
 
     @property
-    def _description(self) -> Any:
-        return self.model.description
+    def compared(self) -> list[PoolingParams]:
+        """Those of ``COMPARED`` whose heads it has."""
+        return [params for params in COMPARED if type(params) in self.heads]
 
     def describe(self) -> str:
         """Return one line for the log."""
@@ -160,12 +144,12 @@ class OpenVinoRunner:
     @property
     def dimensions(self) -> int:
         """Length of the vectors; 0 for a model without any."""
-        return int(self._description.dimensions)
+        return self.model.dimensions
 
     @property
     def embeds_width(self) -> int:
         """Width of the token embeddings accepted in place of ids; 0 if none are."""
-        return int(self._description.embeds_width) if self.for_embeds is not None else 0
+        return (self.model.embeds_width or 0) if self.for_embeds is not None else 0
 
     @property
     def cosine_with_float32(self) -> float | None:
@@ -185,25 +169,20 @@ class OpenVinoRunner:
     @property
     def probe_request(self) -> PoolingRequest | None:
         """A short row for one of the heads."""
-        kind = next((kind for kind in PROBED if kind in self.heads), None)
-        no_padding = int(self._description.pad_token_id == 0)  # the padding token may be the vocabulary's last
+        no_padding = int(self.model.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
-        return None if kind is None else PoolingRequest(prompt, (kind(),))
+        return PoolingRequest(prompt, (self.compared[0],)) if self.compared else None
 
-    def computed(self, check: Check) -> Floats:
-        """Return the numbers of the row that a conversion was recorded with."""
-        return self.check_of(check.request).numbers()
-
-    def check_of(self, request: PoolingRequest) -> Check:
-        """Return a row, whose params are one of ``CHECKED``, and what is computed for it."""
-        ((value,),) = self._compute([request])
-        return Check.of(request, value)
+    def value_of(self, prompt: RenderedPrompt) -> PooledValue:
+        """Return the value of a row for the first of the params that are compared."""
+        ((value,),) = self._compute([PoolingRequest(prompt, (self.compared[0],))])
+        return value
 
     def accept_embeds(self) -> None:
         """Have torch compute rows of token embeddings, if the model takes any. Blocks. Raises ``ModelLoadError``."""
-        if self._description.embeds_width is None:
+        if self.model.embeds_width is None:
             raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
-        if not self._description.embeds_width or self.load_by_torch is None:
+        if not self.model.embeds_width or self.load_by_torch is None:
             return
         before = resident_bytes()
         runner = self.load_by_torch()
@@ -214,7 +193,7 @@ class OpenVinoRunner:
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
         """Return the token budget of batches: what is wanted, or what suits the model."""
-        return wanted_batch_tokens or int(self._description.default_batch_tokens)
+        return wanted_batch_tokens or self.model.default_batch_tokens
 
     def return_memory(self) -> None:
         """Return what OpenVINO keeps of its largest pass, and pages of the weights."""

@@ -4,10 +4,12 @@ import copy
 import errno
 import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import torch
 from attrs import define, evolve, field
@@ -19,25 +21,8 @@ from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.cpu_features import saturates_int8
 from trio_pool_serve.runner.forward_pass import Padded
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.agreement import (
-    COMPARED,
-    Agreement,
-    agreement,
-    all_batches,
-    short_batches,
-)
-from trio_pool_serve.runner.openvino.converted_model import (
-    CHECKED,
-    GRAPH,
-    MAX_RATIO,
-    MODULES,
-    TABLE,
-    Check,
-    ConvertedModel,
-    Description,
-    machine_name,
-    versions,
-)
+from trio_pool_serve.runner.openvino.agreement import agreement, all_batches, short_batch
+from trio_pool_serve.runner.openvino.converted_model import GRAPH, MAX_RATIO, MODULES, TABLE, Check, ConvertedModel
 from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
 from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules
 from trio_pool_serve.runner.openvino.heads import TokenLabels
@@ -46,7 +31,7 @@ from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, 
 from trio_pool_serve.runner.openvino.trial import try_speed
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import RenderedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +49,6 @@ HELD_OUT_ROWS = 8
 """Rows of a batch on which a quantised model is compared."""
 
 
-class RefusedError(Exception):
-    """The model is not computed by OpenVINO; the message says why."""
-
-
 @define(eq=False)
 class Preparation:
     """The conversion of one model. ``by_torch`` computes it as it was loaded."""
@@ -76,6 +57,10 @@ class Preparation:
     by_torch: TransformerRunner
     config: ModelConfig
     params: ComputeParams
+    sample_prompts: Callable[[], tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]] = lambda: ((), ())
+    """Returns prompts to quantise the model with, and others to compare its output on. Blocks: loads the tokenizer."""
+    may_time: bool = True
+    """Whether no other models compute on these cores: then two computations can be compared by their times."""
     exported: Path | None = None
     """A file with the backbone as another tool has exported it, if the folder has one."""
     _exact: TransformerRunner = field(init=False)
@@ -91,58 +76,54 @@ class Preparation:
         """
         try:
             return self._convert(folder)
-        except RefusedError as error:
-            reason = str(error)
         except OSError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
-                raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {_first_line(error)}") from error
-            reason = f"OpenVINO fails: {_first_line(error)}"
+                raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {_reason(error)}") from error
+            reason = _reason(error)
         for file in folder.iterdir():
             file.unlink()
-        return ConvertedModel(what=f"computed by torch: {reason}", refused=reason, versions=versions())
+        return ConvertedModel(what=f"computed by torch: {reason}", refused=reason)
+
+    def close(self) -> None:
+        """Do nothing: what it holds goes with it."""
 
     def _convert(self, folder: Path) -> ConvertedModel:
         loaded = in_float32(self.loaded)
         exact = Padded(loaded.backbone)
         self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=exact)
         self._traced = Traced(loaded)
-        what = f"{self.loaded.backbone.model.config.model_type} in {self._dtype}"  # type: ignore[union-attr]
-        self._model = ConvertedModel(
-            what=what, versions=versions(), description=self._describe(), heads=self._traced.heads
-        )
+        self._model = self._describe()
         if self._traced.table is not None:
             np.save(folder / TABLE, self._traced.table.numpy())
         if (modules := self._traced.after_pooling) is not None:
             config: Any = loaded.backbone.model.config
             width = config.get_text_config().hidden_size * self._traced.poolings
-            graph_of_modules = convert_modules(modules, width)
-            write_graph(graph_of_modules, folder / MODULES)
-        if self._is_int8:
+            write_graph(convert_modules(modules, width), folder / MODULES)
+        if self._dtype == "int8":
             model = self._quantize(convert(self._traced), folder)
         else:
             model = self._take_exported(folder) or self._compare(convert(self._traced), folder)
         runner = self._runner(folder)
-        if self.config.backend == "auto" and not self._is_int8 and self.params.may_time:
+        if self.config.backend == "auto" and self._dtype != "int8" and self.may_time:
             model = self._time(runner, model)
-        return replace(model, check=self._check(runner))
-
-    @property
-    def _is_int8(self) -> bool:
-        return self.config.dtype == "int8"
+        prompt = RenderedPrompt(short_batch(loaded.backbone, self.params.max_tokens, self._marker)[0].token_ids)
+        return replace(model, check=Check.of(prompt, runner.value_of(prompt)))
 
     @property
     def _dtype(self) -> str:
-        return "int8" if self._is_int8 else str(self.params.dtype).removeprefix("torch.")
+        return "int8" if self.config.dtype == "int8" else str(self.params.dtype).removeprefix("torch.")
 
-    def _describe(self) -> Description:
+    def _describe(self) -> ConvertedModel:
         backbone, by_torch = self.loaded.backbone, self.by_torch
-        return Description(
+        return ConvertedModel(
+            what=f"{backbone.model.config.model_type} in {self._dtype}",  # type: ignore[union-attr]
+            heads=self._traced.heads,
+            about_heads=self.loaded.description,
             parameters=backbone.parameters,
             weight_bytes=backbone.weight_bytes,
             multiplications=backbone.parameters - backbone.embedding_parameters,
-            heads=self.loaded.description,
             dimensions=by_torch.dimensions,
             embeds_width=by_torch.embeds_width,
             pad_token_id=by_torch.pad_token_id,
@@ -150,13 +131,9 @@ class Preparation:
         )
 
     @property
-    def _markers(self) -> list[int | None]:
-        """Return the token at which a head has values, if it has none at others."""
-        return [head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)]
-
-    @property
-    def _compared(self) -> list[PoolingParams]:
-        return [params for params in COMPARED if type(params) in self.by_torch.heads]
+    def _marker(self) -> int | None:
+        """The token at which a head has values, if it has none at others."""
+        return next((head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)), None)
 
     def _runner(self, folder: Path) -> OpenVinoRunner:
         """Return what computes the graph that was written.
@@ -165,7 +142,7 @@ class Preparation:
         nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
         """
         params = CompileParams(
-            PRECISIONS["float32" if self._is_int8 else self._dtype],
+            PRECISIONS[self._dtype],
             cores=torch.get_num_threads(),
             streams=self.params.concurrent_launches,
             sharers=self.params.cores_shared_by,
@@ -180,12 +157,10 @@ class Preparation:
         try:
             graph = ExportedGraph.read(self.exported, self.loaded.backbone.output)
             self._compare(graph.joined(convert_heads(self._traced)), folder)
-        except (UnusableGraphError, RefusedError) as error:
-            origin = f"not from {name}: {error}"
         except OSError:
             raise
         except Exception as error:
-            origin = f"not from {name}: OpenVINO fails: {_first_line(error)}"
+            origin = f"not from {name}: {_reason(error)}"
         else:
             origin = f"from {name}"
         logger.info("the model is converted %s", origin)
@@ -194,59 +169,51 @@ class Preparation:
 
     def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
         write_graph(graph, folder / GRAPH)
-        batches = all_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
-        cosine = agreement(self._runner(folder), self._exact, batches, self._compared).lowest
+        batches = all_batches(self.loaded.backbone, self.params.max_tokens, self._marker)
+        cosine = agreement(self._runner(folder), self._exact, batches).min()
         if not cosine >= MIN_COSINE[self._dtype]:
-            raise RefusedError(f"OpenVINO's output differs: cosine {cosine:.5f}")
+            raise UnusableGraphError(f"OpenVINO's output differs: cosine {cosine:.5f}")
         return self._model
 
     def _quantize(self, graph: ov.Model, folder: Path) -> ConvertedModel:
         # Imported here: it takes 3 s, and is needed only for this.
         from trio_pool_serve.runner.openvino.quantization import quantize
 
-        samples = self.params.sample_prompts()
-        held_out = [samples.held_out[at : at + HELD_OUT_ROWS] for at in range(0, len(samples.held_out), HELD_OUT_ROWS)]
+        calibration, texts = self.sample_prompts()
+        held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 
-        def attempt(*, halves_range: bool) -> tuple[Agreement, ov.Model]:
+        def attempt(*, halves_range: bool) -> tuple[npt.NDArray[np.float64], ov.Model]:
             pad_token_id = self.params.pad_token_id
-            quantized = quantize(graph, samples.calibration, pad_token_id=pad_token_id, halves_range=halves_range)
+            quantized = quantize(graph, calibration, pad_token_id=pad_token_id, halves_range=halves_range)
             write_graph(quantized, folder / GRAPH)
-            return agreement(self._runner(folder), self._exact, held_out, self._compared), quantized
+            return agreement(self._runner(folder), self._exact, held_out), quantized
 
         found, quantized = attempt(halves_range=False)
-        if found.mean < GOOD_INT8_COSINE and saturates_int8():
+        if found.mean() < GOOD_INT8_COSINE and saturates_int8():
             other, _ = attempt(halves_range=True)
-            if other.mean > found.mean:
+            if other.mean() > found.mean():
                 found = other
             else:
                 write_graph(quantized, folder / GRAPH)
-        if not found.mean >= MIN_INT8_COSINE:
-            raise RefusedError(
-                f"in int8 the model's output differs too much from float32: cosine {found.mean:.4f} on average, "
+        if not found.mean() >= MIN_INT8_COSINE:
+            raise UnusableGraphError(
+                f"in int8 the model's output differs too much from float32: cosine {found.mean():.4f} on average, "
                 f"where {MIN_INT8_COSINE} is the least"
             )
-        return replace(self._model, mean_cosine=found.mean, lowest_cosine=found.lowest)
+        return replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
 
     def _time(self, runner: OpenVinoRunner, model: ConvertedModel) -> ConvertedModel:
         """Return the record with the result of a trial of speed, unless that is no reliable one against OpenVINO."""
         trial = try_speed(
             runner.launch,
             self.by_torch.launch,
-            params=self._compared[0],
+            params=runner.compared[0],
             vocab_size=self.loaded.backbone.vocab_size,
             max_tokens=self.params.max_tokens,
         )
         if trial.ratio > MAX_RATIO and not trial.is_steady:
             return model
-        return replace(model, time_ratios={machine_name(): trial.ratio})
-
-    def _check(self, runner: OpenVinoRunner) -> Check | None:
-        """Return a row and what the runner computes for it, for later starts."""
-        if not self._compared:
-            return None
-        params = CHECKED[type(self._compared[0]).__name__]
-        ((row, *_),) = short_batches(self.loaded.backbone, self.params.max_tokens, *self._markers)
-        return runner.check_of(PoolingRequest(RenderedPrompt(row.token_ids), (params,)))
+        return replace(model, time_ratio=trial.ratio)
 
 
 def in_float32(loaded: LoadedModel) -> LoadedModel:
@@ -257,5 +224,7 @@ def in_float32(loaded: LoadedModel) -> LoadedModel:
     return evolve(loaded, backbone=Backbone(copy.deepcopy(backbone.model).float(), backbone.output))
 
 
-def _first_line(error: Exception) -> str:
-    return repr(error).splitlines()[0][:200]
+def _reason(error: Exception) -> str:
+    """Return why a model, or a file of it, is not computed by OpenVINO."""
+    is_ours = isinstance(error, UnusableGraphError)
+    return str(error) if is_ours else f"OpenVINO fails: {repr(error).splitlines()[0][:200]}"

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
-"""OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+"""OpenVINO's names of the precisions in which it computes what is not in int8, by the model's dtype."""
 
 CACHED_KERNELS = 32
 """Kernels that OpenVINO keeps for the shapes of batches in each program, one or two for each shape; its default is
@@ -104,7 +104,12 @@ class Program:
     """
 
     model: ov.Model
-    compile_model: Callable[[ov.Model], ov.CompiledModel]
+    precision: str
+    threads: int
+    streams: int
+    """Passes that may be computed at a time, with ``threads`` together."""
+    is_idle: bool = False
+    """Whether its threads have idle priority."""
     inputs: list[str] = field(init=False)
     """Names of the graph's inputs."""
     _outputs: list[str] = field(init=False)
@@ -112,7 +117,7 @@ class Program:
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self._compiled = CompiledModel(self.compile_model(self.model))
+        self._compiled = self._compile()
         # A compiled model has further names for some of them.
         self.inputs = [of_model.any_name for of_model in self.model.inputs]
         self._outputs = [of_model.any_name for of_model in self.model.outputs]
@@ -145,7 +150,19 @@ class Program:
         """Have the next passes computed by another compiled graph than the one by which a pass has failed."""
         with self._compiling:
             if self._compiled is failed:  # not yet, for another pass that has failed as well
-                self._compiled = CompiledModel(self.compile_model(self.model))
+                self._compiled = self._compile()
+
+    def _compile(self) -> CompiledModel:
+        """Return the graph, compiled. Blocks for up to a second."""
+        settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": self.streams,
+            "CPU_RUNTIME_CACHE_CAPACITY": CACHED_KERNELS,
+            "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
+        }
+        compile_model = partial(ov.Core().compile_model, self.model, "CPU", settings)
+        return CompiledModel(at_idle_priority(compile_model) if self.is_idle else compile_model())
 
 
 @define(eq=False)
@@ -170,10 +187,10 @@ class Programs:
     def __attrs_post_init__(self) -> None:
         params = self.params
         self.model = read_graph(self.graph)
-        self.for_shares = self._compiled(threads=params.share * params.streams, streams=params.streams)
+        self.for_shares = Program(self.model, params.precision, params.share * params.streams, params.streams)
         self.for_all_cores = self.for_shares
         if params.share < params.cores:
-            self.for_all_cores = self._compiled(threads=params.cores, streams=1)
+            self.for_all_cores = Program(self.model, params.precision, params.cores, streams=1)
 
     def return_memory(self) -> None:
         """Return what passes have left, and pages of the weights, which the compiled graphs have copies of."""
@@ -198,14 +215,8 @@ class Programs:
             if self._for_background is None:
                 streams = self.params.idle_streams
                 # A thread each: further ones would be from a pool that all programs share, whatever their priority.
-                compiled = partial(compile_graph, precision=self.params.precision, threads=streams, streams=streams)
-                self._for_background = Program(self.model, lambda model: at_idle_priority(partial(compiled, model)))
+                self._for_background = Program(self.model, self.params.precision, streams, streams, is_idle=True)
             return self._for_background
-
-    def _compiled(self, *, threads: int, streams: int) -> Program:
-        return Program(
-            self.model, partial(compile_graph, precision=self.params.precision, threads=threads, streams=streams)
-        )
 
 
 def read_graph(path: Path) -> ov.Model:
@@ -223,15 +234,3 @@ def write_graph(graph: ov.Model, path: Path) -> None:
     except RuntimeError as error:
         number = errno.ENOSPC if shutil.disk_usage(path.parent).free < 2**20 else errno.EIO
         raise OSError(number, f"{os.strerror(number)}: {error}", str(path)) from error
-
-
-def compile_graph(model: ov.Model, *, precision: str, threads: int, streams: int) -> ov.CompiledModel:
-    """Return a graph, compiled for passes on ``streams`` at a time. Blocks for up to a second."""
-    settings: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": streams,
-        "CPU_RUNTIME_CACHE_CAPACITY": CACHED_KERNELS,
-        "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
-    }
-    return ov.Core().compile_model(model, "CPU", settings)
