@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trio_pool_serve.runner.cpu_features import cpu_name
 from trio_pool_serve.runner.openvino.heads import AnyHead
 from trio_pool_serve.storage.entry_record import installed_versions
 from trio_pool_serve.types import (
@@ -91,6 +92,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=lambda: installed_versions(*LIBRARIES))
     made_at: float = msgspec.field(default_factory=time.time)
     """Seconds since the epoch."""
+    processor: str = msgspec.field(default_factory=cpu_name)
+    """The CPU that it was compared and timed on."""
     origin: str = ""
     """Of a model with an exported file: that it was taken, or why not."""
     time_ratio: float | None = None
@@ -120,8 +123,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.time_ratio is None or self.time_ratio <= MAX_RATIO
 
     def is_old(self) -> bool:
-        """Whether it is time to try again if OpenVINO is slower than torch."""
-        return not self.is_faster() and time.time() > self.made_at + RETRY_S
+        """Whether to try again, as OpenVINO is slower than torch: that was long ago, or on another CPU."""
+        return not self.is_faster() and (time.time() > self.made_at + RETRY_S or self.processor != cpu_name())
 
 
 Numbers = npt.NDArray[np.float64]
