@@ -139,9 +139,14 @@ class Worker:
 
     async def _load(self) -> list[LaunchThread]:
         runner = self.runner = await self.run_in_thread("load", self.memory.measured()(self.load))
+
+        def prepare() -> int:
+            budget = runner.prepare(self.config.wanted_batch_tokens)
+            runner.return_memory()
+            return budget
+
         # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
-        prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
-        self.budget = TokenBudget(await self.run_in_thread("load", prepare))
+        self.budget = TokenBudget(await self.run_in_thread("load", self.memory.measured()(prepare)))
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
         return threads + [LaunchThread(self, "background") for _ in range(runner.background_launches)]
 
