@@ -175,7 +175,7 @@ async def measure_variant(variant: str, model: Path, settings: Settings, words: 
     port = free_port()
     command = [
         *("env", *assignments, sys.executable, "-m", "trio_pool_serve", "serve", f"{MODEL_NAME}={model}"),
-        *("--max-model-len=512", *words_of[len(assignments) :], "--port", str(port)),
+        *("--max-model-len=512", "--max-queue-s=60", *words_of[len(assignments) :], "--port", str(port)),
     ]
     async with open_process(name, command, port) as server:
         with trio.fail_after(READY_TIMEOUT_S):

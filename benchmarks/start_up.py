@@ -32,8 +32,8 @@ from benchmarks.report import RESULTS, console, print_table, settings_document, 
 TORCH, FIRST, LATER, WORKERS = "torch", "first start", "later start", "later start, 4 API workers and 1 engine process"
 BASE_FIRST, BASE = "base size, first start", "base size, later start"
 
-MORE_TOKENS = "--max-model-len=512"
-"""Of MiniLM, as the mixed requests have up to 500."""
+FOR_MIXED = ("--max-model-len=512", "--max-queue-s=60")
+"""MiniLM's settings for the mixed requests: these have up to 500 tokens, and wait instead of being refused."""
 
 AFTER = "after the mixed requests"
 
@@ -96,10 +96,10 @@ def commands(base: Path) -> Iterator[dict[str, list[str]]]:
     """Give the commands of one round, in their order; the cache is empty before the first."""
     with tempfile.TemporaryDirectory() as cache:
         cached = ["--cache-dir", cache]
-        minilm = [*SERVE, MORE_TOKENS, *cached]
+        minilm = [*SERVE, *FOR_MIXED, *cached]
         of_base = [*SERVE[: SERVE.index("serve") + 1], str(base), "--served-model-name", MODEL_NAME, *cached]
         yield {
-            TORCH: [*SERVE, MORE_TOKENS, "--backend", "torch"],
+            TORCH: [*SERVE, *FOR_MIXED, "--backend", "torch"],
             FIRST: minilm,
             LATER: minilm,
             WORKERS: [*minilm, "--api-workers", "4", "--replicas", "1"],
