@@ -137,7 +137,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     Without ``service`` the app's lifespan loads the model and runs the engine: what a plain ASGI server
     needs. Raises nothing that depends on the model: that is loaded once the server is up.
     """
-    app = PoolServeApp(__name__)
+    app = PoolServeApp(__name__, static_folder=None)
     app.service = service or Service(config)
     if service is None:
         app.asgi_lifespan_class = OwnedServiceLifespan

@@ -205,7 +205,7 @@ async def test_shards_together_have_every_row_once(tmp_path, model):
         ({"task": TaskOptions(task="embed", columns=("text",), dimensions=4)}, "--dimensions is 4, where it was None"),
         ({"limit": 3}, "--limit is 3, where it was None"),
         ({"input": b"other\n"}, "rows.jsonl has 6 bytes"),
-        ({"model": "other"}, "the digest of the model's files"),
+        ({"model": "other"}, "the digest of the model's settings and weights"),
     ],
     ids=["argument", "limit", "input", "model"],
 )
@@ -248,6 +248,19 @@ async def test_a_run_looks_at_each_of_many_files_a_few_times(tmp_path, model, mo
     monkeypatch.setattr(input_table, "_state", lambda file: looked_at.append(file.name) or state(file))
     assert await run(data, tmp_path / "out.jsonl", EMBED, model=model) == 0
     assert set(Counter(looked_at).values()) == {5}
+
+
+async def test_rows_of_a_file_that_was_changed_since_its_scan_are_not_computed(tmp_path, model, capsys, monkeypatch):
+    rows, scan = write_rows(tmp_path / "rows.jsonl"), input_table.InputTable.scan
+
+    def changing(table, progress):
+        found = scan(table, progress)
+        os.utime(rows, ns=(1, 1))
+        return found
+
+    monkeypatch.setattr(input_table.InputTable, "scan", changing)
+    assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model, limit=2) == 1
+    assert "was changed while it was being read" in capsys.readouterr().err
 
 
 async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):

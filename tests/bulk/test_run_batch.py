@@ -101,7 +101,7 @@ OTHERS = {
         "the maximum of tokens in a text is '8', where it was",
     ),
     "name": ({"own": BatchModelOptions(served_model_name="n")}, "--served-model-name is 'n', where it was 'm'"),
-    "model": ({"model": "roberta"}, "the digest of the model's files"),
+    "model": ({"model": "roberta"}, "the digest of the model's settings and weights"),
 }
 
 

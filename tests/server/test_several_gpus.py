@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,6 +57,9 @@ async def two_ready(root: Path, folder: Path, *arguments: str, **variables: str)
     """A server whose two visible GPUs both have a replica that is ready."""
     async with served(root, folder, *arguments, visible=VISIBLE, **variables) as server:
         await server.wait_logged("is ready", times=2)
+        with trio.fail_after(60):  # the API process learns it a moment later
+            while {replica["state"] for replica in (await replicas_of(server)).values()} != {"ready"}:  # noqa: ASYNC110
+                await trio.sleep(0.02)
         yield server
 
 
@@ -224,12 +227,15 @@ async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
 
 @pytest.mark.slow
 async def test_a_replica_that_says_nothing_is_stalled(root, scripted_folder):
+    """After a second; half a second later its link is lost, and it is replaced."""
     async with two_ready(root, scripted_folder, "--batch-timeout-s", "10") as server:
-        process = process_of(server, "1")
-        process.suspend()
-        await until_state(server, "1", "stalled")
-        assert (await replicas_of(server))["0"]["state"] == "ready"
-        process.resume()
+        with trio.fail_after(60):
+            while (replicas := await replicas_of(server))["1"]["state"] != "stalled":
+                with suppress(psutil.NoSuchProcess):  # the stall was too short to be seen
+                    process_of(server, "1").suspend()
+        assert replicas["0"]["state"] == "ready"
+        with suppress(psutil.NoSuchProcess):
+            process_of(server, "1").resume()
         with trio.fail_after(60):
             while "stalled" in await text_of(server, "/load"):
                 await trio.lowlevel.checkpoint()

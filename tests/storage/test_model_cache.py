@@ -168,7 +168,7 @@ def test_a_cache_that_cannot_be_made_is_done_without(tmp_path: Path, caplog: pyt
     entry = ModelCache(tmp_path / "file" / "cache").entry("m", "key")
     with entry.locked():
         assert entry.put(lambda _: Record()) is None
-    assert caplog.messages == [f"the converted model is not cached: {tmp_path}/file/cache: Not a directory."]
+    assert caplog.messages == [f"m is not cached: {tmp_path}/file/cache: Not a directory."]
     assert (entry.read(Record), entry.cache.entries()) == (None, [])
 
 
@@ -182,7 +182,7 @@ def test_a_cache_on_a_read_only_disk_is_read(small_disk: Path, caplog: pytest.Lo
         assert [entry.read(Record) for _ in range(2)] == [Record(0.5)] * 2
     other = cache.entry("other", "key 2")
     assert put(other).parent == Path(tempfile.gettempdir())
-    assert caplog.messages == [f"the converted model is not cached: {small_disk}: Read-only file system."]
+    assert caplog.messages == [f"other is not cached: {small_disk}: Read-only file system."]
     (summary,) = cache.entries()
     with pytest.raises(StorageError, match="Read-only file system"):
         cache.remove(summary)
@@ -195,7 +195,7 @@ def test_on_a_full_disk_the_model_is_saved_elsewhere(
     cache = ModelCache(small_disk)
     kept = put(cache.entry("used", "a"), 2**20)
     assert put(cache.entry("m", "b"), 2**20).parent == tmp_path
-    assert "the converted model is not cached: " in caplog.text
+    assert "m is not cached: " in caplog.text
     assert "No space left on device" in caplog.text
     assert {path.name for path in small_disk.iterdir()} == {kept.name, "digests.json"}
     assert {path.name for path in tmp_path.iterdir()} == {"disk"}

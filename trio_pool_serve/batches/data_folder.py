@@ -64,7 +64,7 @@ class DataFolder:
 
     def _create_folders(self) -> None:
         for each in (self.path / "files", self.path / "uploads"):
-            make_folder(each)
+            make_folder(each, 0o700)
 
     def open_upload(self, file_id: str) -> AppendedFile:
         """Open a new upload, in a folder that is made again if someone has removed it. Raises ``StorageError``."""

@@ -74,6 +74,6 @@ async def identity_of(service: Service, location: str, sample: str) -> dict[str,
         "--model": location,
         "the maximum of tokens in a text": str(model.renderer.max_model_len),
         "the maximum of tokens in a batch": str(model.engine.facts.max_batch_tokens),
-        "the digest of the model's files": " ".join(digest),
+        "the digest of the model's settings and weights": " ".join(digest),
         "the digest of what the model computes from a sample": sample,
     }

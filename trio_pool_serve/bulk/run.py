@@ -108,7 +108,10 @@ class BulkRun:
         window.computed.set()
 
     async def _windows(self) -> AsyncGenerator[Window, None]:
-        """Yield windows until there are no more rows, or ``stop`` is set."""
+        """Yield windows until there are no more rows, or ``stop`` is set.
+
+        Raises ``InputChangedError`` in place of a window if the input was changed since its scan.
+        """
         start = self.journal.progress.next_row
         windows = self._cut(self.table.rows(self.task.columns, self.options.id_column, start), start)
         try:
@@ -128,6 +131,7 @@ class BulkRun:
         characters, number = 0, start - 1
         for row in every:
             if limit is not None and row.number >= limit:
+                self.table.check_read()
                 yield Window(rows, limit, ends_part=True)
                 return
             number = row.number
@@ -136,6 +140,7 @@ class BulkRun:
                 characters += _characters(row)
             ends_part = self.in_parts and (number + 1) % (shards * per_file) == 0
             if ends_part or _is_full(rows, characters):
+                self.table.check_read()
                 yield Window(rows, number + 1, ends_part)
                 rows, characters = [], 0
         self.table.check_unchanged()

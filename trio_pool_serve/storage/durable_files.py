@@ -46,11 +46,11 @@ def publish(temporary: Path, path: Path) -> None:
         make_durable(path.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder durably, unless it is there; its parent has to be."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder durably, unless it is there; its parent has to be. Raises ``StorageError``."""
     with storage_errors(folder):
         if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode, exist_ok=True)
             make_durable(folder.parent)
 
 

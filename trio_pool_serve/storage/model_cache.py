@@ -207,7 +207,7 @@ class CacheEntry:
                     raise
                 made = self._put(write)
         except StorageError as error:
-            logger.warning("the converted model is not cached: %s", error)
+            logger.warning("%s is not cached: %s", self.name, error)
             return None
         self.cache.make_room(LIMIT_BYTES)
         return made

@@ -92,6 +92,7 @@ RESPONSES: Mapping[str, tuple[str, str, Mapping[str, object], int, set[str]]] = 
     "an empty model": ("POST", "/v1/embeddings", {"json": {**VECTOR, "model": ""}}, 200, {"data", "usage"}),
     "an encoded slash": ("POST", "/v1%2Fembeddings", {"json": VECTOR}, 200, {"data", "usage"}),
     "nothing": ("GET", "/nothing", {}, 404, OPENAI),
+    "a long name of a static file": ("GET", f"/static/{'a' * 5000}", {}, 404, OPENAI),
     "nothing without a key": ("GET", "/nothing", {"headers": {"authorization": ""}}, 401, OPENAI),
     "no asset": ("GET", "/docs/oauth2-redirect.html", {}, 404, OPENAI),
     "TEI's info": ("GET", "/info", {}, 200, {"model_id", "version"}),

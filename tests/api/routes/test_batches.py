@@ -208,7 +208,8 @@ async def test_nothing_is_on_the_disk_before_the_first_upload(client, config):
         await client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h")
     assert not config.batch.data_dir.exists()
     await uploaded(client, b"{}")
-    assert config.batch.data_dir.stat().st_mode & 0o777 == 0o700
+    for folder in (config.batch.data_dir, config.batch.data_dir / "files", config.batch.data_dir / "uploads"):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_deleted_file_is_gone_and_one_that_is_read_stays(client, config, scripted):

@@ -9,6 +9,7 @@ import trio
 from quart import Request, Response
 from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
+from werkzeug.exceptions import NotFound
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
@@ -171,7 +172,10 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
 
 async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
-    response = await app.handle_request(quart_request)
+    try:
+        response = await app.handle_request(quart_request)
+    except UnicodeDecodeError as error:  # in the query
+        raise NotFound from error
     # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
     body: Any = response.response if isinstance(response, Response) else response.get_data()
     return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))

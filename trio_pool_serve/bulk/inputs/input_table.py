@@ -22,9 +22,6 @@ from trio_pool_serve.errors import BulkInputError, InputChangedError
 
 DIGEST_BYTES = 32
 
-CHECKED_EVERY = 1024
-"""Rows of a file after which it is looked at whether it has changed."""
-
 
 def open_input(
     source: str,
@@ -54,6 +51,7 @@ class InputTable:
     """As far as they have been scanned."""
     _prints: dict[str, FilePrint] = field(factory=dict, init=False)
     """Of those that have been scanned."""
+    _reading: InputFile | None = field(default=None, init=False)
     _was_read: bool = field(default=False, init=False)
 
     @property
@@ -97,7 +95,7 @@ class InputTable:
         are read. Arrow files are held in memory one record batch at a time, only the columns asked for.
 
         Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns;
-        ``InputChangedError`` within 1024 rows of a file that was changed since its scan, and before the next file.
+        ``InputChangedError`` at the end of a file that was changed since its scan; ``check_read`` tells earlier.
         """
         cursor = Cursor(start)
         for file in self.files:
@@ -106,11 +104,14 @@ class InputTable:
                 cursor.number += n_rows
                 continue
             with read_errors(file.name), self._opened(file) as opened:
-                for count, row in enumerate(self._rows_in(opened, file.name, columns, id_column, cursor), 1):
-                    yield row
-                    if count % CHECKED_EVERY == 0:
-                        self._check(file)
+                self._reading = file
+                yield from self._rows_in(opened, file.name, columns, id_column, cursor)
                 self._check(file)
+
+    def check_read(self) -> None:
+        """Raise ``InputChangedError`` if the file that is read was changed since its scan."""
+        if self._reading is not None:
+            self._check(self._reading)
 
     def _check(self, file: InputFile) -> None:
         if scanned := self._prints.get(file.name):

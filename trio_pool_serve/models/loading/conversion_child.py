@@ -63,16 +63,20 @@ class ConverterProcess:
 
     def receive(self) -> FromConversion:
         """Return its next message. Raises ``ModelLoadError`` if it has ended; no other model is given to it then."""
-        try:
+        with suppress(ConnectionError, struct.error):  # nothing more
             size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
-            return _decoder.decode(self._replies.read(size))
-        except (ConnectionError, struct.error, msgspec.DecodeError):  # nothing more, or part of a message
-            code = self.popen.wait()
-            with _lock:
-                if self in _running:
-                    _running.remove(self)
-            how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
-            raise ModelLoadError(f"The process that converts the model {how}.") from None
+            message = self._replies.read(size)
+            if len(message) == size:
+                try:
+                    return _decoder.decode(message)
+                except msgspec.DecodeError:  # the package was upgraded meanwhile
+                    self.popen.kill()
+        code = self.popen.wait()
+        with _lock:
+            if self in _running:
+                _running.remove(self)
+        how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
+        raise ModelLoadError(f"The process that converts the model {how}.")
 
     def end(self) -> None:
         """End it."""

@@ -160,11 +160,13 @@ class CpuModel:
                     converter.close()  # its memory is free before the model is loaded
                     return self._runner_of(path, model)
             except _RefusedError as refusal:
+                converter.close()
                 refused = refusal.model
                 if self.entry is not None:
                     self._refusals_of(self.entry).put(lambda _: refused)
                 return self._by_torch(refused.refused)
             except (OSError, StorageError) as error:
+                converter.close()
                 return self._by_torch(f"it cannot be converted now: {error}")
 
     def _job(self) -> ConversionJob:
@@ -177,7 +179,7 @@ class CpuModel:
             kind=self.folder.kind.load,
             streams=self.offload.launch,
             sharers=self.offload.cores_shared_by,
-            may_time=not self.offload.is_serving,
+            may_time=self._may_time,
         )
 
     def _read(self) -> Runner | None:
@@ -190,8 +192,7 @@ class CpuModel:
         model = self.entry.read(ConvertedModel)
         if model is None or not model.is_current():
             return None
-        can_choose = self.config.backend == "auto" and os.access(self.entry.path, os.W_OK)
-        if can_choose and model.is_old():
+        if model.is_old() and self._can_choose and self._may_time and os.access(self.entry.path, os.W_OK):
             return None
         try:
             return self._runner_of(self.entry.path, model)
@@ -228,10 +229,20 @@ class CpuModel:
         return self.load_by_torch(self.folder, self.config, self.offload, reason)
 
     def _why_torch(self, model: ConvertedModel) -> str:
-        can_choose = self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
-        if can_choose and not model.is_faster():
-            return f"OpenVINO takes {model.time_ratio:.2f} times as long"
-        return ""
+        if model.is_faster() or not self._can_choose:
+            return ""
+        where = "" if model.processor == cpu_name() else f", on {model.processor}"
+        return f"OpenVINO takes {model.time_ratio:.2f} times as long{where}"
+
+    @property
+    def _can_choose(self) -> bool:
+        """Whether torch may compute the model as well."""
+        return self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
+
+    @property
+    def _may_time(self) -> bool:
+        """Whether nothing else computes meanwhile: a trial of speed says little beside other models."""
+        return not self.offload.is_serving
 
     def _describe(self, model: ConvertedModel) -> RunnerDescription:
         return RunnerDescription(

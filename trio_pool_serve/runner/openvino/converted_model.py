@@ -123,8 +123,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.time_ratio is None or self.time_ratio <= MAX_RATIO
 
     def is_old(self) -> bool:
-        """Whether to try again, as OpenVINO is slower than torch: that was long ago, or on another CPU."""
-        return not self.is_faster() and (time.time() > self.made_at + RETRY_S or self.processor != cpu_name())
+        """Whether it is time to try again if OpenVINO is slower than torch."""
+        return not self.is_faster() and time.time() > self.made_at + RETRY_S
 
 
 Numbers = npt.NDArray[np.float64]

@@ -61,7 +61,12 @@ class ExportedGraph:
                 inputs[node.get_friendly_name()] = node
                 continue
             shape, expected = source.partial_shape, node.output(0).partial_shape
-            if not shape.compatible(expected):
+            last = len(expected) - 1
+            if (
+                shape.rank.is_dynamic
+                or not shape.compatible(expected)
+                or (shape[last].is_dynamic and expected[last].is_static)
+            ):
                 raise UnusableGraphError(f"its output has the shape {shape}, where {expected} is expected")
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(source)

@@ -198,3 +198,5 @@ class OpenVinoRunner:
     def return_memory(self) -> None:
         """Return what OpenVINO keeps of its largest pass, and pages of the weights."""
         self.programs.return_memory()
+        if self.modules is not None:
+            self.modules.return_memory()

@@ -79,8 +79,9 @@ class CompiledModel:
         with self._taking:
             if self.idle:
                 return self.idle.pop()
+            request = self.model.create_infer_request()
             self._made += 1
-            return self.model.create_infer_request()
+            return request
 
     def return_memory(self) -> None:
         """Return the memory of the largest pass, unless a pass is computed or its outputs are read. Takes 2 ms."""
@@ -134,7 +135,7 @@ class Program:
             # interpreter lock before and after, and while it waits for a core, so does the event loop.
             request.start_async({number: inputs[name] for number, name in enumerate(self.inputs)}, share_inputs=True)
             request.wait()
-        except RuntimeError:
+        except Exception:
             self._compile_again(compiled)
             raise
         try:
