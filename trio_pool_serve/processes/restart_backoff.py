@@ -9,7 +9,7 @@ from attrs import define, field
 class RestartBackoff:
     """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one again and again.
 
-    After a run of more than ``stable_after_s`` seconds they begin again. By default they are those of child processes.
+    After a run of more than ``stable_after_s`` seconds they begin again. The defaults suit child processes.
     """
 
     pauses_s: Sequence[float] = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)

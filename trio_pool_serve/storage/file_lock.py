@@ -11,7 +11,7 @@ from pathlib import Path
 def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
     """Keep other processes and threads out of blocks that lock this path.
 
-    Blocks until nobody else has it locked, without a limit; if it does not wait, it yields ``False`` instead. Makes the
+    Blocks, without a limit, while another has it locked; if it does not wait, it yields ``False`` instead. Makes the
     folder if there is none. Where nothing can be locked, as the folder is not writable or the file system has no locks,
     it yields ``True`` at once.
     """

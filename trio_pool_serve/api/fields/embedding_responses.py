@@ -134,7 +134,7 @@ def encode_embeddings(
 def encode_list(
     call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: list[Item], *, tokens: int
 ) -> HttpResponse:
-    """Return the response of a ``kind``, to a request that has read so many tokens."""
+    """Return a response of the class ``kind``; ``tokens`` counts what the request has used."""
     response_id, usage = call.response_id(id_prefix), Usage.of(tokens)
     return HttpResponse.json(kind(id=response_id, created=call.created, model=call.model.name, data=items, usage=usage))
 

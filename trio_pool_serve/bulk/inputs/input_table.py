@@ -50,7 +50,7 @@ class InputTable:
     _rows_of_file: dict[str, int] = field(factory=dict, init=False)
     """As far as they have been scanned."""
     _prints: dict[str, FilePrint] = field(factory=dict, init=False)
-    """Of those that have been scanned."""
+    """By name, of scanned files."""
     _reading: InputFile | None = field(default=None, init=False)
     _was_read: bool = field(default=False, init=False)
 
@@ -81,7 +81,7 @@ class InputTable:
         return Fingerprint(tuple(self._prints.values()), sum(self._rows_of_file.values()))
 
     def check_unchanged(self) -> None:
-        """Raise ``InputChangedError`` if size or modification time of a file are not those of its scan."""
+        """Raise ``InputChangedError`` if a file has another size or modification time than when it was scanned."""
         for file in self.files:
             self._check(file)
 

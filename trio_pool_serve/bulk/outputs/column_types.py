@@ -19,7 +19,7 @@ VectorDtype: TypeAlias = Literal["float32", "float16", "int8", "uint8"]
 
 @frozen
 class OutputColumn:
-    """A column by its name in the file; ``length`` and ``dtype`` are those of vectors."""
+    """A column by its name in the file; ``length`` and ``dtype`` are for vectors."""
 
     name: str
     type: ColumnType

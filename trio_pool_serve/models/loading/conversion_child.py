@@ -131,7 +131,7 @@ class ConversionChild:
             return process
 
     def __del__(self) -> None:
-        """Close it if nobody has: its model was not needed after all."""
+        """Close it if it is still open: its model was not needed after all."""
         self.close()
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ class OpenVinoRunner:
 
     @property
     def compared(self) -> list[PoolingParams]:
-        """Those of ``COMPARED`` whose heads it has."""
+        """The params in ``COMPARED`` for which it has a head."""
         return [params for params in COMPARED if type(params) in self.heads]
 
     def describe(self) -> str:
