@@ -121,7 +121,8 @@ def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_p
         compute_for(MAX_PAUSE_S)
         assert compute_for(1.0) == pytest.approx(50, abs=1), "all cores for every batch"
         free[0] = False
-        assert compute_for(1.0) == 3, "at once, and after a quarter and a half of a second"
+        assert 10 < compute_for(0.4) < 20, "some batches, and not a single one, tell that the cores are not free"
+        assert compute_for(1.0) == 2, "after a quarter and a half of a second"
     finally:
         torch.set_num_threads(threads)
 

@@ -26,8 +26,13 @@ PEERS_IDLE_S = 0.25
 at once, their threads wait for each other, and both take far longer than a batch takes alone."""
 
 CONTENDED_CPU_SHARE = 0.7
-"""The cores are contended if a batch's CPU time is below this share of its duration times its threads. The share is 1.0
-without other programs, and 0.5 with one busy program on two cores; the batch takes five times as long then."""
+"""The cores are contended if the CPU time of batches is below this share of their duration times their threads. It is
+0.9 for single short rows on an idle machine (MiniLM, OpenVINO, two cores), and 0.5 with one busy program on two cores;
+a batch takes five times as long then."""
+
+REMEMBERED = 0.95
+"""Weight of a batch with each later one. When single batches were judged, what an idle machine does now and then halved
+the threads for most of the time."""
 
 MAX_OBSERVED_THREADS = 4
 """Batches on more threads are not observed: for short rows such threads sleep much of the time in any case."""
@@ -66,6 +71,10 @@ def _siblings(cpu: int) -> str:
 class CoreContention:
     """Whether other programs use the cores of this process, judged by the CPU time of its last batches."""
 
+    _cpu_s: float = field(default=0.0, init=False)
+    """CPU time of the batches lately, each counting less with every later one."""
+    _core_s: float = field(default=0.0, init=False)
+    """Their durations times their threads, likewise."""
     _contended_until: float = field(default=-math.inf, init=False)
     _pause_s: float = field(default=MIN_PAUSE_S, init=False)
 
@@ -75,11 +84,14 @@ class CoreContention:
 
     def observe(self, *, took_s: float, cpu_s: float, threads: int, now: float) -> None:
         """Record a batch on several threads, which used ``cpu_s`` seconds of CPU time in total."""
-        if cpu_s < CONTENDED_CPU_SHARE * threads * took_s:
-            self._contended_until = now + self._pause_s
-            self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
-        else:
+        self._cpu_s = REMEMBERED * self._cpu_s + cpu_s
+        self._core_s = REMEMBERED * self._core_s + threads * took_s
+        if self._cpu_s >= CONTENDED_CPU_SHARE * self._core_s:
             self._pause_s = MIN_PAUSE_S
+            return
+        self._cpu_s = self._core_s = 0.0  # the next batch on all threads is a trial, and judged alone
+        self._contended_until = now + self._pause_s
+        self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
 
 
 @define(eq=False)

@@ -57,7 +57,7 @@ class ExportedModel:
         try:
             heads = self._heads()
             exported = ExportedGraph.read(self.file, heads.output)
-            parameters, looked_up, weight_bytes = exported.parameters(self.folder.vocab_size)
+            parameters, weight_bytes = exported.parameters()
             self._graph = exported.joined(heads.graph)
         except (UnusableGraphError, RuntimeError) as error:
             raise self._unusable(str(error)) from error
@@ -68,7 +68,6 @@ class ExportedModel:
             about_heads=heads.about,
             parameters=parameters,
             weight_bytes=weight_bytes,
-            multiplications=parameters - looked_up,
             pad_token_id=max(0, self.folder.transformer_config.get("pad_token_id") or 0),
             default_batch_tokens=DEFAULT_BATCH_TOKENS,
         )

@@ -105,8 +105,6 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     about_heads: str = ""
     parameters: int = 0
     weight_bytes: int = 0
-    multiplications: int = 0
-    """For each token, by the backbone."""
     dimensions: int = 0
     embeds_width: int | None = None
     """``None`` if torch did not load the model."""

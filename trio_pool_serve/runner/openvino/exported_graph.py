@@ -74,13 +74,11 @@ class ExportedGraph:
             node.output(0).get_tensor().set_names({name})
         return ov.Model(heads.get_results(), [*inputs.values()])
 
-    def parameters(self, vocab_size: int) -> tuple[int, int, int]:
-        """Return how many parameters there are, how many of them are looked up, and how many bytes all of them take."""
+    def parameters(self) -> tuple[int, int]:
+        """Return how many parameters there are, and how many bytes they take."""
         weights = [node for node in self.graph.get_ops() if _is_weight(node)]
-        tables = [node for node in weights if node.shape[0] == vocab_size]
         size_bytes = sum(prod(node.shape) * node.get_element_type().bitwidth // 8 for node in weights)
-        count, looked_up = (sum(prod(node.shape) for node in nodes) for nodes in (weights, tables))
-        return count, looked_up, size_bytes
+        return sum(prod(node.shape) for node in weights), size_bytes
 
 
 def _is_weight(node: ov.Node) -> bool:

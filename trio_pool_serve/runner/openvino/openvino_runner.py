@@ -56,7 +56,7 @@ class OpenVinoRunner:
 
         Raises what OpenVINO raises for files that are none of its own: ``RuntimeError``.
         """
-        programs = Programs(folder / GRAPH, params, model.multiplications)
+        programs = Programs(folder / GRAPH, params)
         modules = None
         if (folder / MODULES).exists():
             modules = Program(read_graph(folder / MODULES), params.precision, params.streams, params.streams)
@@ -101,9 +101,7 @@ class OpenVinoRunner:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
             return self._with_others(requests, looked_up, values)
         padded = PaddedRows(requests, self.model.pad_token_id)
-        program = self.programs.choose(
-            len(requests) * len(padded.positions), is_planned=requests[0].planned is not None
-        )
+        program = self.programs.choose(is_planned=requests[0].planned is not None)
         return program(
             padded.arrays(program.inputs),
             lambda arrays: self._values(Outputs(requests, arrays, self._after_pooling, self.table)),

@@ -123,7 +123,6 @@ class Preparation:
             about_heads=self.loaded.description,
             parameters=backbone.parameters,
             weight_bytes=backbone.weight_bytes,
-            multiplications=backbone.parameters - backbone.embedding_parameters,
             dimensions=by_torch.dimensions,
             embeds_width=by_torch.embeds_width,
             pad_token_id=by_torch.pad_token_id,

@@ -35,11 +35,6 @@ CACHED_KERNELS = 32
 5,000. After 900 batches of MiniLM in bfloat16, nearly all of other shapes, two programs had grown by 296 MiB with 256,
 by 128 with 64, by 92 with 32, and by 76 with 16, which took 12 % more CPU time; the others took as much as 256."""
 
-MIN_MULTIPLICATIONS = 5 * 10**8
-"""A pass of fewer is computed by its share of the cores even when it could have all of them: a second thread waits for
-the first more than it computes. One text of 34 tokens by MiniLM, 0.36 · 10⁹ of them: 12.0 ms on one thread and 9.0 on
-two, for 1.4 times the CPU time; four texts 54 and 28 ms, for the same CPU time (AVX-512, float32)."""
-
 
 @frozen
 class CompileParams:
@@ -171,14 +166,12 @@ class Programs:
     """The programs of one graph.
 
     As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
-    as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them.
-    ``multiplications`` is their number for each token. Raises what OpenVINO raises for an unusable file:
-    ``RuntimeError``.
+    as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them. Raises what
+    OpenVINO raises for an unusable file: ``RuntimeError``.
     """
 
     graph: Path
     params: CompileParams
-    multiplications: int
     model: ov.Model = field(init=False)
     for_shares: Program = field(init=False)
     for_all_cores: Program = field(init=False)
@@ -202,13 +195,12 @@ class Programs:
         with suppress(OSError):
             os.utime(self.graph.parent)  # a cache keeps what is used
 
-    def choose(self, tokens: int, *, is_planned: bool) -> Program:
-        """Return the program for a pass of so many tokens, padding included, that the calling thread computes."""
+    def choose(self, *, is_planned: bool) -> Program:
+        """Return the program for the calling thread's pass."""
         if self.params.idle_streams and is_planned:
             return self._background_program()
-        has_all_cores = granted_threads(self.params.cores) >= self.params.cores > self.params.share
-        pays = tokens * self.multiplications >= MIN_MULTIPLICATIONS
-        return self.for_all_cores if has_all_cores and pays else self.for_shares
+        has_all_cores = granted_threads(self.params.cores) >= self.params.cores
+        return self.for_all_cores if has_all_cores else self.for_shares
 
     def _background_program(self) -> Program:
         """Return the program of planned batches. The first call compiles it, in half a second; it takes 40 MB more."""
