@@ -342,6 +342,57 @@ async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arr
         gates[301].set()
 
 
+async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():
+    gates = {token: threading.Event() for token in range(1, 6)}
+    launched = {token: threading.Event() for token in gates}
+
+    def compute(batch: Batch) -> None:
+        token = int(batch.requests[0].prompt.token_ids[0])
+        launched[token].set()
+        assert gates[token].wait(60)
+
+    runner = ScriptedRunner(has_own_threads=True, on_launch=compute, default_batch_tokens=1000)
+    engine = Engine(Worker(lambda: runner, Offload(), Metrics().of_engine("m")))
+    outputs: dict[int, PoolingOutput] = {}
+
+    async def one(token: int, length: int = 1) -> None:
+        outputs[token] = await engine.submit(request(*[token] * length))
+
+    async with running(engine), trio.open_nursery() as nursery:
+        gates[1].set()
+        for _ in range(10):  # of such rows a batch may be taken ahead
+            await one(1, 40)
+        nursery.start_soon(one, 2)
+        await in_thread(launched[2].wait)
+        nursery.start_soon(one, 3)
+        nursery.start_soon(one, 3)
+        await in_thread(launched[3].wait)
+        assert runner.rows[-1] == 2, "both of them, in one batch"
+        nursery.start_soon(one, 4)
+        await wait_all_tasks_blocked(0.05)
+        assert not launched[4].is_set(), "only one batch is launched ahead"
+        waited = time.perf_counter()
+        for token in (2, 4):
+            gates[token].set()
+        await in_thread(launched[4].wait)
+        gates[3].set()
+    assert outputs[3].queue_s > 0.04, "the time behind the other batch counts as waiting"
+    assert outputs[3].forward_s < time.perf_counter() - waited
+
+    launched[1].clear()
+    async with running(engine_over(lambda: runner)) as engine, trio.open_nursery() as nursery:
+        for gate in gates.values():
+            gate.clear()
+        nursery.start_soon(engine.submit, request(5))
+        await in_thread(launched[5].wait)
+        nursery.start_soon(engine.submit, request(*[1] * 900))
+        await wait_all_tasks_blocked(0.05)
+        assert not launched[1].is_set(), "short rows would wait behind it"
+        gates[1].set()
+        gates[5].set()
+    assert launched[1].is_set()
+
+
 async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
     together = threading.Barrier(2)
     runner = ScriptedRunner(

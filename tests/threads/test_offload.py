@@ -83,6 +83,7 @@ def test_each_kind_has_the_capacity_it_was_given():
         "download": 4,
         "load": 1,
         "launch": 4,
+        "ahead": 1,
         "background": 7,
         "copy": 5,
         "files": 2,
@@ -92,7 +93,7 @@ def test_each_kind_has_the_capacity_it_was_given():
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
     before_launch = "media 0/3+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
-    kinds = f"{before_launch}, launch 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
+    kinds = f"{before_launch}, launch 0/1+0, ahead 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
     assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:
         for _ in range(2):

@@ -51,6 +51,11 @@ class Device(ABC):
     """Seconds that a batch took lately, by the octave of its tokens."""
 
     @property
+    def takes_ahead(self) -> bool:
+        """Whether its batches wait until another device of this process is free: it is given short rows only."""
+        return False
+
+    @property
     @abstractmethod
     def room(self) -> int:
         """How many more batches may be launched now, if it is available."""

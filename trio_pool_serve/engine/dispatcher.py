@@ -37,6 +37,9 @@ OTHER_ZONE_S = 0.05
 
 MAX_LOSSES = 2
 
+QUIET_ROUNDS = 4
+"""Rounds of the event loop in which a request that has arrived gets its rows into the queue."""
+
 
 class BatchSource(Protocol):
     """What batches are taken from: a ``Scheduler``, or the parts that API processes have sent to a device server."""
@@ -86,6 +89,8 @@ class Dispatcher:
     """After how many seconds another device may get what waits."""
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows of lost devices, which wait to be computed again."""
+    _next: InFlightBatch | None = field(init=False, default=None)
+    """The batch taken ahead, until a device is free."""
     _busy_since: float | None = field(init=False, default=None)
     """Until when the seconds with batches in flight are counted; ``None`` while there are none."""
 
@@ -100,12 +105,20 @@ class Dispatcher:
         now = time.perf_counter()
         return max((now - batch.launched for batch in self.in_flight if not batch.is_planned), default=0.0)
 
+    @property
+    def all_compute(self) -> bool:
+        """Whether no device is free that computes."""
+        return all(device.in_flight for device in self.devices if device.launches)
+
     async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
         """Launch batches on some of the devices, forever; tasks in ``nursery`` settle them.
 
         A device that blocks in ``launch`` has a task of its own. Cancellation: at once; what is in flight stays there.
         """
         while True:
+            for device in devices:
+                if device.takes_ahead:
+                    await self._gather(device)
             taken = self._take(devices)
             if taken is None:
                 await self._wait(devices)
@@ -113,10 +126,22 @@ class Dispatcher:
             device, batch = taken
             device.in_flight.append(batch)
             self._count_busy()
+            if device.takes_ahead:
+                self._next = batch
+            elif self.all_compute:
+                self.room.unpark_all()  # a batch may be taken ahead
             if self.queue_times is not None:
                 self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
             if await device.launch(batch):
                 nursery.start_soon(self._finish, device, batch)
+
+    async def _gather(self, device: Device) -> None:
+        """Wait while rows keep arriving that a batch taken ahead may have, too. Cancellation: at once."""
+        quiet, waiting = 0, len(self.source)
+        while waiting and quiet < QUIET_ROUNDS and device.room > 0:
+            await trio.lowlevel.checkpoint()
+            waiting, before = len(self.source), waiting
+            quiet = quiet + 1 if waiting == before else 0
 
     async def _wait(self, devices: Sequence[Device]) -> None:
         """Wait until there may be a batch to take: for room, and only if there is some, for rows."""
@@ -199,6 +224,8 @@ class Dispatcher:
         """Return whether long rows are left to other devices, that this one stays free for short ones."""
         if device.computes_ahead and device.long_batches:
             return False
+        if device.takes_ahead:
+            return True
         devices = [each for each in self.devices if each.is_available]
         most = sum([each.launches for each in devices]) - 1
         return 0 < most <= sum([min(each.launches, each.long_batches) for each in devices])
@@ -218,6 +245,8 @@ class Dispatcher:
         for batch in batches:
             device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
+        if self._next is not None:
+            self._next.launched, self._next = device.freed_at, None
         self.note_room()
         self._observe(device, batches)
         if self.on_computed is not None:

@@ -28,8 +28,9 @@ MAX_IN_FLIGHT = 2
 """Batches of one launch thread that are launched and not yet copied to the host: one is copied while the next one is
 computed."""
 
-ThreadKind: TypeAlias = Literal["launch", "background"]
-"""background: launches planned batches, which are computed at idle priority."""
+ThreadKind: TypeAlias = Literal["launch", "ahead", "background"]
+"""ahead: while the others compute, launches the batch that is computed next, so that no core waits for the event loop.
+background: launches planned batches, which are computed at idle priority."""
 
 
 @define(eq=False, repr=False)
@@ -49,18 +50,27 @@ class LaunchThread(Device):
         self.bulk = self.worker.bulk
 
     @property
+    def takes_ahead(self) -> bool:  # noqa: D102
+        return self.kind == "ahead"
+
+    @property
     def room(self) -> int:  # noqa: D102
+        if self.kind == "ahead":
+            is_needed = self.worker.queue.tokens <= self.bulk.tokens and self.worker.dispatcher.all_compute
+            return 1 - len(self.in_flight) if is_needed else 0
         return MAX_IN_FLIGHT - len(self.in_flight) if self.kind == "launch" else 0
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
         if self.kind == "background":
             return 1 - len(self.in_flight)
-        return 0 if others_wait or self.worker.loaded.background_launches else self.room
+        return 0 if others_wait or self.kind == "ahead" or self.worker.loaded.background_launches else self.room
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
         worker = self.worker
-        return BatchLimits(worker.budget.tokens, self.bulk.tokens, worker.loaded.pads)
+        # What arrives meanwhile waits behind a batch that is computed next: it is as short as one of bulk.
+        most = self.bulk.tokens if self.kind == "ahead" else worker.budget.tokens
+        return BatchLimits(most, self.bulk.tokens, worker.loaded.pads)
 
     @property
     def launches(self) -> int:  # noqa: D102

@@ -117,7 +117,7 @@ class Worker:
             queued_tokens=self.queue.tokens,
             in_flight_batches=len(dispatcher.in_flight),
             oldest_in_flight_s=dispatcher.oldest_in_flight_s,
-            tokens_per_s=sum([each.tokens_per_s for each in dispatcher.devices]),
+            tokens_per_s=sum([each.tokens_per_s for each in dispatcher.devices if each.launches]),
             batches=self.batches,
             failed_batches=self.failed_batches,
             batch_token_budget=self.budget.tokens,
@@ -148,6 +148,8 @@ class Worker:
         # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
         self.budget = TokenBudget(await self.run_in_thread("load", self.memory.measured()(prepare)))
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
+        if runner.has_own_threads:
+            threads.append(LaunchThread(self, "ahead"))
         return threads + [LaunchThread(self, "background") for _ in range(runner.background_launches)]
 
     async def _compute_one(self, thread: LaunchThread) -> None:

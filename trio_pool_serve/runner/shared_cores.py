@@ -134,9 +134,9 @@ class SharedCores:
 class SharingRunner:
     """A runner on CPU that computes each batch with its share of the cores.
 
-    ``unused`` has a ``SharedCores`` for each thread that may call ``launch`` at a time; other runners may share the
-    list. Planned batches of the same rows give the same bits: these depend on the number of threads that torch computes
-    with, which is always the same for them.
+    ``unused`` has a ``SharedCores`` for each batch that is computed at a time; other runners may share the list. A
+    further batch waits in the runner, and gets the least share. Planned batches of the same rows give the same bits:
+    these depend on the number of threads that torch computes with, which is always the same for them.
     """
 
     runner: Runner
@@ -147,7 +147,10 @@ class SharingRunner:
         """Compute a batch. Raises what the runner raises."""
         if self.runner.background_launches and batch.is_planned:
             return self._compute(batch, 1)  # in what the others leave, without a share of its own
-        shared = self.unused.pop()
+        try:
+            shared = self.unused.pop()
+        except IndexError:  # it waits until another has been computed
+            return self._compute(batch, 1)
         share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()
         if batch.is_planned:

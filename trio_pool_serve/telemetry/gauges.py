@@ -36,6 +36,7 @@ _LIMITER = {
     "media": "images that are decoded",
     "postprocess": "responses that are encoded",
     "launch": "forward passes",
+    "ahead": "the forward pass that is computed next, launched while others compute",
     "background": "forward passes of batches of the Batch API, at idle priority",
     "copy": "waits for outputs",
     "files": "files and the database of the Batch API",

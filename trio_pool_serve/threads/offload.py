@@ -27,12 +27,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LimiterName: TypeAlias = Literal[
-    "render", "media", "postprocess", "download", "load", "launch", "background", "copy", "files"
+    "render", "media", "postprocess", "download", "load", "launch", "ahead", "background", "copy", "files"
 ]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
 postprocess: outputs to bytes. download: models from the hub, while the server runs. load: loading models, one at a
-time. launch: forward passes. background: those of planned batches at idle priority. copy: waiting for copies from the
-device. files: reading and writing files of bulk work."""
+time. launch: forward passes. ahead: the pass that is computed next. background: those of planned batches at idle
+priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
 
 
 START_PAUSE_S = 1.0
@@ -63,6 +63,7 @@ class Offload:
     """One image is prepared while another one arrives."""
     postprocess: int = 1
     launch: int = 1
+    ahead: int = field(default=1, init=False)
     copy: int = 2
     download: int = field(default=4, init=False)
     """One that hangs does not hold up the others."""
@@ -108,15 +109,15 @@ class Offload:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
         ``render`` runs it in the turn of ``client``, whose number that is.
-        ``launch`` and ``background`` always use the same threads, until ``close``. Without ``lowers_priority`` the
-        thread keeps the priority that it has: for what computes in threads of its own, and itself holds the interpreter
-        lock.
+        ``launch``, ``ahead`` and ``background`` always use the same threads, until ``close``. Without
+        ``lowers_priority`` the thread keeps the priority that it has: for what computes in threads of its own, and
+        itself holds the interpreter lock.
 
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
         Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
-        ``abandon_on_cancel``, and always for ``load``, ``launch`` and ``background``, at once, and the thread holds its
-        token until it has ended.
+        ``abandon_on_cancel``, and always for ``load``, ``launch``, ``ahead`` and ``background``, at once, and the
+        thread holds its token until it has ended.
         """
         called = time.perf_counter()
         started = finished = called
@@ -153,7 +154,7 @@ class Offload:
         if not self.in_threads:
             await trio.lowlevel.checkpoint()
             return timed()
-        if kind in ("launch", "background"):
+        if kind in ("launch", "ahead", "background"):
             return await self._launch_threads.run(timed, limiter=limiter)
         if kind != "load":
             return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)

@@ -128,7 +128,9 @@ class Program:
         try:
             # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
             # interpreter lock before and after, and while it waits for a core, so does the event loop.
-            request.start_async({number: inputs[name] for number, name in enumerate(self.inputs)}, share_inputs=True)
+            for number, name in enumerate(self.inputs):  # 80 µs less than by ``start_async``
+                request.set_input_tensor(number, ov.Tensor(inputs[name], shared_memory=True))
+            request.start_async()
             request.wait()
         except Exception:
             self._compile_again(compiled)
