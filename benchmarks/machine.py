@@ -25,8 +25,16 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "commit": _commit(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def _version(package: str) -> str:
+    """Return the version of a package; empty if it is not installed, as OpenVINO on a machine with a GPU."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def stolen_s() -> float:

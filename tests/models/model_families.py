@@ -21,7 +21,6 @@ from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import runner_loading
-from trio_pool_serve.models.loading.conversion import load_to_convert
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
@@ -417,6 +416,8 @@ def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) ->
     """Load a runner, and have it choose how it computes; a model is converted in this process."""
     on_cpu = runner_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
     if config.backend in ("auto", "openvino") and on_cpu:
+        from trio_pool_serve.models.loading.conversion import load_to_convert  # needs OpenVINO
+
         runner: Any = load_on_cpu(folder, config, offload, load_by_torch, load_to_convert)
         runner.prepare(None)
         return getattr(runner, "runner", runner)
