@@ -354,6 +354,14 @@ class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
     copy_s: float
 
 
+class ComputedBy(NamedTuple):
+    """What computes a model's outputs; empty if unknown. If engines differ, each has all values, joined by ``", "``."""
+
+    fingerprint: str = ""
+    dtype: str = ""
+    backend: str = ""
+
+
 class ModelDigest(NamedTuple):
     """SHA-256 digests, in hexadecimal, of a model's small files and settings, and of its weights; empty if unknown."""
 

@@ -152,6 +152,7 @@ def _report(
         device=description.device,
         backend=description.backend,
         computation=", ".join(description.computation),
+        fingerprint=model.computed_by.fingerprint,
         cosine_with_float32=model.engine.facts.cosine_with_float32,
         engine=placed.processes.engine,
         replicas=replicas,

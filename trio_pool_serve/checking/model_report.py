@@ -68,6 +68,7 @@ class ModelReport:
     backend: Backend
     computation: str
     """How batches are computed, and why so."""
+    fingerprint: str
     cosine_with_float32: float | None
     engine: Placement | None
     """Where the server would compute by these settings."""
@@ -163,6 +164,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     for name, prompt in report.prompts.items():
         yield "prompt", f"{name}{' (default)' if name == report.default_prompt_name else ''}: {prompt!r}"
     yield "computed", f"{report.dtype} on {report.device}, {report.computation}"
+    yield "fingerprint", report.fingerprint
     if report.cosine_with_float32 is not None:
         yield "agreement", f"cosine with float32: {report.cosine_with_float32:.4f}"
     yield "engine", f"{report.engine}, {report.replicas} at a time, batches of {report.max_batch_tokens} tokens"

@@ -20,7 +20,7 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, PoolServeErr
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import ComputedBy, Runner
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class Worker:
     """Set, as ``dispatcher``, by the engine or the device server that this computes for."""
     dispatcher: Dispatcher = field(init=False)
     runner: Runner | None = field(default=None, init=False)
+    computed_by: ComputedBy = field(default=ComputedBy(), init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
     budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
     bulk: BulkBudget = field(init=False, factory=BulkBudget)
@@ -147,6 +148,8 @@ class Worker:
 
         # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
         self.budget = TokenBudget(await self.run_in_thread("load", self.memory.measured()(prepare)))
+        if (about := getattr(runner, "description", None)) is not None:  # runners of other programs may lack it
+            self.computed_by = ComputedBy(about.fingerprint, about.dtype, about.backend)
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
         if runner.has_own_threads:
             threads.append(LaunchThread(self, "ahead"))

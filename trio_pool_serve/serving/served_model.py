@@ -14,6 +14,7 @@ from trio_pool_serve.engine.engine_statistics import ENGINE_STATES
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges
+from trio_pool_serve.types import ComputedBy
 
 ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
 """draining: it is unloaded once the requests that use it have ended. unloading: until its memory has been returned."""
@@ -30,6 +31,8 @@ class ServedModel:
     """Known once it has been loaded for the first time, or read; it stays when the model is unloaded."""
     cosine_with_float32: float | None = None
     """That of the engine, when it was last loaded."""
+    computed_by: ComputedBy = field(default=ComputedBy(), kw_only=True)
+    """That of the model, at the same time."""
     probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
     created: float = field(init=False, factory=time.time)
     """Seconds since the epoch, as the next."""
@@ -69,7 +72,7 @@ class ServedModel:
     def finish_loading(self, model: Model) -> None:
         """Note that it is loaded: requests can use ``model``."""
         self.loaded, self.folder = model, model.folder
-        self.cosine_with_float32 = model.engine.facts.cosine_with_float32
+        self.cosine_with_float32, self.computed_by = model.engine.facts.cosine_with_float32, model.computed_by
         conversations = model.renderer.conversations
         self.reads_images = conversations is not None and conversations.image_format is not None
         self.state, self.is_new = "loaded", False

@@ -12,12 +12,13 @@ from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.engine.submission import RowDone
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
+from trio_pool_serve.models.files.model_digest import fingerprint_of
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.tasks.request_accounting import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingRequest, PoolingTask
+from trio_pool_serve.types import ComputedBy, PoolingRequest, PoolingTask
 
 
 @frozen(eq=False)
@@ -35,6 +36,15 @@ class Model:
     results: ModelResults | None = None
     """Outputs that are cached, ``None`` without a cache. Background work does without, as it is to give the same bytes
     each time: the last bits of an output depend on the batch that it is computed in."""
+
+    @property
+    def computed_by(self) -> ComputedBy:
+        """What computes its outputs; the fingerprint also tells by which settings its inputs are rendered."""
+        folder, computed_by = self.folder, self.engine.worker.computed_by
+        prompts = folder.default_prompt_name, folder.default_prompt, folder.chat_template
+        settings = self.long_text, folder.max_model_len, *prompts
+        each = [fingerprint_of(loaded, *settings) for loaded in computed_by.fingerprint.split(", ") if loaded]
+        return computed_by._replace(fingerprint=", ".join(each))
 
     @contextmanager
     def admit(self, work: EstimatedWork, timings: RequestTimings) -> Iterator[RequestAccounting]:

@@ -202,6 +202,7 @@ class TaskHandler:
                 created=request.created,
             )
             response = await claimed_by.endpoint.respond(call)
+            request.fingerprint = model.computed_by.fingerprint
             if not isinstance(response.body, bytes):
                 request.keep(use)
         return response

@@ -29,7 +29,7 @@ VERSIONED_PATHS = ("/v1", "/v2")
 METRICS_PATH = "/metrics"
 
 EXPOSED_HEADERS = (
-    "metadata, retry-after, retry-after-ms, server-timing, x-request-id, "
+    "metadata, model-fingerprint, retry-after, retry-after-ms, server-timing, x-request-id, "
     "x-compute-characters, x-compute-time, x-compute-tokens"
 )
 """Response headers that scripts in web pages of allowed origins may read."""
@@ -191,13 +191,15 @@ class Middleware:
         return response
 
     def _finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Count a response, and add the headers that all responses have: the request's id; for tasks, timings."""
+        """Count a response, and add its headers: the request's id; for tasks, timings and the model's fingerprint."""
         request.status = response.status
         headers = {"x-request-id": request.request_id}
         if request.span is not None and self._service.tracing is not None:
             headers["traceparent"] = self._service.tracing.traceparent_of(request.span)
         if self._origins:
             headers |= self._cors_headers(request)
+        if request.fingerprint:
+            headers["model-fingerprint"] = request.fingerprint
         if request.is_task:
             headers["server-timing"] = request.timings.server_timing()
             self._service.metrics.requests.inc()

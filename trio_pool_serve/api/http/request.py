@@ -82,6 +82,8 @@ class HttpRequest:
     """The path of the route, in which a part that differs from request to request is ``{name}``."""
     model: str | None = field(init=False, default=None)
     """Name of the model that computes it."""
+    fingerprint: str = field(init=False, default="")
+    """Of that model, once there is a response."""
     status: int | None = field(init=False, default=None)
     """Of the response, once there is one."""
     error: Exception | None = field(init=False, default=None)

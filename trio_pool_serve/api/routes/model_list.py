@@ -21,7 +21,8 @@ class ModelCard:
 
     ``created`` and ``last_used`` are in seconds since the epoch. What is not known before a model has been loaded for
     the first time is absent then. ``memory_bytes`` and ``device_memory_bytes``: see ``ModelMemory``; absent where they
-    are not measured. ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
+    are not measured. ``fingerprint``, which responses have in a header, ``dtype`` and ``backend``: see ``ComputedBy``.
+    ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
     """
 
     id: str
@@ -37,6 +38,9 @@ class ModelCard:
     last_used: int | msgspec.UnsetType = msgspec.UNSET
     memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
     device_memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
+    backend: str | msgspec.UnsetType = msgspec.UNSET
     cosine_with_float32: float | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -68,6 +72,7 @@ def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
 def describe_served(service: Service, served: ServedModel, name: str) -> ModelCard:
     """Return the entry of a model by one of its names."""
     folder, cosine = served.folder, served.cosine_with_float32
+    computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by
     tasks = [] if folder is None else tasks_of(folder)
     return ModelCard(
         id=name,
@@ -81,6 +86,7 @@ def describe_served(service: Service, served: ServedModel, name: str) -> ModelCa
         last_used=msgspec.UNSET if served.last_used is None else int(served.last_used),
         memory_bytes=served.engine.worker.memory.resident_bytes or msgspec.UNSET,
         device_memory_bytes=served.engine.worker.memory.device_bytes or msgspec.UNSET,
+        **{name: value for name, value in computed_by._asdict().items() if value},
         cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
     )
 

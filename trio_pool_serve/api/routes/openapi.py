@@ -38,6 +38,9 @@ PAGE = b"""<!doctype html>
 """
 
 
+HEADERS = {"Model-Fingerprint": {"description": "`fingerprint` of the model.", "schema": {"type": "string"}}}
+
+
 @frozen
 class Operation:
     """A route of no dialect, and an example of its response: JSON, if it has no other ``content_type``.
@@ -171,7 +174,7 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
             "content": {"application/json": {"schema": {"anyOf": bodies}, "examples": examples}},
         },
         "responses": {
-            "200": {"description": "The response.", "content": content},
+            "200": {"description": "The response.", "headers": HEADERS, "content": content},
             "default": {"description": "An error, in the dialect's form."},
         },
     }

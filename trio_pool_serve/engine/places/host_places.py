@@ -68,6 +68,8 @@ class HostPlace:
             "state": self.state,
             "reason": link.failure or link.stall_reason,
             "model": self.model,
+            "dtype": None if link.hello is None else link.hello.dtype,
+            "backend": None if link.hello is None else link.hello.backend,
             "zone": None if link.hello is None else link.zone,
             "waiting_rows": link.waiting_rows,
             "waiting_tokens": link.waiting_tokens,
@@ -162,7 +164,11 @@ class HostPlaces:
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
                 self.workers[model].add_ready(link, hello)
                 place.model, place.digest = model, theirs
-                logger.info("the engine at %s computes %s", place.address, model)
+                logger.info(
+                    "the engine at %s computes %s in %s by %s", place.address, model, hello.dtype, hello.backend
+                )
+                if ", " in self.workers[model].computed_by.fingerprint:
+                    logger.warning("the engines of %s differ: %s", model, self.workers[model].computed_by)
                 return
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")

@@ -64,6 +64,7 @@ class DeviceServer:
             launches=runner.concurrent_launches,
             pads=runner.pads,
             planned_launches=runner.background_launches,
+            **self.worker.computed_by._asdict(),
             **self.about,
         )
 

@@ -22,7 +22,7 @@ from trio_pool_serve.engine.remote.keys import LinkRefusedError, key_of_proof, p
 from trio_pool_serve.engine.remote.wire import FromEngine, ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Ends of different versions do not work together. Every change of the messages raises it, those of params included:
 ``tests/engine/remote/test_wire_version.py`` tells."""
 

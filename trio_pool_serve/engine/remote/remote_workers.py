@@ -21,7 +21,7 @@ from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import ComputedBy, PoolingParams, PoolingRequest, RenderedPrompt
 
 
 @define(eq=False)
@@ -48,6 +48,8 @@ class RemoteWorkers:
     """Tokens of admitted requests when device servers were told of them last, or once fewer than half were left."""
     facts: DeviceFacts = field(init=False)
     """What is known of the model, from the device server that was ready first; known once one was."""
+    computed_by: ComputedBy = field(default=ComputedBy(), init=False)
+    """Of all that are ready, or were last."""
 
     def __attrs_post_init__(self) -> None:
         stall_timeout_s = self.config.stall_timeout_s
@@ -66,15 +68,23 @@ class RemoteWorkers:
         link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
         if not self._ready:
             self.facts = _facts_of(hello)
+        self._note_computed_by(hello)
         self._ready.append(link)
         self.dispatcher.devices = [*self._ready]
 
     def lose(self, link: RemoteDevice) -> None:
         """Do without a device server. With the last one all waiting rows fail, as others may take minutes to load."""
         self._ready.remove(link)
+        self._note_computed_by()
         self.dispatcher.devices = [*self._ready]
         if not self._ready:
             self.dispatcher.fail_waiting(EngineProcessDiedError(link.connector.loss))
+
+    def _note_computed_by(self, *new: Hello) -> None:
+        hellos = [*new, *(link.hello for link in self._ready if link.hello is not None)]
+        if hellos:
+            each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
+            self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
 
     def note_admitted(self, tokens: int) -> None:
         """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""

@@ -153,6 +153,10 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     """Whether padding is computed."""
     planned_launches: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     """Planned batches that it computes beside others, at idle priority; 0 if only while there are no others."""
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
+    dtype: Name = ""
+    backend: Name = ""
+    """What computes its outputs: see ``ComputedBy``."""
 
 
 class Values(msgspec.Struct, array_like=True):

@@ -1,12 +1,14 @@
 """Digests of a model's content, which other names and places of its folder do not change.
 
 ``model_entry`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
-model. Without a cache, which remembers files that stay the same, both read all of them: about a second for a gigabyte.
+model. The first call reads all files: about a second for a gigabyte. The cache, or else this process, remembers them.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
@@ -54,6 +56,24 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
     weights = {name: digest for name, digest in content.items() if name.endswith((*WEIGHTS, ".index.json"))}
     files = _digest([settings, {name: digest for name, digest in content.items() if name not in weights}])
     return ModelDigest(files, _digest(weights) if any(name.endswith(WEIGHTS) for name in weights) else "")
+
+
+def fingerprint_of_loaded(folder: Path, config: ModelConfig, exported: Iterable[Path], *computed_by: str) -> str:
+    """Return the fingerprint of what a model computes from token ids; empty if its files cannot be read. Blocks.
+
+    ``exported`` are the files that its weights were taken from, if these are not the ones for torch.
+    """
+    cache = ModelCache.of(config.cache_dir)
+    with suppress(OSError):  # of files that need not be read to load the model
+        weights = file_digests(exported, None if cache is None else cache.memory)
+        return fingerprint_of(*digest_of(folder, config), *weights.values(), *computed_by)
+    return ""
+
+
+@lru_cache  # for each request
+def fingerprint_of(*parts: object) -> str:
+    """Return 16 hexadecimal digits that differ if any of ``parts``, which have to be JSON, does."""
+    return _digest(parts)[:16]
 
 
 def _content_of(

@@ -5,7 +5,7 @@ A model that was not converted before is converted in another process. That Open
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
 from trio_pool_serve.models.files.exported_files import parts_of, why_without_torch
-from trio_pool_serve.models.files.model_digest import model_entry
+from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
 from trio_pool_serve.models.loading.conversion_child import ConversionChild
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -78,6 +78,8 @@ class CpuModel:
     make_converter: MakeConverter
     entry: CacheEntry | None = field(init=False, default=None)
     """Where its conversion is cached; ``None`` if it is not."""
+    parts: Sequence[Path] = field(init=False, default=())
+    """The exported file and its weights, if torch does not load the model."""
 
     def open(self) -> Runner:
         """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
@@ -85,7 +87,7 @@ class CpuModel:
             return self.load_by_torch(self.folder, self.config, self.offload, "as configured")
         if reason := self._why_not_openvino():
             return self._by_torch(reason)
-        self.entry = self._entry_of(())
+        self.entry = self._entry()
         if (runner := self._read()) is not None:
             return runner
         if reason := why_without_torch(self.folder.transformer_path):
@@ -111,15 +113,15 @@ class CpuModel:
             return "OpenVINO is used for bfloat16 only where the CPU computes it natively"
         return ""
 
-    def _entry_of(self, parts: Iterable[Path]) -> CacheEntry | None:
-        """Return the entry of a conversion of ``parts``, if torch does not load the model."""
+    def _entry(self) -> CacheEntry | None:
+        """Return the entry of the conversion."""
         cache = ModelCache.of(self.config.cache_dir)
         if cache is None:
             return None
         config, folder = self.config, self.folder
         settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
-            settings += cache.digest(parts).values()
+            settings += cache.digest(self.parts).values()
             # Models are compared with torch on rows of up to so many tokens.
             longest = min(LONGEST_COMPARED, folder.max_model_len)
             key = "model", folder.kind.load, self._dtype, longest, *settings
@@ -143,7 +145,8 @@ class CpuModel:
         from trio_pool_serve.models.loading.exported_model import ExportedModel, file_to_convert
 
         file = file_to_convert(self.folder, self._dtype, reason)
-        self.entry = self._entry_of(parts_of(file))
+        self.parts = parts_of(file)
+        self.entry = self._entry()
         if (runner := self._read()) is not None:
             return runner
         return UnconvertedModel(partial(self._convert, ExportedModel(self.folder, file, self._dtype, reason)))
@@ -250,12 +253,14 @@ class CpuModel:
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
             dtype=self._dtype,
+            asked_dtype=self.config.dtype,
             device="cpu",
             heads=model.about_heads,
             dimensions=model.dimensions,
             max_tokens=self.folder.max_model_len,
             backend="openvino",
             computation=(_about(model),),
+            fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, self._dtype, "openvino"),
         )
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
@@ -102,17 +103,20 @@ def _choose(
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(loaded, config, params, why_torch)
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
+    dtype = str(params.dtype).removeprefix("torch.")
     runner.description = RunnerDescription(
         model_type=folder.model_type,
         parameters=loaded.backbone.parameters,
         weight_bytes=loaded.backbone.weight_bytes,
-        dtype=str(params.dtype).removeprefix("torch."),
+        dtype=dtype,
+        asked_dtype=config.dtype,
         device=str(params.device),
         heads=loaded.description,
         dimensions=runner.dimensions,
         max_tokens=folder.max_model_len,
         backend="torch",
         computation=computation.about,
+        fingerprint=fingerprint_of_loaded(folder.path, config, (), dtype, "torch"),
     )
     _try(runner.try_heads)
 

@@ -80,7 +80,7 @@ def _described(service: Service, model: Model, source: ModelSource) -> Info:
     return Info(
         model_id=source.shown_location,
         model_sha=commit if COMMIT.fullmatch(commit) else None,
-        model_dtype=source.loading.dtype,
+        model_dtype=model.computed_by.dtype or source.loading.dtype,
         served_model_name=model.name,
         model_type=_model_type(model),
         # Requests are limited by time and memory instead; clients read a number here.
