@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define, field
 
+from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -30,6 +31,14 @@ from trio_pool_serve.types import (
     TokenIds,
     Vectors,
 )
+
+
+def described(fingerprint: str, dtype: str = "float32") -> RunnerDescription:
+    """Return what a scripted runner says of a model whose weights have that fingerprint."""
+    return RunnerDescription(
+        model_type="scripted", parameters=0, weight_bytes=0, dtype=dtype, requested_dtype="auto", device="cpu", heads="",
+        dimensions=8, max_tokens=64, backend="torch", computation=("by a script",), fingerprint=fingerprint,
+    )  # fmt: skip
 
 
 def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
@@ -57,6 +66,7 @@ class ScriptedRunner:
     has_own_threads: bool = False
     background_launches: int = 0
     probe_request: PoolingRequest | None = None
+    description: RunnerDescription | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     on_prepare: Callable[[], object] | None = None
     batches: list[Batch] = field(factory=list, init=False)

@@ -71,6 +71,8 @@ async def test_the_report_is_what_a_server_says_of_the_model(
         assert [labels["id2label"][str(index)] for index in range(len(report.labels))] == report.labels
     assert ("image" in report.accepts) == (kind == "dual_encoder")
     assert (report.backend, report.computation[:8]) == ("torch", "by torch")
+    assert (report.backend, report.dtype, report.fingerprint) == (card["backend"], card["dtype"], card["fingerprint"])
+    assert info["model_dtype"] == report.dtype
     assert report.speed == []
     assert report.memory.peak_of_largest_batch is None
     assert 0 < report.memory.weights < report.memory.resident_after_load

@@ -243,14 +243,14 @@ def test_an_exported_file_that_is_replaced_is_converted_anew(tmp_path: Path):
     weights = (folder / "model.safetensors").read_bytes()
     export(folder, OPENVINO)
     (folder / "model.safetensors").unlink()
-    for _ in range(2):
-        ServedModel(folder, settings=settings)
+    first, second = [ServedModel(folder, settings=settings).runner.description.fingerprint for _ in range(2)]
     assert len([*(tmp_path / "cache").glob("*/record.json")]) == 1
+    assert first == second
     (folder / "model.safetensors").write_bytes(weights)
     write_other_weights(folder)
     export(folder, OPENVINO)
     (folder / "model.safetensors").unlink()
-    ServedModel(folder, settings=settings)
+    assert ServedModel(folder, settings=settings).runner.description.fingerprint != first
     assert len([*(tmp_path / "cache").glob("*/record.json")]) == 2
 
 

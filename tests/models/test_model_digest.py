@@ -1,12 +1,13 @@
 """What a model's digests depend on."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.files.model_digest import digest_of
+from trio_pool_serve.models.files.model_digest import digest_of, fingerprint_of_loaded
 
 pytestmark = pytest.mark.unit
 
@@ -90,3 +91,24 @@ def test_machines_compare_files_weights_and_settings(folder: Path, tmp_path: Pat
     assert (without.weights, without.agrees_with(first)) == ("", True)
     change(folder / "config.json")
     assert not digest_of(folder, config).agrees_with(first)
+
+
+def test_the_fingerprint_is_that_of_content_settings_dtype_and_backend(folder: Path, tmp_path: Path):
+    config, exported = ModelConfig(cache_dir=str(tmp_path / "cache")), tmp_path / "model.xml"
+    exported.write_bytes(b"<net/>")
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    change(changed / "model.safetensors", 7 * LAYER_BYTES)
+    copied = shutil.copytree(folder, tmp_path / "elsewhere" / "copied", copy_function=shutil.copyfile)
+    first = fingerprint_of_loaded(folder, config, (), "float32", "torch")
+    assert re.fullmatch("[0-9a-f]{16}", first)
+    same = ModelConfig(cache_dir="", dtype="float32", backend="torch", device="cpu", served_model_name="other")
+    assert fingerprint_of_loaded(copied, same, (), "float32", "torch") == first
+    others = [
+        fingerprint_of_loaded(changed, config, (), "float32", "torch"),
+        fingerprint_of_loaded(folder, config, [exported], "float32", "torch"),
+        fingerprint_of_loaded(folder, ModelConfig(cache_dir="", pooling="cls"), (), "float32", "torch"),
+        fingerprint_of_loaded(folder, ModelConfig(cache_dir="", normalize=True), (), "float32", "torch"),
+        fingerprint_of_loaded(folder, config, (), "bfloat16", "torch"),
+        fingerprint_of_loaded(folder, config, (), "float32", "openvino"),
+    ]
+    assert len({first, *others}) == 1 + len(others)

@@ -16,8 +16,7 @@ class RunnerDescription:
     weight_bytes: int
     """Bytes of all parameters, as torch has loaded them."""
     dtype: str
-    asked_dtype: str
-    """``--dtype``."""
+    requested_dtype: str
     device: str
     heads: str
     dimensions: int
@@ -26,11 +25,10 @@ class RunnerDescription:
     computation: tuple[str, ...]
     """How batches are computed and why so, in words."""
     fingerprint: str
-    """Of the files and settings that decide the outputs; empty if unknown."""
 
     def __str__(self) -> str:
-        native = "native" if self.dtype == "bfloat16" else "no native bfloat16"
-        chosen = f" (auto: {native})" if self.asked_dtype == "auto" else ""
+        native = "" if self.dtype == "bfloat16" else "no "
+        chosen = f" (auto: {native}native bfloat16)" if self.requested_dtype == "auto" else ""
         dimensions = f", {self.dimensions} dimensions" if self.dimensions else ""
         return (
             f"{self.model_type}, {self.parameters / 1e6:.1f} M parameters, {self.dtype} on {self.device}{chosen}, "

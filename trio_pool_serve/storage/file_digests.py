@@ -38,18 +38,15 @@ class RememberedFile(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
 
 
-_of_this_process: dict[str, RememberedFile] = {}
-
-
 def file_digests(paths: Iterable[Path], memory: Path | None) -> dict[Path, str]:
     """Return the SHA-256 of each file's content, in hexadecimal.
 
     The file ``memory`` has what earlier calls have found, of this process and others, and gets what this one finds if
-    it can be written. One that is lost or damaged is made anew. With ``None`` only this process remembers. Files that
-    stay the same are not read again: of the same size, times and inode under the same path, links resolved. Raises
-    ``OSError`` for a file that cannot be read.
+    it can be written; with ``None`` all files are read. One that is lost or damaged is made anew. Files that stay the
+    same are not read again: of the same size, times and inode under the same path, links resolved. Raises ``OSError``
+    for a file that cannot be read.
     """
-    remembered = dict(_of_this_process) if memory is None else _read(memory)
+    remembered = {} if memory is None else _read(memory)
     found, new = {}, {}
     for path in paths:
         real = path.resolve()
@@ -62,9 +59,7 @@ def file_digests(paths: Iterable[Path], memory: Path | None) -> dict[Path, str]:
         found[path] = file.sha256
         if file.size > SMALL_FILE and file.modification_ns < (time.time() - SETTLED_S) * 1e9:
             new[str(real)] = file
-    if memory is None:
-        _of_this_process.update(new)
-    elif new:
+    if memory is not None and new:
         remember(memory, new)
     return found
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 from attrs import frozen
 
@@ -40,11 +41,8 @@ class Model:
     @property
     def computed_by(self) -> ComputedBy:
         """What computes its outputs; the fingerprint also tells by which settings its inputs are rendered."""
-        folder, computed_by = self.folder, self.engine.worker.computed_by
-        prompts = folder.default_prompt_name, folder.default_prompt, folder.chat_template
-        settings = self.long_text, folder.max_model_len, *prompts
-        each = [fingerprint_of(loaded, *settings) for loaded in computed_by.fingerprint.split(", ") if loaded]
-        return computed_by._replace(fingerprint=", ".join(each))
+        prompts = self.folder.default_prompt_name, self.folder.default_prompt, self.folder.chat_template
+        return _with_settings(self.engine.worker.computed_by, self.long_text, self.folder.max_model_len, *prompts)
 
     @contextmanager
     def admit(self, work: EstimatedWork, timings: RequestTimings) -> Iterator[RequestAccounting]:
@@ -78,3 +76,9 @@ class Model:
                 f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`).",
                 field=field,
             )
+
+
+@lru_cache  # for each request
+def _with_settings(computed_by: ComputedBy, *settings: str | int | None) -> ComputedBy:
+    each = [fingerprint_of(loaded, *settings) for loaded in computed_by.fingerprint.split(", ") if loaded]
+    return computed_by._replace(fingerprint=", ".join(each))

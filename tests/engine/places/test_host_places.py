@@ -15,6 +15,7 @@ from attrs import define, field
 
 from tests.engine.remote.replicas import Replica, keys_of
 from tests.engine.remote.test_remote_engine import request, until
+from tests.scripted_runner import described
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_list, host_places
@@ -182,6 +183,26 @@ async def test_a_server_without_weights_takes_those_of_its_first_engine(make, tm
             await until(lambda: len(hosts.places) == 2)
             await until(lambda: [link.link.failure for link in hosts.places.values()][1])
             assert states(hosts) == {str(first.address): ["ready"], str(second.address): ["connecting"]}
+
+
+async def test_engines_that_compute_in_other_data_types_are_told_apart(make, tmp_path, caplog):
+    first, second = make(1, identity="1"), make(2, identity="2")
+    first.runner.description, second.runner.description = described("1" * 16), described("2" * 16, "bfloat16")
+    async with living(first, second):
+        (tmp_path / "hosts").write_text(f"{first.address}\n")
+        async with Server(tmp_path, str(tmp_path / "hosts")).run() as hosts:
+            await hosts.engines["m"].wait_ready()
+            assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
+            (tmp_path / "hosts").write_text(f"{first.address}\n{second.address}\n")
+            hosts.read()
+            await until(lambda: len(hosts.engines["m"].dispatcher.devices) == 2)
+            both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
+            assert hosts.workers["m"].computed_by == both
+            assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
+            assert "the engines of m differ: " in caplog.text
+            (tmp_path / "hosts").write_text(f"{second.address}\n")
+            hosts.read()
+            await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
 
 
 async def test_the_weights_of_engines_that_have_all_left_count_no_longer(make, tmp_path):

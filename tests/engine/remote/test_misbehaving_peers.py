@@ -182,6 +182,8 @@ NONSENSE = {
     "a batch": replace(HELLO, max_batch_tokens=2**40),
     "agreement": replace(HELLO, cosine_with_float32=math.nan),
     "a probe": replace(HELLO, probe=([2**40], "trio_pool_serve.types:Embed")),
+    "a fingerprint": replace(HELLO, fingerprint="0123456789abcdef\n"),
+    "a header": replace(HELLO, fingerprint="0\r\nset-cookie: a"),
     "a zone": replace(HELLO, zone="z" * 10**6),
     "a budget": Answers([], [], 2**40),
     "waiting tokens": Answers([], [], 2048, 0, 2**62),

@@ -20,8 +20,7 @@ class ModelCard:
     """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id.
 
     ``created`` and ``last_used`` are in seconds since the epoch. What is not known before a model has been loaded for
-    the first time is absent then. ``memory_bytes`` and ``device_memory_bytes``: see ``ModelMemory``; absent where they
-    are not measured. ``fingerprint``, which responses have in a header, ``dtype`` and ``backend``: see ``ComputedBy``.
+    the first time is absent then, and memory where it is not measured: see ``ModelMemory`` and ``ComputedBy``.
     ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
     """
 

@@ -38,9 +38,6 @@ PAGE = b"""<!doctype html>
 """
 
 
-HEADERS = {"Model-Fingerprint": {"description": "`fingerprint` of the model.", "schema": {"type": "string"}}}
-
-
 @frozen
 class Operation:
     """A route of no dialect, and an example of its response: JSON, if it has no other ``content_type``.
@@ -166,6 +163,7 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
     if responses and any(endpoint.response is None for endpoint in endpoints):
         responses.append({"description": "The response of another dialect, which is no JSON object."})
     content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}
+    fingerprint = {"description": "The model's `fingerprint` in /v1/models.", "schema": {"type": "string"}}
     return {
         "tags": [candidates[-1].dialect.name],
         "summary": " ".join(dict.fromkeys(endpoint.summary for endpoint in endpoints)),
@@ -174,7 +172,7 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
             "content": {"application/json": {"schema": {"anyOf": bodies}, "examples": examples}},
         },
         "responses": {
-            "200": {"description": "The response.", "headers": HEADERS, "content": content},
+            "200": {"description": "The response.", "headers": {"Model-Fingerprint": fingerprint}, "content": content},
             "default": {"description": "An error, in the dialect's form."},
         },
     }

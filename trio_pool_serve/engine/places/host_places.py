@@ -164,9 +164,7 @@ class HostPlaces:
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
                 self.workers[model].add_ready(link, hello)
                 place.model, place.digest = model, theirs
-                logger.info(
-                    "the engine at %s computes %s in %s by %s", place.address, model, hello.dtype, hello.backend
-                )
+                logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
                 if ", " in self.workers[model].computed_by.fingerprint:
                     logger.warning("the engines of %s differ: %s", model, self.workers[model].computed_by)
                 return

@@ -49,7 +49,7 @@ class RemoteWorkers:
     facts: DeviceFacts = field(init=False)
     """What is known of the model, from the device server that was ready first; known once one was."""
     computed_by: ComputedBy = field(default=ComputedBy(), init=False)
-    """Of all that are ready, or were last."""
+    """All that are ready."""
 
     def __attrs_post_init__(self) -> None:
         stall_timeout_s = self.config.stall_timeout_s
@@ -82,9 +82,8 @@ class RemoteWorkers:
 
     def _note_computed_by(self, *new: Hello) -> None:
         hellos = [*new, *(link.hello for link in self._ready if link.hello is not None)]
-        if hellos:
-            each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
-            self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
+        each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
+        self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
 
     def note_admitted(self, tokens: int) -> None:
         """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""

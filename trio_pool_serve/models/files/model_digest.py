@@ -1,14 +1,13 @@
 """Digests of a model's content, which other names and places of its folder do not change.
 
 ``model_entry`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
-model. The first call reads all files: about a second for a gigabyte. The cache, or else this process, remembers them.
+model. Without a cache, which remembers files that stay the same, both read all of them: about a second for a gigabyte.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
@@ -70,7 +69,6 @@ def fingerprint_of_loaded(folder: Path, config: ModelConfig, exported: Iterable[
     return ""
 
 
-@lru_cache  # for each request
 def fingerprint_of(*parts: object) -> str:
     """Return 16 hexadecimal digits that differ if any of ``parts``, which have to be JSON, does."""
     return _digest(parts)[:16]

@@ -253,7 +253,7 @@ class CpuModel:
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
             dtype=self._dtype,
-            asked_dtype=self.config.dtype,
+            requested_dtype=self.config.dtype,
             device="cpu",
             heads=model.about_heads,
             dimensions=model.dimensions,

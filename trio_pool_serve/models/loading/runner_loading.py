@@ -103,20 +103,19 @@ def _choose(
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(loaded, config, params, why_torch)
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
-    dtype = str(params.dtype).removeprefix("torch.")
     runner.description = RunnerDescription(
         model_type=folder.model_type,
         parameters=loaded.backbone.parameters,
         weight_bytes=loaded.backbone.weight_bytes,
-        dtype=dtype,
-        asked_dtype=config.dtype,
+        dtype=str(params.dtype).removeprefix("torch."),
+        requested_dtype=config.dtype,
         device=str(params.device),
         heads=loaded.description,
         dimensions=runner.dimensions,
         max_tokens=folder.max_model_len,
         backend="torch",
         computation=computation.about,
-        fingerprint=fingerprint_of_loaded(folder.path, config, (), dtype, "torch"),
+        fingerprint=fingerprint_of_loaded(folder.path, config, (), str(params.dtype)),
     )
     _try(runner.try_heads)
 
