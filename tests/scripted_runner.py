@@ -36,8 +36,8 @@ from trio_pool_serve.types import (
 def described(fingerprint: str, dtype: str = "float32") -> RunnerDescription:
     """Return what a scripted runner says of a model whose weights have that fingerprint."""
     return RunnerDescription(
-        model_type="scripted", parameters=0, weight_bytes=0, dtype=dtype, requested_dtype="auto", device="cpu", heads="",
-        dimensions=8, max_tokens=64, backend="torch", computation=("by a script",), fingerprint=fingerprint,
+        model_type="scripted", parameters=0, weight_bytes=0, dtype=dtype, requested_dtype="auto", device="cpu",
+        heads="", dimensions=8, max_tokens=64, backend="torch", computation=("by a script",), fingerprint=fingerprint,
     )  # fmt: skip
 
 

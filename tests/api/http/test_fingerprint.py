@@ -60,6 +60,10 @@ async def test_every_response_that_a_model_computed_has_the_fingerprint_of_the_l
             told[str(form)] = await client.post("/v1/embeddings", json={"input": "hello", **form})
         assert {name: answer.status_code for name, answer in told.items()} == dict.fromkeys(told, 200)
         assert {tuple(answer.headers.get_list(HEADER)) for answer in told.values()} == {(card["fingerprint"],)}
+        document = (await client.get("/openapi.json")).json()
+        assert all(
+            "Model-Fingerprint" in document["paths"][path]["post"]["responses"]["200"]["headers"] for path in COMPUTED
+        )
         refused = await client.post("/v1/embeddings", json={"input": "hello", "model": "none"})
         assert (refused.status_code, HEADER in refused.headers) == (404, False)
 

@@ -122,7 +122,7 @@ async def test_pages_of_allowed_origins_may_read_responses(config, scripted, all
             assert (answer.headers.get("vary") == "origin") == bool(allowed and told != "*"), path
             if told is not None:
                 exposed = cors_headers(answer)["access-control-expose-headers"].split(", ")
-                assert {"retry-after", "server-timing", "x-request-id"} <= set(exposed), path
+                assert {"model-fingerprint", "retry-after", "server-timing", "x-request-id"} <= set(exposed), path
 
 
 @each("path", ["/v1/embeddings", "/embed", "/v1/models", "/metrics", "/"])
