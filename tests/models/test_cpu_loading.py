@@ -211,7 +211,7 @@ def test_the_second_start_neither_converts_nor_tries(
     cache = tmp_path / "a" / "cache"
     trials += map(steady, (0.5, 0.7))
     first = described(model, cache, backend="auto")
-    monkeypatch.setattr("tests.models.model_families.load_to_convert", None)
+    monkeypatch.setattr("trio_pool_serve.models.loading.conversion.load_to_convert", None)
     assert described(model, cache, backend="auto") == first
     assert (len(conversions), trials) == (1, [steady(0.7)])
     entry = the_entry(cache)
