@@ -70,7 +70,6 @@ class Script:
 
 
 SCRIPTS = (
-    Script("forward_alone", {**SECOND, "seconds": 0.2}),
     Script("throughput"),
     Script("responsiveness"),
     Script("scheduling"),

@@ -2,24 +2,35 @@
 
 from attrs import frozen
 
+COLUMNS = ("bar", "aim", "measured", "reached")
+"""Of a table of aims, behind the rows' names."""
+
 
 @frozen(kw_only=True)
 class Aim:
-    """What is aimed at: a limit on one side, or none if a number is only shown."""
+    """A row with its bar: a limit on one side, or none if a number is only shown. ``aim`` is what is hoped for."""
 
     row: str
     at_least: float | None = None
     at_most: float | None = None
+    aim: float | None = None
 
     @property
     def limit(self) -> str:
-        """The limit in words."""
-        if self.at_least is not None:
-            return f"≥ {self.at_least:,.10g}"
-        return "–" if self.at_most is None else f"≤ {self.at_most:,.10g}"
+        """The bar in words."""
+        return self._limit(self.at_most if self.at_least is None else self.at_least)
 
     def is_reached(self, value: float) -> bool | None:
-        """Return whether a value is within the limit; ``None`` without one."""
+        """Return whether a value is within the bar; ``None`` without one."""
         if self.at_least is not None:
             return value >= self.at_least
         return None if self.at_most is None else value <= self.at_most
+
+    def cells(self, value: float) -> list[str]:
+        """Return the row of a table: its name and ``COLUMNS``."""
+        is_there = self.aim is not None and (value >= self.aim if self.at_least is not None else value <= self.aim)
+        reached = {None: "–", False: "NO", True: "yes" if self.aim is None or is_there else "bar"}
+        return [self.row, self.limit, self._limit(self.aim), f"{value:.3g}", reached[self.is_reached(value)]]
+
+    def _limit(self, value: float | None) -> str:
+        return "–" if value is None else f"{'≤' if self.at_least is None else '≥'} {value:,.10g}"

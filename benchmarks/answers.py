@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.model import MODEL_NAME, check_vectors
+from benchmarks.model import LEAST_COSINE, MODEL_NAME, check_vectors
 
 CONNECTIONS = 16
 """Requests, each on a new connection: with several API processes, each is likely to get some of them."""
@@ -40,12 +40,20 @@ async def ask(url: str, body: str) -> httpx.Response:
     return answer.raise_for_status()
 
 
-async def check_answers(url: str, texts: Sequence[str], oracle: np.ndarray) -> float:
+async def check_answers(
+    url: str,
+    texts: Sequence[str],
+    oracle: np.ndarray,
+    *,
+    model: str = MODEL_NAME,
+    least_cosine: float = LEAST_COSINE,
+) -> float:
     """Return the least cosine of a server's vectors with the oracle's, texts sent alone and together.
 
     Raises ``WrongAnswerError``.
     """
-    together = await ask(url, embeddings_body(list(texts)))
-    alone = [await ask(url, embeddings_body(text)) for text in texts[:CONNECTIONS]]
+    together = await ask(url, embeddings_body(list(texts), model=model))
+    alone = [await ask(url, body) for body in bodies_of(texts[:CONNECTIONS], model=model)]
     vectors = np.concatenate([vectors_of(answer.json()) for answer in alone])
-    return min(check_vectors(vectors_of(together.json()), oracle), check_vectors(vectors, oracle[: len(vectors)]))
+    cosine = check_vectors(vectors_of(together.json()), oracle, least_cosine)
+    return min(cosine, check_vectors(vectors, oracle[: len(vectors)], least_cosine))

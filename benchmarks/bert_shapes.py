@@ -5,9 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from benchmarks.model import MODEL_PATH
 
 Shape: TypeAlias = Literal["base", "tiny", "narrow"]
@@ -58,21 +55,6 @@ def write_splade(folder: Path, shape: Shape) -> Path:
     _write(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
     _write(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
     return folder
-
-
-def bert_oracle(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
-    """Return the vectors [texts, hidden size] of ``write_bert`` as transformers computes them in float32 on CPU."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    with torch.inference_mode():
-        states = model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state
-    vectors: npt.NDArray[np.float32] = torch.nn.functional.normalize(states[:, 0], dim=-1).numpy()
-    return vectors
 
 
 def _write_transformer(folder: Path, shape: Shape, architecture: Any) -> None:

@@ -1,23 +1,22 @@
 """The model without a server, in a process: ``open_offline`` starts it, ``python -m benchmarks.offline`` is it.
 
 Jobs come in on standard input and results go out on standard output, a line of JSON each. The process lives through a
-whole benchmark, so that what it measures is measured in turns with everything else, and does nothing in between.
+whole benchmark, so that its measurements take turns with all others, and it does nothing in between.
 
-Its arguments are those of ``trio-pool-serve serve`` for one of the models of ``bert_shapes``, which the ways ``runner``
-and ``text`` then compute; without any, the packaged model.
+Its arguments are those of ``trio-pool-serve serve``: a model's folder, and flags.
 """
 
 import gc
-import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -25,49 +24,59 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from benchmarks.bert_shapes import bert_oracle
-from benchmarks.model import MODEL_PATH, Texts, check_vectors, oracle_vectors
+from benchmarks.engines import EngineFile, file_of, inputs_of, open_engine
+from benchmarks.model import LEAST_COSINE, MODEL_PATH, Texts, check_vectors, oracle_vectors
 
 ROOT = Path(__file__).parent.parent
 
-Way: TypeAlias = Literal["transformers", "runner", "text"]
-"""transformers: AutoModel in the dtype that a server chooses here, mean of the tokens, length 1; from ids that are
-tensors already.
-runner: our own runner's ``launch``, which makes tensors of ids first.
-text: the same from the text, tokenised by our own renderer: all that a server does but HTTP and waiting."""
+Way: TypeAlias = Literal["pass", "text"]
+"""pass: the forward pass that the server would compute, from padded ids: the graph that it has converted, compiled by
+OpenVINO in one stream; or torch's pass, if the server computes with torch.
+text: all that a server does but HTTP and waiting: the server's own runner, from texts."""
 
 BATCHES_OF_TEXTS = 16
 """Different batches that are computed in turns."""
 
-WARM_UP_BATCHES = 3
+WARM_UP_BATCHES = 2
 
 
 @frozen(kw_only=True)
 class OfflineJob:
-    """Batches of ``batch`` texts of ``tokens`` tokens, one after the other."""
+    """Batches of ``batch`` texts of ``tokens`` tokens, one after the other, with pauses that are not counted.
 
-    way: Way = "transformers"
+    ``file`` is computed in place of the pass. No vector may be further from float32 than ``least_cosine``.
+    """
+
+    way: Way = "pass"
+    file: EngineFile | None = None
     threads: int = 1
     batch: int = 1
     tokens: int = 34
     seconds: float = 2.0
+    pause_s: float = 0.0
+    least_cosine: float = LEAST_COSINE
 
 
 @frozen(kw_only=True)
 class OfflineResult:
-    """How fast they were computed; the milliseconds are those of a batch."""
+    """How fast they were computed, and by what: milliseconds of a batch, and CPU milliseconds of all threads."""
 
+    by: str
     batches: int
-    sequences_per_s: float
-    mean_ms: float
+    batch: int
     p50_ms: float
+    cpu_ms: float
     least_cosine: float
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows per second, by the median batch."""
+        return 1e3 * self.batch / self.p50_ms
 
 
 def thread_counts() -> list[int]:
-    """Return with how many threads the model is computed: one, two, and as many as there are cores."""
-    cores = len(os.sched_getaffinity(0))
-    return sorted({1, min(2, cores), cores})
+    """Return with how many threads the model is computed: one, and as many as there are cores."""
+    return sorted({1, len(os.sched_getaffinity(0))})
 
 
 @define(eq=False)
@@ -96,7 +105,7 @@ class Offline:
 @asynccontextmanager
 async def open_offline(*arguments: str) -> AsyncIterator[Offline]:
     """Run the process for as long as the block; ``CalledProcessError``, in a group, if it fails."""
-    command = [sys.executable, "-m", "benchmarks.offline", *arguments]
+    command = [sys.executable, "-m", "benchmarks.offline", *(arguments or [MODEL_PATH])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     async with trio.open_nursery() as nursery:
 
@@ -109,19 +118,17 @@ async def open_offline(*arguments: str) -> AsyncIterator[Offline]:
 
 
 Compute: TypeAlias = Callable[[Any], Awaitable[np.ndarray]]
-"""Computes the vectors of one batch, which has the form that its way takes."""
+"""Computes the vectors of one batch, in the form in which its way takes it."""
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class Model:
     """Everything that is loaded, each part when it is first needed."""
 
-    arguments: Sequence[str] = ()
-    """Those of a server, for a model of ``bert_shapes``; none: the packaged model."""
-    texts: Texts = field(factory=Texts)
-    checked: dict[tuple[Way, int, int, int], float] = field(factory=dict)
-    """The least cosine with the oracle, by way, threads, batch and tokens."""
-    _loaded: dict[str, Any] = field(factory=dict)
+    arguments: Sequence[str]
+    checked: dict[tuple[Any, ...], float] = field(factory=dict)
+    """The least cosine with the oracle, by way, file, threads, batch and tokens."""
+    _opened: dict[tuple[EngineFile, int], Any] = field(factory=dict)
     _made: dict[tuple[int, int], list[list[str]]] = field(factory=dict)
 
     def batches(self, size: int, tokens: int) -> list[list[str]]:
@@ -130,95 +137,68 @@ class Model:
             self._made[size, tokens] = [self.texts.make(size, tokens) for _ in range(BATCHES_OF_TEXTS)]
         return self._made[size, tokens]
 
-    def prepare(self, way: Way, batches: list[list[str]]) -> tuple[Compute, list[Any]]:
-        """Return what computes a batch, and the batches as it takes them."""
-        if way == "transformers":
-            tokenizer, compute = self._load("transformers", _load_transformers)
-            return compute, [tokenizer(texts) for texts in batches]
-        render, compute = self._load("runner", partial(_load_runner, self.arguments))
-        if way == "runner":
-            return compute, [[render(text) for text in texts] for texts in batches]
-
-        async def from_texts(texts: list[str]) -> np.ndarray:
-            return await compute([render(text) for text in texts])
-
-        return from_texts, batches
+    def prepare(self, job: OfflineJob, batches: list[list[str]]) -> tuple[str, Compute, list[Any]]:
+        """Return the name of what computes a batch, itself, and the batches as it takes them."""
+        if job.way == "text":
+            return "our runner, from texts", self._from_texts, batches
+        file = job.file or file_of(self._served[1])
+        if file is None:
+            return "torch", self._launch, [[self._render(text) for text in texts] for texts in batches]
+        if (file, job.threads) not in self._opened:
+            self._opened[file, job.threads] = open_engine(file, job.threads)
+        names, compute = self._opened[file, job.threads]
+        return file.name, _as_async(compute), [inputs_of(self.texts.ids(texts), names) for texts in batches]
 
     def oracle(self, texts: list[str]) -> np.ndarray:
         """Return the vectors of texts as transformers computes them in float32."""
-        return bert_oracle(Path(self.arguments[0]), texts) if self.arguments else oracle_vectors(texts)
+        return oracle_vectors(texts, self.arguments[0])
 
-    def _load(self, name: str, load: Callable[[], Any]) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = load()
-            gc.collect()
-            gc.freeze()
-        return self._loaded[name]
+    @cached_property
+    def texts(self) -> Texts:
+        """Texts for the model's tokenizer."""
+        return Texts(self.arguments[0])
 
+    async def _from_texts(self, texts: list[str]) -> np.ndarray:
+        return await self._launch([self._render(text) for text in texts])
 
-def _load_transformers() -> tuple[Callable[[list[str]], Any], Compute]:
-    import torch
-    from transformers import AutoModel, AutoTokenizer
+    def _render(self, text: str) -> Any:
+        from trio_pool_serve.prompts import RenderingParams, TextPrompt
+        from trio_pool_serve.types import PoolingRequest
 
-    from trio_pool_serve.runner.device import resolve_dtype
+        return PoolingRequest(self._served[0].render(TextPrompt(text), RenderingParams()))
 
-    device = _device()
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH, local_files_only=True)
-    model = AutoModel.from_pretrained(MODEL_PATH, dtype=resolve_dtype("auto", device), local_files_only=True)
-    model = model.eval().to(device)
+    async def _launch(self, requests: list[Any]) -> np.ndarray:
+        from trio_pool_serve.types import Batch
 
-    def tokenise(texts: list[str]) -> Any:
-        return tokenizer(texts, padding=True, return_tensors="pt").to(device)
-
-    @torch.inference_mode()
-    def forward(inputs: Any) -> np.ndarray:
-        states = model(**inputs).last_hidden_state.float()
-        mask = inputs["attention_mask"].unsqueeze(-1)
-        means = (states * mask).sum(1) / mask.sum(1)
-        return torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
-
-    async def compute(inputs: Any) -> np.ndarray:
-        return forward(inputs)
-
-    return tokenise, compute
-
-
-def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Compute]:
-    from trio_pool_serve.cli import read_config
-    from trio_pool_serve.config import Config, ModelConfig
-    from trio_pool_serve.engine.placement import replicas_of
-    from trio_pool_serve.models.folder import read_model_folder
-    from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
-    from trio_pool_serve.models.loading.runner_loader import load_transformer
-    from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
-    from trio_pool_serve.prompts import RenderingParams, TextPrompt
-    from trio_pool_serve.threads.offload import Offload
-    from trio_pool_serve.types import Batch, PoolingRequest
-
-    packaged = Config(models=(MODEL_PATH,), loading=ModelConfig(max_model_len=512))
-    config = read_config(arguments) if arguments else packaged
-    loading, threads = config.sources[0].loading, replicas_of(config)
-    folder = read_model_folder(Path(config.models[0]), loading)
-    renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
-    # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
-    runner = load_transformer(folder, loading, Offload(launch=threads, in_threads=False))
-    runner.prepare(config.scheduling.wanted_batch_tokens)
-    params = RenderingParams()
-
-    def render(text: str) -> PoolingRequest:
-        return PoolingRequest(renderer.render(TextPrompt(text), params))
-
-    async def compute(requests: list[PoolingRequest]) -> np.ndarray:
-        rows = await runner.launch(Batch(tuple(requests)))
+        rows = await self._served[1].launch(Batch(tuple(requests)))
         return np.stack([row[0] for row in rows])
 
-    return render, compute
+    @cached_property
+    def _served(self) -> tuple[Any, Any]:
+        """The renderer and the runner of a server with these arguments."""
+        from trio_pool_serve.cli import read_config
+        from trio_pool_serve.engine.placement import replicas_of
+        from trio_pool_serve.models.folder import read_model_folder
+        from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
+        from trio_pool_serve.models.loading.runner_loader import load_transformer
+        from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+        from trio_pool_serve.threads.offload import Offload
+
+        config = read_config(self.arguments)
+        loading, threads = config.sources[0].loading, replicas_of(config)
+        folder = read_model_folder(Path(config.models[0]), loading)
+        renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
+        # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
+        runner = load_transformer(folder, loading, Offload(launch=threads, in_threads=False))
+        runner.prepare(config.scheduling.wanted_batch_tokens)
+        return renderer, runner
 
 
-def _device() -> Any:
-    from trio_pool_serve.runner.device import resolve_device
+def _as_async(compute: Callable[[Any], np.ndarray]) -> Compute:
+    async def computed(inputs: Any) -> np.ndarray:
+        return compute(inputs)
 
-    return resolve_device("auto")
+    return computed
 
 
 async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
@@ -227,26 +207,29 @@ async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
 
     torch.set_num_threads(job.threads)
     batches = model.batches(job.batch, job.tokens)
-    compute, inputs = model.prepare(job.way, batches)
-    what = (job.way, job.threads, job.batch, job.tokens)
+    by, compute, inputs = model.prepare(job, batches)
+    what = (job.way, job.file, job.threads, job.batch, job.tokens)
     if what not in model.checked:
-        model.checked[what] = check_vectors(await compute(inputs[0]), model.oracle(batches[0]))
+        vectors = await compute(inputs[0])
+        model.checked[what] = check_vectors(vectors, model.oracle(batches[0]), job.least_cosine)
+        gc.collect()
+        gc.freeze()
     turns: Iterator[Any] = cycle(inputs)
     for _ in range(WARM_UP_BATCHES):
         await compute(next(turns))
-    times = []
-    began = now = time.perf_counter()
-    while now - began < job.seconds:
-        before = now
+    times: list[float] = []
+    spent, ends = time.process_time(), time.perf_counter() + job.seconds
+    while not times or time.perf_counter() < ends:
+        time.sleep(job.pause_s)  # noqa: ASYNC251  (nothing else runs here)
+        began = time.perf_counter()
         await compute(next(turns))
-        now = time.perf_counter()
-        times.append(now - before)
-    times.sort()
+        times.append(time.perf_counter() - began)
     return OfflineResult(
+        by=by,
         batches=len(times),
-        sequences_per_s=len(times) * job.batch / (now - began),
-        mean_ms=1e3 * (now - began) / len(times),
-        p50_ms=1e3 * times[math.ceil(len(times) / 2) - 1],
+        batch=job.batch,
+        p50_ms=1e3 * median(times),
+        cpu_ms=1e3 * (time.process_time() - spent) / len(times),
         least_cosine=model.checked[what],
     )
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from attrs import evolve, frozen
 from cyclopts import CycloptsError
 
-from benchmarks.model import MODEL_NAME, MODEL_PATH
+from benchmarks.model import MODEL_PATH, name_of
 from benchmarks.report import console
 from benchmarks.servers import Server, open_server
 from trio_pool_serve.cli import read_config
@@ -19,11 +19,12 @@ LONG_TEXTS = ("--max-model-len", "512")
 
 @frozen(kw_only=True)
 class Variant:
-    """A way to serve the packaged model: ``python -m`` this ``module``, with the ``flags`` of our own command."""
+    """A way to serve a model: ``python -m`` this ``module``, with the ``flags`` of our own command."""
 
     name: str
     module: tuple[str, ...] = OURS_MODULE
     flags: tuple[str, ...] = ()
+    model: str = MODEL_PATH
 
     def with_flags(self, name: str, *flags: str) -> "Variant":
         """Return the same with more flags, under another name."""
@@ -75,10 +76,10 @@ async def open_variants(variants: Sequence[Variant]) -> AsyncIterator[dict[Varia
         servers = {}
         for variant in variants:
             is_naive = variant.module == NAIVE.module
-            model = [MODEL_PATH] if is_naive else [f"{MODEL_NAME}={MODEL_PATH}"]
+            model = variant.model if is_naive else f"{name_of(variant.model)}={variant.model}"
             opened = open_server(
                 variant.name,
-                [*variant.module, *model, *variant.flags],
+                [*variant.module, model, *variant.flags],
                 ready_path="/health" if is_naive else "/readyz",
             )
             servers[variant] = await stack.enter_async_context(opened)

@@ -9,7 +9,8 @@ import pytest
 from benchmarks import __main__ as all_benchmarks
 from benchmarks.__main__ import SCRIPTS, Outcome, Script, Settings, page
 from benchmarks.aim import Aim
-from benchmarks.aims import PADDING, scheduling_values
+from benchmarks.aims import PADDING, values_of_results
+from benchmarks.bulk import BULK
 from benchmarks.peers import NotAPeerError, Peer
 from benchmarks.peers import Settings as PeersSettings
 from benchmarks.report import print_table, write_json
@@ -99,16 +100,28 @@ def test_an_aim_is_reached_or_not_or_has_no_limit():
     assert Aim(row="").is_reached(1) is None
 
 
-def test_aims_in_scheduling_are_those_of_the_same_commit(tmp_path, capsys):
+def test_a_row_tells_whether_the_bar_or_the_aim_is_reached():
+    rate = Aim(row="rate", at_least=0.8, aim=0.9)
+    assert [rate.cells(value)[-1] for value in (0.7, 0.85, 0.9)] == ["NO", "bar", "yes"]
+    added = Aim(row="added", at_most=2.5, aim=1.5)
+    assert [added.cells(value)[-1] for value in (2.6, 2.5, 1.5)] == ["NO", "bar", "yes"]
+    assert added.cells(2) == ["added", "≤ 2.5", "≤ 1.5", "2", "bar"]
+    assert Aim(row="shown").cells(1) == ["shown", "–", "–", "1", "–"]
+    assert Aim(row="no more", at_most=1).cells(1)[-1] == "yes"
+
+
+def test_aims_in_scheduling_and_bulk_are_of_the_same_commit(tmp_path, capsys):
     scenario = {"scenario": "mixed lengths", "p99_ratio": 2.5, "waste": {"with": [0.07, 0.3, 0.08]}}
     document = {"machine": {"commit": "new"}, "scenarios": [scenario]}
-    assert scheduling_values(tmp_path, "new") == {}
+    assert values_of_results(tmp_path, "new") == {}
     (tmp_path / "scheduling.json").write_text(json.dumps(document))
-    assert scheduling_values(tmp_path, "old") == {}
-    assert capsys.readouterr().out.count("NOT MEASURED: scheduling") == 2
-    values = scheduling_values(tmp_path, "new")
-    assert values[PADDING] == 0.08
-    assert sorted(values.values()) == [0.08, 2.5]
+    (tmp_path / "bulk.json").write_text(json.dumps({"machine": {"commit": "new"}, "ratio": 0.94}))
+    assert values_of_results(tmp_path, "old") == {}
+    said = capsys.readouterr().out
+    assert said.count("NOT MEASURED: scheduling") == said.count("NOT MEASURED: bulk") == 2
+    values = values_of_results(tmp_path, "new")
+    assert (values[PADDING], values[BULK]) == (0.08, 0.94)
+    assert sorted(values.values()) == [0.08, 0.94, 2.5]
 
 
 def test_a_peer_is_a_name_a_url_and_perhaps_a_model():

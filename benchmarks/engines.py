@@ -1,0 +1,76 @@
+"""Computes a model's file by an engine and nothing else: no tokenizer, no server, no Python but the call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+Vectors = npt.NDArray[np.float32]
+"""[rows, dimensions], of any length."""
+
+
+@frozen
+class EngineFile:
+    """A model as an engine computes it. ``precision`` is that of all that the file has in float32."""
+
+    engine: str
+    path: str
+    precision: str = "f32"
+
+    @property
+    def name(self) -> str:
+        """Words for tables."""
+        return f"{self.engine}, {self.precision}"
+
+
+def inputs_of(ids: Sequence[Sequence[int]], names: Sequence[str]) -> Arrays:
+    """Return a graph's inputs for rows of token ids."""
+    from trio_pool_serve.runner.openvino.inputs import PaddedRows
+    from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+
+    requests = [PoolingRequest(RenderedPrompt(np.array(row, np.int32))) for row in ids]
+    return PaddedRows(requests, pad_token_id=0).arrays(names)
+
+
+def open_engine(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+    """Return the names of the inputs, and what computes them. Blocks for seconds."""
+    return ENGINES[file.engine](file, threads)
+
+
+def file_of(runner: Any) -> EngineFile | None:
+    """Return the graph that a server's runner computes; ``None`` if torch computes the model."""
+    if not hasattr(runner, "programs"):
+        return None
+    return EngineFile("openvino", str(runner.programs.graph), runner.programs.params.precision)
+
+
+def compile_graph(file: EngineFile, threads: int, streams: int = 1) -> Any:
+    """Return OpenVINO's compiled model, with its own default for every other setting. Blocks for a second."""
+    from trio_pool_serve.runner.openvino import programs
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": file.precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
+    }
+    return programs.ov.Core().compile_model(file.path, "CPU", settings)
+
+
+def _open_openvino(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+    compiled = compile_graph(file, threads)
+    request = compiled.create_infer_request()
+
+    def compute(arrays: Arrays) -> Vectors:
+        request.infer(arrays, share_inputs=True, share_outputs=True)
+        return request.get_tensor("vectors").data
+
+    return [of_model.any_name for of_model in compiled.inputs], compute
+
+
+ENGINES: Mapping[str, Callable[[EngineFile, int], tuple[list[str], Callable[[Arrays], Vectors]]]] = {
+    "openvino": _open_openvino,
+}
