@@ -1,14 +1,16 @@
-"""Our server compared with running servers of OpenAI's dialect: ``--peer NAME=URL[,MODEL]``, repeatedly.
+"""Our server compared with running servers of OpenAI's dialect: ``--peer NAME=URL[,MODEL[,PID]]``, repeatedly.
 
-By clients, by tokens per text, and by texts per request, each around the same middle; all servers in turns. A peer must
-serve all-MiniLM-L6-v2: its answers are compared with the model's before anything is timed. Without a peer, ours is
-compared with the naive server.
+By clients, by tokens per text, and by texts per request; all servers in turns. A peer must serve the same model: its
+answers are compared with the model's before anything is timed. On this machine the CPU time of the process that listens
+and its descendants is measured; PID names another process for that. Without a peer, ours is compared with the naive
+server.
 
     python -m benchmarks.peers --peer vllm=http://127.0.0.1:8001,all-MiniLM-L6-v2
 """
 
 import itertools
 import shlex
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -18,14 +20,25 @@ from urllib.parse import urlsplit
 import attrs
 import cyclopts
 import httpx
+import psutil
 import trio
 from attrs import frozen
 from cyclopts import Parameter
 
+from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import ask, bodies_of, embeddings_body, vectors_of
 from benchmarks.load import LoadJob, run_load
 from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
+from benchmarks.model import (
+    LEAST_COSINE,
+    MODEL_NAME,
+    MODEL_PATH,
+    Texts,
+    check_vectors,
+    least_cosine_of,
+    name_of,
+    oracle_vectors,
+)
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -45,6 +58,18 @@ TEXTS = 256
 
 CHECKED_TEXTS = 8
 
+BATCH_CLIENTS = 8
+"""Clients that send several texts per request."""
+
+BARS: Mapping[tuple[int, int], tuple[float, float]] = {
+    (1, 1): (1.8, 2.0),
+    (8, 1): (1.6, 2.0),
+    (32, 1): (1.7, 2.0),
+    (128, 1): (1.8, 2.0),
+    (BATCH_CLIENTS, 64): (1.9, 2.2),
+}
+"""Requests/s of ours ÷ vLLM's on CPU: the bar and the aim, by clients and texts per request."""
+
 
 class NotAPeerError(Exception):
     """The description of a peer on the command line is not valid."""
@@ -52,27 +77,30 @@ class NotAPeerError(Exception):
 
 @frozen
 class Peer:
-    """A server, and what it calls the model."""
+    """A server, what it calls the model, and the process whose descendants are all of the server's; 0: not known."""
 
     name: str
     url: str
     model: str = MODEL_NAME
+    root_pid: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> "Peer":
-        """Return the peer that ``NAME=URL[,MODEL]`` describes. Raises ``NotAPeerError``."""
+    def parse(cls, text: str, model: str = MODEL_NAME) -> "Peer":
+        """Return the peer that ``NAME=URL[,MODEL[,PID]]`` describes. Raises ``NotAPeerError``."""
         name, equals, rest = text.partition("=")
-        url, _, model = rest.partition(",")
+        url, own_model, pid, *more = [*rest.split(","), "", ""]
         parts = urlsplit(url)
-        if not (name and equals and parts.hostname) or parts.scheme != "http":
-            raise NotAPeerError(f"{text!r} is not NAME=URL[,MODEL] with a URL of http")
-        return cls(name, url.rstrip("/"), model or MODEL_NAME)
+        if not (name and equals and parts.hostname) or parts.scheme != "http" or any(more):
+            raise NotAPeerError(f"{text!r} is not NAME=URL[,MODEL[,PID]] with a URL of http")
+        if pid and not (pid.isdecimal() and psutil.pid_exists(int(pid))):
+            raise NotAPeerError(f"{text!r}: there is no process {pid}")
+        return cls(name, url.rstrip("/"), own_model or model, int(pid or 0))
 
     @property
     def pid(self) -> int:
-        """Its process that listens, whose descendants compute; 0 on another machine."""
+        """The root of its processes: as given, or the process that listens; 0 on another machine."""
         is_here = urlsplit(self.url).hostname in ("127.0.0.1", "localhost")
-        return listening_process(self.port) if is_here else 0
+        return self.root_pid or (listening_process(self.port) if is_here else 0)
 
     @property
     def port(self) -> int:
@@ -114,10 +142,12 @@ class Settings:
     """What is run: ``seconds`` for each server, load and round.
 
     The first of ``tokens`` and ``batches`` and the last but one of ``clients`` are what is kept while another is
-    varied; ``every_combination`` varies all with all. ``server_flags`` are for our own, as one string.
+    varied, but several texts per request are sent by 8 clients; ``every_combination`` varies all with all. ``model``
+    is a folder. ``server_flags`` are for our own, as one string.
     """
 
     peer: tuple[str, ...] = ()
+    model: str = MODEL_PATH
     rounds: int = 5
     seconds: float = 5.0
     clients: Many = (1, 8, 32, 128)
@@ -135,11 +165,11 @@ class Settings:
         middle = Load(self.clients[-2:][0], self.tokens[0], self.batches[0])
         loads = [attrs.evolve(middle, clients=clients) for clients in self.clients]
         loads += [attrs.evolve(middle, tokens=tokens) for tokens in sorted(self.tokens)]
-        loads += [attrs.evolve(middle, batch=batch) for batch in self.batches]
+        loads += [attrs.evolve(middle, clients=BATCH_CLIENTS, batch=batch) for batch in self.batches[1:]]
         return list(dict.fromkeys(loads))
 
 
-async def check(peer: Peer, texts: dict[int, list[str]]) -> dict[int, float]:
+async def check(peer: Peer, texts: dict[int, list[str]], model: str, least_cosine: float) -> dict[int, float]:
     """Return, by tokens, the least cosine of a peer's vectors with the oracle's, but for lengths that it refuses.
 
     Raises ``WrongAnswerError``.
@@ -151,7 +181,7 @@ async def check(peer: Peer, texts: dict[int, list[str]]) -> dict[int, float]:
             answer = await ask(peer.url, embeddings_body(checked, model=peer.model))
         except httpx.HTTPStatusError:
             continue  # reported when this length is to be measured
-        cosines[tokens] = check_vectors(vectors_of(answer.json()), oracle_vectors(checked))
+        cosines[tokens] = check_vectors(vectors_of(answer.json()), oracle_vectors(checked, model), least_cosine)
     return cosines
 
 
@@ -189,8 +219,11 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
         if (name, load) not in measured.results:
             return "refused"
         rate, p50, p99 = (measured.median((name, load), q) for q in ("requests_per_s", "p50_ms", "p99_ms"))
-        cpu = median(result.server_cpu_ms or 0.0 for result in measured.results[name, load])
-        return f"{rate:.1f}, {rate * load.batch * load.tokens:.0f}, {p50:.1f} / {p99:.1f}, {cpu:.2f}"
+        return f"{rate:.1f}, {rate * load.batch * load.tokens:.0f}, {p50:.1f} / {p99:.1f}, {cpu_ms(name, load)}"
+
+    def cpu_ms(name: str, load: Load) -> str:
+        known = [result.server_cpu_ms for result in measured.results[name, load] if result.server_cpu_ms is not None]
+        return f"{median(known):.2f}" if known else "–"
 
     def ratio(ours: str, name: str, load: Load) -> str:
         if (name, load) not in measured.results or (ours, load) not in measured.results:
@@ -205,6 +238,20 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
     print_table("ours and its peers", [*columns, *names], rows)
     rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
     print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)
+    rows = [
+        [*aim_of(name, load).cells(measured.ratio((ours, load), "requests_per_s", (name, load))), *spent]
+        for name, load in itertools.product(others, settings.loads)
+        if (load.clients, load.batch) in BARS and load.tokens == settings.tokens[0] and (name, load) in measured.results
+        for spent in [[cpu_ms(ours, load), cpu_ms(name, load)]]
+    ]
+    spent = ["CPU ms per request, all processes: ours", "the peer's"]
+    print_table("requests/s of ours ÷ a peer's; the bars are for vLLM on CPU", ["", *COLUMNS, *spent], rows)
+
+
+def aim_of(name: str, load: Load) -> Aim:
+    """Return what is aimed at beside a peer."""
+    bar, aim = BARS[load.clients, load.batch]
+    return Aim(row=f"{name}: {load}", at_least=bar, aim=aim)
 
 
 def draw(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settings) -> None:
@@ -234,21 +281,24 @@ async def run(settings: Settings) -> None:
     machine = describe_machine()
     warn_if_busy(machine)
     most = max(settings.batches)
-    making = Texts()
+    making, name = Texts(settings.model), name_of(settings.model)
     texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
-    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *shlex.split(settings.server_flags))
+    flags = shlex.split(settings.server_flags)
+    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *flags)
+    theirs = [Peer.parse(text, name) for text in settings.peer]
     async with AsyncExitStack() as stack:
-        own = [ours] if settings.peer else [ours, NAIVE]
+        own = [attrs.evolve(variant, model=settings.model) for variant in ([ours] if theirs else [ours, NAIVE])]
         servers = await stack.enter_async_context(open_variants(own))
-        peers = [Peer(server.name, server.url) for server in servers.values()]
-        peers += [Peer.parse(text) for text in settings.peer]
-        cosines = {peer.name: await check(peer, texts) for peer in peers}
+        peers = [Peer(server.name, server.url, name) for server in servers.values()] + theirs
+        least = {ours.name: least_cosine_of(flags)}
+        cosines = {
+            peer.name: await check(peer, texts, settings.model, least.get(peer.name, LEAST_COSINE)) for peer in peers
+        }
         measured = await measure(peers, texts, settings)
     show(peers, measured, settings)
     document: dict[str, Any] = {
         "machine": machine,
-        "settings": settings_document(settings),
-        "model": MODEL_NAME,
+        "settings": {**settings_document(settings), "model": name},
         "peers": [attrs.asdict(peer) for peer in peers],
         "least_cosine_with_float32": cosines,
         "loads": [

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 
 import cyclopts
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.__main__ import SCRIPTS, Outcome, Script, Settings, page
 from benchmarks.aim import Aim
 from benchmarks.aims import PADDING, values_of_results
 from benchmarks.bulk import BULK
-from benchmarks.peers import NotAPeerError, Peer
+from benchmarks.peers import BARS, NotAPeerError, Peer
 from benchmarks.peers import Settings as PeersSettings
 from benchmarks.report import print_table, write_json
 from benchmarks.rounds import Rounds, median_difference
@@ -130,10 +131,15 @@ def test_a_peer_is_a_name_a_url_and_perhaps_a_model():
     assert (peer.name, peer.model, job.host, job.port) == ("vllm", "minilm", "10.0.0.1", 8001)
     assert job.path == "/api/v1/embeddings"
     assert Peer.parse("a=http://localhost").model == "all-MiniLM-L6-v2"
+    assert Peer.parse(f"a=http://localhost,,{os.getpid()}").pid == os.getpid()
 
 
 @pytest.mark.parametrize(
-    "wrong", ["http://localhost", "a=", "=http://localhost", "a=https://localhost", "a=localhost:80"]
+    "wrong",
+    [
+        *("http://localhost", "a=", "=http://localhost", "a=https://localhost", "a=localhost:80"),
+        *("a=http://localhost,m,none", "a=http://localhost,m,99999999", "a=http://localhost,m,1,2"),
+    ],
 )
 def test_what_is_no_peer_is_refused(wrong: str):
     with pytest.raises(NotAPeerError):
@@ -143,6 +149,7 @@ def test_what_is_no_peer_is_refused(wrong: str):
 def test_peers_are_put_through_each_load_once():
     loads = PeersSettings().loads
     assert len(loads) == len(set(loads)) == 4 + 3 + 2
+    assert {*BARS} <= {(load.clients, load.batch) for load in loads if load.tokens == 32}
     assert len(PeersSettings(every_combination=True).loads) == 4 * 4 * 3
 
 
