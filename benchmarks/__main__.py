@@ -70,6 +70,7 @@ class Script:
 
 
 SCRIPTS = (
+    Script("cpu_engines", {"rounds": 1, "seconds": 0.2, "rows": (1, 8)}),
     Script("throughput"),
     Script("responsiveness"),
     Script("scheduling"),

@@ -1,11 +1,14 @@
 """Computes a model's file by an engine and nothing else: no tokenizer, no server, no Python but the call."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
+
+from benchmarks.llama_cpp import open_gguf
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -15,11 +18,15 @@ Vectors = npt.NDArray[np.float32]
 
 @frozen
 class EngineFile:
-    """A model as an engine computes it. ``precision`` is that of all that the file has in float32."""
+    """A model as an engine computes it. OpenVINO computes in ``precision`` all that the file has in float32.
+
+    ``libraries`` is the folder of llama.cpp's.
+    """
 
     engine: str
     path: str
-    precision: str = "f32"
+    precision: str = ""
+    libraries: str = ""
 
     @property
     def name(self) -> str:
@@ -57,7 +64,7 @@ def compile_graph(file: EngineFile, threads: int, streams: int = 1) -> Any:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": streams,
     }
-    return programs.ov.Core().compile_model(file.path, "CPU", settings)
+    return programs.ov.Core().compile_model(programs.read_graph(Path(file.path)), "CPU", settings)
 
 
 def _open_openvino(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
@@ -71,6 +78,22 @@ def _open_openvino(file: EngineFile, threads: int) -> tuple[list[str], Callable[
     return [of_model.any_name for of_model in compiled.inputs], compute
 
 
+def _open_onnxruntime(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(file.path, options, providers=["CPUExecutionProvider"])
+    return [node.name for node in session.get_inputs()], lambda arrays: session.run(["vectors"], arrays)[0]
+
+
+def _open_llama_cpp(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+    compute = open_gguf(Path(file.libraries), file.path, threads)
+    return ["input_ids"], lambda arrays: compute(arrays["input_ids"])
+
+
 ENGINES: Mapping[str, Callable[[EngineFile, int], tuple[list[str], Callable[[Arrays], Vectors]]]] = {
     "openvino": _open_openvino,
+    "onnxruntime": _open_onnxruntime,
+    "llama.cpp": _open_llama_cpp,
 }
