@@ -70,7 +70,7 @@ class Script:
 
 
 SCRIPTS = (
-    Script("cpu_engines", {"rounds": 1, "seconds": 0.2, "rows": (1, 8)}),
+    Script("cpu_engines", {"rounds": 1, "seconds": 0.1}),
     Script("throughput"),
     Script("responsiveness"),
     Script("scheduling"),

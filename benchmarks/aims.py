@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import attrs
 import cyclopts
@@ -21,6 +21,7 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
+from benchmarks import forward_alone
 from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import bodies_of, check_answers
 from benchmarks.bulk import BULK
@@ -175,11 +176,6 @@ def values_of_results(folder: Path, commit: str) -> dict[Aim, float]:
     return values
 
 
-def as_rows(values: Mapping[Aim, float]) -> list[dict[str, Any]]:
-    """Return the aims for JSON, with what was measured."""
-    return [{**attrs.asdict(aim), "value": value, "reached": aim.is_reached(value)} for aim, value in values.items()]
-
-
 def show(values: Mapping[Aim, float], measured: Measured) -> None:
     """Print the tables."""
     print_table("targets on CPU", ["", *COLUMNS], [aim.cells(value) for aim, value in values.items()])
@@ -198,7 +194,8 @@ def show(values: Mapping[Aim, float], measured: Measured) -> None:
     quantities = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
     rows = [[name, *(f"{measured.health.median(name, one):.2f}" for one in quantities)] for name in ("ours", "idle")]
     print_table(f"/health under {FEW} clients", ["server", "p50 ms", "p95 ms", "p99 ms", "max ms"], rows)
-    measured.alone.show()
+    by = measured.alone.rounds(1)[0].by
+    print_table(f"the forward pass alone in the same run, by {by}", forward_alone.COLUMNS, measured.alone.lines())
     rows = [
         [f"{number} ({Path(process.command.split()[0]).name})", f"{process.rss_mib:.0f}", f"{process.pss_mib:.0f}"]
         for number, process in enumerate(measured.memory)
@@ -243,7 +240,9 @@ async def run(settings: Settings) -> None:
         "machine": machine,
         "settings": {**settings_document(settings), "model": name},
         "least_cosine_with_float32": {"ours": cosine},
-        "aims": as_rows(values),
+        "aims": [
+            {**attrs.asdict(aim), "value": value, "reached": aim.is_reached(value)} for aim, value in values.items()
+        ],
         "loads": measured.loads.as_document("clients", "texts_per_request"),
         "health": measured.health.as_document("server"),
         "forward_alone": alone.as_document(),

@@ -42,25 +42,9 @@ from benchmarks.report import (
 from benchmarks.servers import ROOT
 
 WORDS = [
-    "every",
-    "task",
-    "has",
-    "a",
-    "parent",
-    "nursery",
-    "and",
-    "each",
-    "wait",
-    "can",
-    "be",
-    "cancelled",
-    "while",
-    "failures",
-    "have",
-    "somewhere",
-    "to",
-    "go",
-]
+    "every", "task", "has", "a", "parent", "nursery", "and", "each", "wait", "can", "be", "cancelled", "while",
+    "failures", "have", "somewhere", "to", "go",
+]  # fmt: skip
 
 LENGTHS = (1, 2, 3, 5, 8)
 """Words of a text."""

@@ -43,11 +43,6 @@ def inputs_of(ids: Sequence[Sequence[int]], names: Sequence[str]) -> Arrays:
     return PaddedRows(requests, pad_token_id=0).arrays(names)
 
 
-def open_engine(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
-    """Return the names of the inputs, and what computes them. Blocks for seconds."""
-    return ENGINES[file.engine](file, threads)
-
-
 def file_of(runner: Any) -> EngineFile | None:
     """Return the graph that a server's runner computes; ``None`` if torch computes the model."""
     if not hasattr(runner, "programs"):
@@ -59,15 +54,21 @@ def compile_graph(file: EngineFile, threads: int, streams: int = 1) -> Any:
     """Return OpenVINO's compiled model, with its own default for every other setting. Blocks for a second."""
     from trio_pool_serve.runner.openvino import programs
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": file.precision,
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": streams,
-    }
+    settings = {"INFERENCE_PRECISION_HINT": file.precision, "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
     return programs.ov.Core().compile_model(programs.read_graph(Path(file.path)), "CPU", settings)
 
 
-def _open_openvino(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+def open_engine(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
+    """Return the names of the inputs, and what computes them. Blocks for seconds."""
+    if file.engine == "llama.cpp":
+        return ["input_ids"], open_gguf(file.path, threads, Path(file.libraries))
+    if file.engine == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(file.path, options, providers=["CPUExecutionProvider"])
+        return [node.name for node in session.get_inputs()], lambda arrays: session.run(["vectors"], arrays)[0]
     compiled = compile_graph(file, threads)
     request = compiled.create_infer_request()
 
@@ -76,24 +77,3 @@ def _open_openvino(file: EngineFile, threads: int) -> tuple[list[str], Callable[
         return request.get_tensor("vectors").data
 
     return [of_model.any_name for of_model in compiled.inputs], compute
-
-
-def _open_onnxruntime(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(file.path, options, providers=["CPUExecutionProvider"])
-    return [node.name for node in session.get_inputs()], lambda arrays: session.run(["vectors"], arrays)[0]
-
-
-def _open_llama_cpp(file: EngineFile, threads: int) -> tuple[list[str], Callable[[Arrays], Vectors]]:
-    compute = open_gguf(Path(file.libraries), file.path, threads)
-    return ["input_ids"], lambda arrays: compute(arrays["input_ids"])
-
-
-ENGINES: Mapping[str, Callable[[EngineFile, int], tuple[list[str], Callable[[Arrays], Vectors]]]] = {
-    "openvino": _open_openvino,
-    "onnxruntime": _open_onnxruntime,
-    "llama.cpp": _open_llama_cpp,
-}

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import define, field
 
+from benchmarks.engines import EngineFile
 from benchmarks.offline import Offline, OfflineJob, OfflineResult, thread_counts
-from benchmarks.report import print_table
 from benchmarks.rounds import Rounds
 
 PAUSE_S = 0.003
@@ -15,29 +15,37 @@ PAUSE_S = 0.003
 
 ROWS = (1, 8, 32, 64)
 
+SHAPES = ((1, PAUSE_S), *((rows, 0.0) for rows in ROWS))
+"""Rows of a batch, and the pause after it, s."""
+
+COLUMNS = ("threads", "1 row after 3 ms: rows/s, ms, CPU ms", *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS))
+"""Of ``ForwardAlone.lines``."""
+
 
 @define
 class ForwardAlone:
     """The pass that the server computes, in a process without a server, measured in turns with what is divided by it.
 
-    ``measure`` is called once a round, while no server has requests.
+    ``measure`` is called once a round, while no server has requests. ``file`` is computed in place of the pass.
     """
 
     offline: Offline
     seconds: float
     tokens: int
     least_cosine: float
+    file: EngineFile | None = None
     passes: Rounds[tuple[int, int, float]] = field(factory=Rounds[tuple[int, int, float]])
-    """By threads, rows and the pause after each pass, s."""
+    """By threads, rows and pause."""
 
-    steps = len(ROWS) * len(thread_counts()) * 2
+    steps = len(SHAPES) * len(thread_counts())
     """Measurements of a round."""
 
-    async def measure(self, step: Callable[[str], None]) -> None:
+    async def measure(self, step: Callable[[str], None], name: str = "forward pass alone") -> None:
         """Measure everything once; ``step`` is called with a description of each measurement."""
-        for threads, rows, pause_s in product(thread_counts(), ROWS, (0.0, PAUSE_S)):
-            step(f"forward pass alone, {threads} threads, {rows} rows")
+        for threads, (rows, pause_s) in product(thread_counts(), SHAPES):
+            step(f"{name}, {threads} threads, {rows} rows")
             job = OfflineJob(
+                file=self.file,
                 threads=threads,
                 batch=rows,
                 tokens=self.tokens,
@@ -51,17 +59,22 @@ class ForwardAlone:
         """Return the rounds on all cores."""
         return self.passes.results[thread_counts()[-1], rows, pause_s]
 
-    def show(self) -> None:
-        """Print the table."""
-        columns = ["threads, pause between passes", *(f"{rows} rows: rows/s, ms" for rows in ROWS)]
-        rate: Callable[..., str] = lambda *key: (  # noqa: E731
-            f"{self.passes.median(key, 'rows_per_s'):.0f}, {self.passes.median(key, 'p50_ms'):.2f}"
-        )
-        lines = [
-            [f"{threads}, {1e3 * pause_s:.0f} ms", *(rate(threads, rows, pause_s) for rows in ROWS)]
-            for threads, pause_s in product(thread_counts(), (0.0, PAUSE_S))
+    @property
+    def cosine(self) -> float:
+        """The least cosine with float32."""
+        return min(result.least_cosine for results in self.passes.results.values() for result in results)
+
+    def lines(self) -> list[list[str]]:
+        """Return the lines of a table, one for each number of threads."""
+        median = self.passes.median
+        return [
+            [f"{threads}"]
+            + [
+                f"{median(key, 'rows_per_s'):.0f}, {median(key, 'p50_ms'):.2f}, {median(key, 'cpu_ms'):.2f}"
+                for key in [(threads, *shape) for shape in SHAPES]
+            ]
+            for threads in thread_counts()
         ]
-        print_table(f"the forward pass alone in the same run, by {self.rounds(1)[0].by}", columns, lines)
 
     def as_document(self) -> list[dict[str, Any]]:
         """Return everything for JSON."""

@@ -5,10 +5,10 @@ each generation of CPUs. Structures are declared up to the last field that is se
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, Structure, c_bool, c_byte, c_char_p, c_float, c_int8, c_int32, c_void_p
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,53 +22,43 @@ MEAN = 1
 """LLAMA_POOLING_TYPE_MEAN"""
 
 
-class _ModelParams(Structure):
-    _fields_: ClassVar = [("rest", c_byte * 512)]
+def _structure(more: int = 0, **fields: Any) -> type[Any]:
+    """Return the type of a structure with these fields, and ``more`` bytes behind them."""
+    return type("Params", (Structure,), {"_fields_": [*fields.items(), ("rest", c_byte * more)]})
 
 
-class _ContextParams(Structure):
-    _fields_: ClassVar = [
-        *((name, c_int32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max")),
-        *((name, c_int32) for name in ("n_outputs_max_per_seq", "n_threads", "n_threads_batch", "ctx_type")),
-        *((name, c_int32) for name in ("rope_scaling_type", "pooling_type")),
-        ("rest", c_byte * 512),
-    ]
-
-
-class _Batch(Structure):
-    _fields_: ClassVar = [
-        ("n_tokens", c_int32),
-        ("token", POINTER(c_int32)),
-        ("embd", c_void_p),
-        ("pos", POINTER(c_int32)),
-        ("n_seq_id", POINTER(c_int32)),
-        ("seq_id", POINTER(POINTER(c_int32))),
-        ("logits", POINTER(c_int8)),
-    ]
-
+PARAMS = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "n_outputs_max_per_seq"),
+    *("n_threads", "n_threads_batch", "ctx_type", "rope_scaling_type", "pooling_type"),
+)
+ModelParams, ContextParams = _structure(512), _structure(512, **dict.fromkeys(PARAMS, c_int32))
+Ints = POINTER(c_int32)
+Batch = _structure(
+    n_tokens=c_int32, token=Ints, embd=c_void_p, pos=Ints, n_seq_id=Ints, seq_id=POINTER(Ints), logits=POINTER(c_int8)
+)
 
 SIGNATURES = {
     "llama_log_set": (None, [c_void_p, c_void_p]),
-    "llama_model_default_params": (_ModelParams, []),
-    "llama_context_default_params": (_ContextParams, []),
-    "llama_model_load_from_file": (c_void_p, [c_char_p, _ModelParams]),
-    "llama_init_from_model": (c_void_p, [c_void_p, _ContextParams]),
+    "llama_model_default_params": (ModelParams, []),
+    "llama_context_default_params": (ContextParams, []),
+    "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParams]),
+    "llama_init_from_model": (c_void_p, [c_void_p, ContextParams]),
     "llama_model_n_embd": (c_int32, [c_void_p]),
     "llama_set_embeddings": (None, [c_void_p, c_bool]),
-    "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
-    "llama_encode": (c_int32, [c_void_p, _Batch]),
+    "llama_batch_init": (Batch, [c_int32, c_int32, c_int32]),
+    "llama_encode": (c_int32, [c_void_p, Batch]),
     "llama_get_embeddings_seq": (POINTER(c_float), [c_void_p, c_int32]),
 }
 
 ignore = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)(lambda *_: None)
 
 
-def open_gguf(libraries: Path, path: str, threads: int) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]:
-    """Return what computes vectors [rows, dimensions] from ids [rows, tokens]. Raises ``OSError``, ``RuntimeError``."""
-    ctypes.CDLL(str(libraries / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
-    (ggml,) = libraries.glob("libggml.v*.so")
-    ctypes.CDLL(str(ggml), mode=ctypes.RTLD_GLOBAL).ggml_backend_load_all_from_path(str(libraries).encode())
-    llama: Any = ctypes.CDLL(str(next(libraries.glob("libllama.v*.so"))))
+def open_gguf(path: str, threads: int, libraries: Path) -> Callable[[Mapping[str, Any]], npt.NDArray[np.float32]]:
+    """Return what computes vectors from ``input_ids`` [rows, tokens]. Raises ``OSError``, ``RuntimeError``."""
+    names = ("libggml-base.so", "libggml.v*", "libllama.v*")
+    *ggml, llama = [ctypes.CDLL(str(next(libraries.glob(name))), ctypes.RTLD_GLOBAL) for name in names]
+    ggml[0].ggml_log_set(ignore, None)
+    ggml[1].ggml_backend_load_all_from_path(str(libraries).encode())
     for name, (restype, argtypes) in SIGNATURES.items():
         getattr(llama, name).restype, getattr(llama, name).argtypes = restype, argtypes
     llama.llama_log_set(ignore, None)
@@ -94,7 +84,8 @@ def open_gguf(libraries: Path, path: str, threads: int) -> Callable[[npt.NDArray
         found = [llama.llama_get_embeddings_seq(context, row) for row in range(len(ids))]
         return np.array([np.ctypeslib.as_array(vector, (dimensions,)) for vector in found])
 
-    def compute(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def compute(arrays: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        ids = arrays["input_ids"]
         return np.concatenate([compute_some(ids[begin : begin + ROWS]) for begin in range(0, len(ids), ROWS)])
 
     return compute

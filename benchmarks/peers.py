@@ -239,19 +239,18 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
     rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
     print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)
     rows = [
-        [*aim_of(name, load).cells(measured.ratio((ours, load), "requests_per_s", (name, load))), *spent]
-        for name, load in itertools.product(others, settings.loads)
-        if (load.clients, load.batch) in BARS and load.tokens == settings.tokens[0] and (name, load) in measured.results
-        for spent in [[cpu_ms(ours, load), cpu_ms(name, load)]]
+        [
+            *Aim(row=f"{name}: {load}", at_least=bar, aim=aim).cells(
+                measured.ratio((ours, load), "requests_per_s", (name, load))
+            ),
+            *(cpu_ms(one, load) for one in (ours, name)),
+        ]
+        for name, ((clients, batch), (bar, aim)) in itertools.product(others, BARS.items())
+        for load in [Load(clients, settings.tokens[0], batch)]
+        if {(name, load), (ours, load)} <= measured.results.keys()
     ]
     spent = ["CPU ms per request, all processes: ours", "the peer's"]
     print_table("requests/s of ours ÷ a peer's; the bars are for vLLM on CPU", ["", *COLUMNS, *spent], rows)
-
-
-def aim_of(name: str, load: Load) -> Aim:
-    """Return what is aimed at beside a peer."""
-    bar, aim = BARS[load.clients, load.batch]
-    return Aim(row=f"{name}: {load}", at_least=bar, aim=aim)
 
 
 def draw(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settings) -> None:

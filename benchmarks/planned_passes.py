@@ -3,11 +3,11 @@
 Rows are rendered before, and nothing is written.
 """
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from trio_pool_serve.runner.openvino.inputs import PaddedRows
 from trio_pool_serve.types import Batch, PoolingRequest
 
 WINDOWS = 8
-
-Shape = tuple[int, int]
-"""Rows and tokens of a batch."""
 
 
 async def batches_of(engine: OwnEngine, path: Path) -> tuple[list[Batch], float]:
@@ -52,47 +49,37 @@ async def batches_of(engine: OwnEngine, path: Path) -> tuple[list[Batch], float]
 async def measure(model: str, path: Path, seconds: float) -> dict[str, Any]:
     """Compute the batches for some seconds; return rows/s, the padding as its share of the tokens, and what computes.
 
-    OpenVINO computes the engine's own graph, from arrays that are made before: one batch at a time on all cores, and
-    one on each core. The faster way counts. If torch computes the model, the engine's runner does here.
-    Cancellation: after the batches in flight.
+    OpenVINO computes the engine's own graph from arrays that are made before, a batch on each core. If torch computes
+    the model, the engine's runner does here. Cancellation: after the batches in flight.
     """
     task = TaskOptions(task="embed", columns=("text",))
     async with open_own_engine(model, OwnModelOptions(), task, TextOptions()) as engine:
         batches, padding = await batches_of(engine, path)
         runner: Any = engine.service.default.engine.worker.loaded  # type: ignore[union-attr]
-        shapes = [(len(batch.requests), max(request.tokens for request in batch.requests)) for batch in batches]
-        file, cores, rates = file_of(runner), thread_counts()[-1], []
-        if file is None:
-            rates.append(await rate([runner.launch], list(zip(shapes, batches, strict=True)), seconds))
-        for streams in {1, cores} if file else ():
-            compiled = compile_graph(file, cores, streams)
-            names = [of_model.any_name for of_model in compiled.inputs]
-            arrays = [PaddedRows(batch.requests, runner.model.pad_token_id).arrays(names) for batch in batches]
-            requests = [compiled.create_infer_request() for _ in range(streams)]
-            infer = [partial(request.infer, share_inputs=True, share_outputs=True) for request in requests]
-            rates.append(await rate(infer, list(zip(shapes, arrays, strict=True)), seconds / 2))
-    return {"rows_per_s": max(rates), "padding": padding, "by": file.name if file else "torch"}
+    computes, inputs, file = [runner.launch], batches, file_of(runner)
+    if file is not None:
+        cores = thread_counts()[-1]
+        compiled = compile_graph(file, cores, streams=cores)
+        names = [of_model.any_name for of_model in compiled.inputs]
+        inputs = [PaddedRows(batch.requests, runner.model.pad_token_id).arrays(names) for batch in batches]
+        requests = [compiled.create_infer_request() for _ in range(cores)]
+        computes = [partial(request.infer, share_inputs=True, share_outputs=True) for request in requests]
+    rows, turn = 0, itertools.cycle(zip(inputs, batches, strict=True))
 
+    async def compute_until(end: float, compute: Callable[[Any], Any]) -> None:
+        nonlocal rows
+        while time.perf_counter() < end:
+            of_batch, batch = next(turn)
+            await trio.to_thread.run_sync(compute, of_batch)
+            rows += len(batch.requests)
 
-async def rate(computes: Sequence[Callable[[Any], Any]], batches: Sequence[tuple[Shape, Any]], seconds: float) -> float:
-    """Return the rows/s of batches, each computed by whichever of ``computes`` is free."""
-    for batch in dict(batches).values():  # kernels are made for each shape
-        for compute in computes:
-            compute(batch)
-    done, turn = 0, cycle(batches)
-    began = time.perf_counter()
-
-    async def compute_until_the_end(compute: Callable[[Any], Any]) -> None:
-        nonlocal done
-        while time.perf_counter() < began + seconds:
-            (rows, _), batch = next(turn)
-            await trio.to_thread.run_sync(compute, batch)
-            done += rows
-
-    async with trio.open_nursery() as nursery:
-        for compute in computes:
-            nursery.start_soon(compute_until_the_end, compute)
-    return done / (time.perf_counter() - began)
+    for lasts_s in (seconds / 4, seconds):  # first a part that does not count: kernels are made for each shape
+        rows, began = 0, time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for compute in computes:
+                nursery.start_soon(compute_until, began + lasts_s, compute)
+    took = time.perf_counter() - began
+    return {"rows_per_s": rows / took, "padding": padding, "by": file.name if file else "torch"}
 
 
 def measure_here(model: str, path: Path, seconds: float) -> dict[str, Any]:
