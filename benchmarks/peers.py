@@ -29,16 +29,7 @@ from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import ask, bodies_of, embeddings_body, vectors_of
 from benchmarks.load import LoadJob, run_load
 from benchmarks.machine import describe_machine
-from benchmarks.model import (
-    LEAST_COSINE,
-    MODEL_NAME,
-    MODEL_PATH,
-    Texts,
-    check_vectors,
-    least_cosine_of,
-    name_of,
-    oracle_vectors,
-)
+from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts, check_vectors, least_cosine_of, name_of, oracle_vectors
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -238,17 +229,13 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
     print_table("ours and its peers", [*columns, *names], rows)
     rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
     print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)
-    rows = [
-        [
-            *Aim(row=f"{name}: {load}", at_least=bar, aim=aim).cells(
-                measured.ratio((ours, load), "requests_per_s", (name, load))
-            ),
-            *(cpu_ms(one, load) for one in (ours, name)),
-        ]
-        for name, ((clients, batch), (bar, aim)) in itertools.product(others, BARS.items())
-        for load in [Load(clients, settings.tokens[0], batch)]
-        if {(name, load), (ours, load)} <= measured.results.keys()
-    ]
+    rows = []
+    for name, ((clients, batch), (bar, aim)) in itertools.product(others, BARS.items()):
+        load = Load(clients, settings.tokens[0], batch)
+        if {(name, load), (ours, load)} <= measured.results.keys():
+            value = measured.ratio((ours, load), "requests_per_s", (name, load))
+            cells = Aim(row=f"{name}: {load}", at_least=bar, aim=aim).cells(value)
+            rows.append([*cells, cpu_ms(ours, load), cpu_ms(name, load)])
     spent = ["CPU ms per request, all processes: ours", "the peer's"]
     print_table("requests/s of ours ÷ a peer's; the bars are for vLLM on CPU", ["", *COLUMNS, *spent], rows)
 
@@ -289,10 +276,8 @@ async def run(settings: Settings) -> None:
         own = [attrs.evolve(variant, model=settings.model) for variant in ([ours] if theirs else [ours, NAIVE])]
         servers = await stack.enter_async_context(open_variants(own))
         peers = [Peer(server.name, server.url, name) for server in servers.values()] + theirs
-        least = {ours.name: least_cosine_of(flags)}
-        cosines = {
-            peer.name: await check(peer, texts, settings.model, least.get(peer.name, LEAST_COSINE)) for peer in peers
-        }
+        least = {peer.name: least_cosine_of(flags if peer.name == ours.name else ()) for peer in peers}
+        cosines = {peer.name: await check(peer, texts, settings.model, least[peer.name]) for peer in peers}
         measured = await measure(peers, texts, settings)
     show(peers, measured, settings)
     document: dict[str, Any] = {
