@@ -231,7 +231,7 @@ async def run(settings: Settings) -> None:
     name, least_cosine = name_of(settings.model), least_cosine_of(flags)
     async with open_offline(settings.model, *flags) as offline, open_variants([ours]) as servers, open_idle() as idle:
         oracle = oracle_vectors(texts, settings.model)
-        cosine = await check_answers(servers[ours].url, texts, oracle, model=name, least_cosine=least_cosine)
+        cosine = await check_answers(servers[ours].url, texts, oracle, name, least_cosine)
         alone = ForwardAlone(offline, settings.seconds / 6, TOKENS, least_cosine)
         measured = await measure(servers[ours], idle, alone, settings)
     values = {**measured.values(), **values_of_results(settings.output_dir, machine["commit"])}

@@ -41,12 +41,7 @@ async def ask(url: str, body: str) -> httpx.Response:
 
 
 async def check_answers(
-    url: str,
-    texts: Sequence[str],
-    oracle: np.ndarray,
-    *,
-    model: str = MODEL_NAME,
-    least_cosine: float = LEAST_COSINE,
+    url: str, texts: Sequence[str], oracle: np.ndarray, model: str = MODEL_NAME, least_cosine: float = LEAST_COSINE
 ) -> float:
     """Return the least cosine of a server's vectors with the oracle's, texts sent alone and together.
 

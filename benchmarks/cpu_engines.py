@@ -119,18 +119,12 @@ class Making:
     def exported(self) -> EngineFile:
         """Return the model as ONNX, by the older exporter: it needs one package less, and its graph is faster."""
         path, names = self.folder / "float32.onnx", ["input_ids", "attention_mask", "mean"]
-        ids = torch.ones(2, 7, dtype=torch.int64)
+        ids, shape = torch.ones(2, 7, dtype=torch.int64), {0: "rows", 1: "tokens"}
         if not path.exists():
             torch.onnx.export(
-                MeanOf(self.settings.model),
-                (ids, ids, torch.full(ids.shape, 1 / 7)),
-                path,
-                input_names=names,
-                output_names=["vectors"],
-                dynamic_axes={name: {0: "rows", 1: "tokens"} for name in names},
-                opset_version=17,
-                dynamo=False,
-            )
+                MeanOf(self.settings.model), (ids, ids, ids / 7), path, input_names=names, output_names=["vectors"],
+                dynamic_axes=dict.fromkeys(names, shape), opset_version=17, dynamo=False,
+            )  # fmt: skip
         return EngineFile("onnxruntime", str(path), version("onnxruntime"))
 
     def dynamic(self) -> EngineFile:
@@ -195,9 +189,8 @@ async def measure(made: Mapping[str, EngineFile | None], settings: Settings) -> 
     measured = {}
     async with AsyncExitStack() as stack:
         for name, file in made.items():
-            offline = await stack.enter_async_context(
-                open_offline(settings.model, *(() if file else ("--backend", "torch")))
-            )
+            flags = () if file else ("--backend", "torch")
+            offline = await stack.enter_async_context(open_offline(settings.model, *flags))
             measured[name] = ForwardAlone(offline, settings.seconds, TOKENS, LEAST_COSINE, file)
         with open_steps("measuring", settings.rounds * len(measured) * ForwardAlone.steps) as step:
             for _, (name, alone) in product(range(settings.rounds), measured.items()):

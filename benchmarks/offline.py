@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from benchmarks.engines import EngineFile, file_of, inputs_of, open_engine
 from benchmarks.model import LEAST_COSINE, MODEL_PATH, Texts, check_vectors, oracle_vectors
@@ -127,6 +127,7 @@ class Model:
     """Everything that is loaded, each part when it is first needed."""
 
     arguments: Sequence[str]
+    texts: Texts = Factory(lambda self: Texts(self.arguments[0]), takes_self=True)
     checked: dict[tuple[Any, ...], float] = field(factory=dict)
     """The least cosine with the oracle, by way, file, threads, batch and tokens."""
     _opened: dict[tuple[EngineFile, int], Any] = field(factory=dict)
@@ -149,15 +150,6 @@ class Model:
             self._opened[file, job.threads] = open_engine(file, job.threads)
         names, compute = self._opened[file, job.threads]
         return file.name, _as_async(compute), [inputs_of(self.texts.ids(texts), names) for texts in batches]
-
-    def oracle(self, texts: list[str]) -> np.ndarray:
-        """Return the vectors of texts as transformers computes them in float32."""
-        return oracle_vectors(texts, self.arguments[0])
-
-    @cached_property
-    def texts(self) -> Texts:
-        """Texts for the model's tokenizer."""
-        return Texts(self.arguments[0])
 
     async def _from_texts(self, texts: list[str]) -> np.ndarray:
         return await self._launch([self._render(text) for text in texts])
@@ -212,7 +204,8 @@ async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
     what = (job.way, job.file, job.threads, job.batch, job.tokens)
     if what not in model.checked:
         vectors = await compute(inputs[0])
-        model.checked[what] = check_vectors(vectors, model.oracle(batches[0]), job.least_cosine)
+        oracle = oracle_vectors(batches[0], model.arguments[0])
+        model.checked[what] = check_vectors(vectors, oracle, job.least_cosine)
         gc.collect()
         gc.freeze()
     turns: Iterator[Any] = cycle(inputs)
