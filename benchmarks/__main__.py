@@ -93,6 +93,7 @@ SCRIPTS = (
     Script("models_at_run_time", {"rounds": 1, "seconds": 3.0, "changes": 4}),
     Script("beside_a_batch", {"rounds": 1, "seconds": 3.0}),
     Script("bulk", {"rounds": 1, "rows": 20_000, "seconds": 2.0, "every_s": 1.0}),
+    Script("quality", {"dtypes": ("float32",)}),
     Script("aims"),
 )
 """In the order in which they are run; the last one also reads what those before it found."""

@@ -1,0 +1,1 @@
+"""The benchmark of vectors' quality; ``python -m benchmarks.quality`` runs it."""

@@ -1,0 +1,88 @@
+"""Vectors of texts: a server's, and sentence-transformers'."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import trio_parallel
+from attrs import frozen
+
+from benchmarks.servers import open_server
+
+BATCH = 16
+"""Texts in a request."""
+
+Vectors: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
+"""By text: [dimensions], [vocabulary] of a sparse vector, or [tokens, dimensions] of length 1 each."""
+
+
+@frozen
+class Subject:
+    """A model, the task that is measured, and further flags of the server."""
+
+    name: str
+    folder: Path
+    task: Literal["embed", "token_embed", "sparse_embed"]
+    flags: tuple[str, ...] = ()
+
+    def similarity(self, first: Any, second: Any) -> float:
+        """Return the product of two vectors, or of each token with the nearest one of ``second`` on average."""
+        products = first @ second.T
+        return float(products.max(1).mean() if self.task == "token_embed" else products)
+
+
+def cosine(first: Any, second: Any) -> float:
+    """Return the cosine of all numbers of two vectors. Raises ``ValueError`` if their shapes differ."""
+    return float(np.sum(first * second) / np.linalg.norm(first) / np.linalg.norm(second))
+
+
+async def reference_vectors(subject: Subject, texts: Sequence[str]) -> Vectors:
+    """Return what sentence-transformers computes in float32. Cancellation: at once; its process is killed."""
+    arguments = (str(subject.folder), subject.task, texts)
+    rows = await trio_parallel.run_sync(_encode, *arguments, kill_on_cancel=True)
+    return {text: _array(subject, row) for text, row in zip(texts, rows, strict=True)}
+
+
+def _encode(folder: str, task: str, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+    from sentence_transformers import SentenceTransformer, SparseEncoder
+
+    loading: dict[str, Any] = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
+    if task == "sparse_embed":
+        return list(SparseEncoder(folder, **loading).encode(texts, convert_to_sparse_tensor=False).numpy())
+    output = {"embed": "sentence_embedding", "token_embed": "token_embeddings"}[task]
+    return list(map(np.asarray, SentenceTransformer(folder, **loading).encode(texts, output_value=output)))
+
+
+async def served_vectors(subject: Subject, dtype: str, texts: Sequence[str], note: Callable[[], None]) -> Vectors:
+    """Return what a server in this precision responds with; ``note`` is called before each request.
+
+    Raises ``ServerFailedError``, in a group, if it refuses the model. Cancellation: at once; the server is stopped.
+    """
+    command = ["trio_pool_serve", "serve", str(subject.folder), *subject.flags, "--dtype", dtype]
+    found = {}
+    async with (
+        open_server(f"{subject.name} in {dtype}", command, ready_path="/readyz") as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=600) as client,
+    ):
+        for begin in range(0, len(texts), BATCH):
+            note()
+            batch = texts[begin : begin + BATCH]
+            body = {"input": batch, "task": subject.task, "truncate_prompt_tokens": -1}
+            answer = (await client.post("/pooling", json=body)).raise_for_status()
+            found |= {
+                text: _array(subject, item["data"]) for text, item in zip(batch, answer.json()["data"], strict=True)
+            }
+    return found
+
+
+def _array(subject: Subject, row: Any) -> npt.NDArray[np.float32]:
+    if subject.task == "sparse_embed" and isinstance(row, list):
+        weights = np.zeros(json.loads((subject.folder / "config.json").read_text())["vocab_size"], dtype=np.float32)
+        weights[[item["index"] for item in row]] = [item["value"] for item in row]
+        return weights
+    array = np.asarray(row, dtype=np.float32)
+    return array / np.linalg.norm(array, axis=1, keepdims=True) if subject.task == "token_embed" else array
