@@ -50,6 +50,13 @@ def test_the_page_of_cpu_backends_is_generated_from_its_record():
     assert (ROOT / "docs" / "cpu-backends.md").read_text() == generator["cpu_backends_page"]()
 
 
+def test_the_page_on_quality_has_the_table_of_the_results():
+    results = (ROOT / "benchmarks" / "results" / "quality.md").read_text()
+    table = [line for line in results.splitlines() if line.startswith("|")]
+    assert len(table) > 2
+    assert "\n".join(table) in (ROOT / "docs" / "quality.md").read_text()
+
+
 def test_the_page_of_launches_is_generated_from_its_record():
     generator = runpy.run_path(str(ROOT / "docs" / "generate_gpu_launches.py"))
     assert (ROOT / "docs" / "gpu-launches.md").read_text() == generator["gpu_launches_page"]()

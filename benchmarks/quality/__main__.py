@@ -23,7 +23,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, WrongAnswerError
 from benchmarks.quality.judged_pairs import JudgedPairs, read_judged_pairs
 from benchmarks.quality.vectors import BATCH, Subject, Vectors, cosine, reference_vectors, served_vectors
-from benchmarks.report import RESULTS, open_figure, open_steps, print_table, write_figure, write_json
+from benchmarks.report import RESULTS, add_markdown, open_figure, open_steps, print_table, write_figure, write_json
 from benchmarks.servers import ServerFailedError
 from benchmarks.variants import say_not_measured
 
@@ -115,11 +115,15 @@ def show(rows: Sequence[Mapping[str, Any]], sets: Sequence[JudgedPairs]) -> None
     indexed = [f"{judged.name}, index in float32" for judged in sets if judged.queries]
     title = "quality, and in brackets the difference from sentence-transformers in float32"
     print_table(title, ["model", "by", *columns, *indexed, "cosine, mean and least"], table)
+    for row in rows:
+        if "refused" in row:
+            add_markdown(f"{row['model']} in {row['by']}: {row['refused']}")
 
 
 def plot(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write a panel for each model: by how much each precision differs from sentence-transformers."""
     models = list(dict.fromkeys(row["model"] for row in rows))
+    limit = 1.2 * max(abs(value) for row in rows for value in row.get("differences", {}).values())
     figure, panels = open_figure(len(models))
     for model, panel in zip(models, panels, strict=True):
         measured = [row for row in rows if row["model"] == model and row["by"] != REFERENCE and "values" in row]
@@ -128,7 +132,7 @@ def plot(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
             places = np.arange(len(names)) + (number - 1) * 0.25
             panel.bar(places, list(row["differences"].values()), 0.25, label=row["by"])
             panel.set_xticks(range(len(names)), names)
-        panel.set(title=model, ylabel="difference from sentence-transformers", ylim=(-0.03, 0.03))
+        panel.set(title=model, ylabel="difference from sentence-transformers", ylim=(-limit, limit))
         panel.legend()
     write_figure(figure, folder, "quality")
 
@@ -155,7 +159,7 @@ async def run(settings: Settings) -> None:
     plot(rows, settings.output_dir)
     described = {"dtypes": " ".join(settings.dtypes)}
     write_json(settings.output_dir, "quality", {"machine": machine, "settings": described, "rows": rows})
-    exact = [difference for row in rows if row["by"] == FLOAT32 for difference in row["differences"].values()]
+    exact = [difference for row in rows if row["by"] == FLOAT32 for difference in row.get("differences", {}).values()]
     if exact and max(map(abs, exact)) > TOLERANCE:
         raise WrongAnswerError(f"float32 differs from sentence-transformers by more than {TOLERANCE}: {exact}")
 

@@ -49,7 +49,9 @@ async def reference_vectors(subject: Subject, texts: Sequence[str]) -> Vectors:
 
 def _encode(folder: str, task: str, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
     from sentence_transformers import SentenceTransformer, SparseEncoder
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     loading: dict[str, Any] = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
     if task == "sparse_embed":
         return list(SparseEncoder(folder, **loading).encode(texts, convert_to_sparse_tensor=False).numpy())
@@ -62,8 +64,8 @@ async def served_vectors(subject: Subject, dtype: str, texts: Sequence[str], not
 
     Raises ``ServerFailedError``, in a group, if it refuses the model. Cancellation: at once; the server is stopped.
     """
-    command = ["trio_pool_serve", "serve", str(subject.folder), *subject.flags, "--dtype", dtype]
-    found = {}
+    command = ["trio_pool_serve", "serve", f"{subject.folder.name}={subject.folder}", *subject.flags, "--dtype", dtype]
+    found: dict[str, Any] = {}
     async with (
         open_server(f"{subject.name} in {dtype}", command, ready_path="/readyz") as server,
         httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=600) as client,
@@ -73,9 +75,7 @@ async def served_vectors(subject: Subject, dtype: str, texts: Sequence[str], not
             batch = texts[begin : begin + BATCH]
             body = {"input": batch, "task": subject.task, "truncate_prompt_tokens": -1}
             answer = (await client.post("/pooling", json=body)).raise_for_status()
-            found |= {
-                text: _array(subject, item["data"]) for text, item in zip(batch, answer.json()["data"], strict=True)
-            }
+            found |= zip(batch, [_array(subject, item["data"]) for item in answer.json()["data"]], strict=True)
     return found
 
 
