@@ -52,11 +52,14 @@ def _encode(folder: str, task: str, texts: Sequence[str]) -> list[npt.NDArray[np
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    loading: dict[str, Any] = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
-    if task == "sparse_embed":
-        return list(SparseEncoder(folder, **loading).encode(texts, convert_to_sparse_tensor=False).numpy())
-    output = {"embed": "sentence_embedding", "token_embed": "token_embeddings"}[task]
-    return list(map(np.asarray, SentenceTransformer(folder, **loading).encode(texts, output_value=output)))
+    loading = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
+    encoder: Any = SparseEncoder if task == "sparse_embed" else SentenceTransformer
+    output: Mapping[str, Mapping[str, Any]] = {
+        "embed": {},
+        "token_embed": {"output_value": "token_embeddings"},
+        "sparse_embed": {"convert_to_sparse_tensor": False},
+    }
+    return list(map(np.asarray, encoder(folder, **loading).encode(texts, **output[task])))
 
 
 async def served_vectors(subject: Subject, dtype: str, texts: Sequence[str], note: Callable[[], None]) -> Vectors:
