@@ -87,7 +87,7 @@ def test_a_device_that_is_named_is_taken_at_its_word(machine):
         ({"reads_images": True}, "process"),
         ({"backend": "torch"}, "process"),
         ({"backend": "torch", "cores": 1}, "local"),
-        ({"dtype": "float16"}, "process"),
+        ({"dtype": "float16"}, "local"),
         ({"backend": "compile"}, "process"),
         ({"device": "cuda"}, "process"),
     ],

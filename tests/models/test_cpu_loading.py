@@ -28,6 +28,7 @@ from trio_pool_serve.models.loading.conversion import load_to_convert
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.openvino import converted_model, preparation, trial
 from trio_pool_serve.runner.openvino.trial import Trial
 from trio_pool_serve.threads.offload import Offload
@@ -119,15 +120,8 @@ def test_a_trial_beside_another_program_is_not_steady(seconds: Any):
     assert not try_with(disturbed, disturbed).is_steady
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"backend": "torch"}, "as configured"),
-        ({"dtype": "float16"}, "OpenVINO is not used for float16"),
-    ],
-)
-def test_the_description_says_why_torch_computes(options: dict[str, Any], reason: str, model: Path):
-    assert described(model, "", **{"backend": "auto"} | options) == f"by torch ({reason})"
+def test_the_description_says_why_torch_computes(model: Path):
+    assert described(model, "", backend="torch") == "by torch (as configured)"
 
 
 def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
@@ -149,6 +143,16 @@ def test_without_nncf_nothing_is_quantised(model: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cpu_loading, "find_spec", lambda name: name != "nncf" or None)
     with pytest.raises(ModelLoadError, match=r"--dtype int8 needs the extra \[int8\]: pip install"):
         described(model, "", backend="auto", dtype="int8")
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, native: bool, expected: str
+):
+    for module in (cpu_features, cpu_loading):
+        monkeypatch.setattr(module, "has_native_bfloat16", lambda: native)
+    assert f"{expected} on cpu" in load(model, backend="openvino", cache_dir="", dtype="float16").describe()
+    assert f"--dtype float16: CPUs compute it slowly, and bert is computed in {expected} instead." in caplog.text
 
 
 def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.device import resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
-DTYPES: list[Dtype] = ["float32", "bfloat16", "float16"]
+DTYPES: list[Dtype] = ["float32", "bfloat16"]
 
 
 @pytest.fixture(scope="module", params=DTYPES)
@@ -62,6 +62,11 @@ def test_auto_is_bfloat16_only_where_it_is_native(
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_named_type_is_taken_at_its_word(name: Dtype):
     assert resolve_dtype(name, CPU) == getattr(torch, name)
+
+
+def test_float16_is_for_gpus():
+    assert resolve_dtype("float16", CPU) == resolve_dtype("auto", CPU)
+    assert resolve_dtype("float16", torch.device("cuda", 0)) is torch.float16
 
 
 def test_weights_that_are_quantised_are_loaded_in_float32():

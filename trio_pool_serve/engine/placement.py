@@ -95,9 +95,4 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
 
 def may_use_openvino(loading: ModelConfig) -> bool:
     """Return whether the settings let OpenVINO compute a text model, decided without importing it."""
-    return (
-        loading.backend in ("auto", "openvino")
-        and loading.dtype != "float16"
-        and find_spec("openvino") is not None
-        and not has_gpu(loading)
-    )
+    return loading.backend in ("auto", "openvino") and find_spec("openvino") is not None and not has_gpu(loading)

@@ -28,10 +28,13 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
     """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading.
 
-    ``auto`` is bfloat16 where the hardware computes it natively, as NVIDIA Ampere and later do, else float32.
+    ``auto`` is bfloat16 where the hardware computes it natively, as NVIDIA Ampere and later do, else float32. On CPU
+    so is float16.
     """
     if name == "auto" and device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    if name == "float16" and device.type == "cuda":
+        return torch.float16
     dtype: torch.dtype = getattr(torch, dtype_on_cpu(name))
     return dtype
 

@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 CHECK_SLACK = {"float32": 0.005, "bfloat16": 0.1, "int8": 0.2}
 """By how much a number of a short row's output may differ from the recorded one, as a part of the row's largest."""
 
+FLOAT16 = (
+    "--dtype float16: CPUs compute it slowly, and %s is computed in %s instead. --dtype auto does the same without "
+    "this warning; --dtype float32 is more exact than float16."
+)
+
 LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
 """Loads a model by torch; the last argument says why torch computes it."""
 
@@ -83,6 +88,8 @@ class CpuModel:
 
     def open(self) -> Runner:
         """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
+        if self.config.dtype == "float16":
+            logger.warning(FLOAT16, self.folder.path.name, self._dtype)
         if self.config.backend not in ("auto", "openvino"):
             return self.load_by_torch(self.folder, self.config, self.offload, "as configured")
         if reason := self._why_not_openvino():
@@ -106,8 +113,6 @@ class CpuModel:
             return "OpenVINO is not used for models that read images"
         if self.folder.kind.read.__module__ == "__main__":
             return "OpenVINO is not used for kinds of models that a program itself registers"
-        if self._dtype == "float16":
-            return "OpenVINO is not used for float16"
         if self._dtype == "bfloat16" and not has_native_bfloat16():
             # It computes it all the same, 14 times slower than torch (MiniLM, AVX512 without BF16).
             return "OpenVINO is used for bfloat16 only where the CPU computes it natively"
