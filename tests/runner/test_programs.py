@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from attrs import evolve, frozen
 from msgspec.structs import replace
 
@@ -199,3 +200,18 @@ def test_the_last_reference_to_a_compiled_model_is_that_of_a_request(requests: i
     compiled.idle += [compiled.take_request() for _ in range(requests)]
     del compiled
     assert freed == [*["request"] * (requests - 1), "model", "request"]
+
+
+def test_a_decoder_in_bfloat16_is_computed_by_one_thread(tmp_path: Path):
+    """OpenVINO's kernel for its MLPs, which is chosen on CPUs with AMX, would end the process with signal 8."""
+    folder = write_family(tmp_path / "qwen3", "qwen3")
+    config = transformers.Qwen3Config.from_pretrained(folder, intermediate_size=64)  # a multiple of 32, as real ones
+    transformers.Qwen3Model(config).save_pretrained(folder)
+    cache = tmp_path / "cache"
+    runner = ServedModel(folder, settings={"backend": "openvino", "cache_dir": str(cache)}).runner
+    kernels = Programs(runner.programs.graph, CompileParams("bf16", cores=2)).for_shares._compiled.model
+    kinds = {node.get_rt_info()["layerType"].value for node in kernels.get_runtime_model().get_ops()}
+    assert "FullyConnected" in kinds
+    assert "LLMMLP" not in kinds  # before one thread is tried, which would end this process
+    runner.programs = Programs(runner.programs.graph, CompileParams("bf16", cores=1))
+    assert vectors(runner, batch_of(8, 3)).shape == (2, 32)

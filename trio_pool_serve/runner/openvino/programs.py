@@ -217,6 +217,13 @@ class Programs:
 def read_graph(path: Path) -> ov.Model:
     """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
     model: ov.Model = ov.Core().read_model(path)
+    for node in model.get_ops():
+        if node.get_type_name() == "Multiply" and any(
+            each.get_node().get_type_name() in ("Swish", "Gelu") for each in node.input_values()
+        ):
+            # In bfloat16 with AMX, OpenVINO would compute a gated MLP by a kernel that divides by zero if a pass has
+            # one thread (openvino issue 28550). It looks for products that broadcast; both factors have one shape here.
+            node.set_attribute("auto_broadcast", "none")
     return model
 
 
