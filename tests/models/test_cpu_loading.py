@@ -155,6 +155,41 @@ def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
     assert f"--dtype float16: CPUs compute it slowly, and bert is computed in {expected} instead." in caplog.text
 
 
+@pytest.fixture
+def in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The CPU is taken for one that computes bfloat16, and no cosine in bfloat16 suffices by itself."""
+    for module in (cpu_features, cpu_loading):
+        monkeypatch.setattr(module, "has_native_bfloat16", lambda: True)
+    monkeypatch.setattr(preparation, "MIN_COSINE", {"float32": 0.99999, "bfloat16": 1.1})
+    return monkeypatch
+
+
+def test_where_bfloat16_differs_openvino_s_float32_competes_with_torch(
+    model: Path, tmp_path: Path, trials: list[Trial], conversions: list[int], in_bfloat16: pytest.MonkeyPatch
+):
+    in_bfloat16.setattr(preparation, "WORSE", 0)
+    trials += map(steady, (0.5, 1.3))
+    differs = r"in bfloat16 OpenVINO's output differs: cosine 0\.99\d+\)"
+    for cache, dtype, backend, times in (
+        (tmp_path / "faster", "float32", "OpenVINO", r"in 0\.50 times torch's time; "),
+        (tmp_path / "slower", "bfloat16", "torch", r"OpenVINO takes 1\.30 times as long in float32; "),
+    ):
+        for _ in range(2):
+            said = load(model, backend="auto", cache_dir=str(cache), dtype="auto").describe()
+            assert re.search(rf"{dtype} on cpu.* by {backend} \({times}{differs}$", said)
+    assert (len(conversions), trials) == (2, [])
+    said = described(model, tmp_path / "faster", backend="auto", dtype="bfloat16")
+    assert said.startswith("by torch (OpenVINO's output differs: cosine 0.99"), "float32 is not what was asked for"
+
+
+def test_in_bfloat16_openvino_need_not_be_nearer_to_float32_than_torch(model: Path, in_bfloat16: pytest.MonkeyPatch):
+    in_bfloat16.setattr(preparation, "WORSE", 100)
+    assert described(model, "", dtype="bfloat16") == "by OpenVINO"
+    in_bfloat16.setattr(preparation, "LEAST_COSINE", 1)
+    with pytest.raises(ModelLoadError, match="--backend openvino: OpenVINO's output differs"):
+        described(model, "", dtype="bfloat16")
+
+
 def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: False)
     said = described(model, "", backend="auto", dtype="bfloat16")

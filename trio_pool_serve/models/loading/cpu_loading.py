@@ -129,7 +129,9 @@ class CpuModel:
             settings += cache.digest(self.parts).values()
             # Models are compared with torch on rows of up to so many tokens.
             longest = min(LONGEST_COMPARED, folder.max_model_len)
-            key = "model", folder.kind.load, self._dtype, longest, *settings
+            # What is chosen by itself may become float32 where bfloat16 differs.
+            dtype = "only bfloat16" if config.dtype == "bfloat16" else self._dtype
+            key = "model", folder.kind.load, dtype, longest, *settings
             return model_entry(folder.path, cache, *map(str, key))
         except OSError as error:
             logger.warning("the converted model is not cached: %s", error)
@@ -215,8 +217,9 @@ class CpuModel:
         from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
         from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
 
+        dtype = model.dtype_of(self._dtype)
         params = CompileParams(
-            PRECISIONS[self._dtype],
+            PRECISIONS[dtype],
             cores=usable_cores(),
             streams=self.offload.launch,
             sharers=self.offload.cores_shared_by,
@@ -225,7 +228,7 @@ class CpuModel:
         runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model))
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
         assert model.check is not None  # noqa: S101  (it was converted)
-        require_same(runner, model.check, CHECK_SLACK[self._dtype])
+        require_same(runner, model.check, CHECK_SLACK[dtype])
         return runner
 
     def _by_torch(self, reason: str) -> Runner:
@@ -240,7 +243,8 @@ class CpuModel:
         if model.is_faster() or not self._can_choose:
             return ""
         where = "" if model.processor == cpu_name() else f", on {model.processor}"
-        return f"OpenVINO takes {model.time_ratio:.2f} times as long{where}"
+        in_float32 = f" in float32; {model.why_float32}" if model.why_float32 else ""
+        return f"OpenVINO takes {model.time_ratio:.2f} times as long{where}{in_float32}"
 
     @property
     def _can_choose(self) -> bool:
@@ -253,19 +257,20 @@ class CpuModel:
         return not self.offload.is_serving
 
     def _describe(self, model: ConvertedModel) -> RunnerDescription:
+        computed_in = f"{self._dtype} weights in float32" if model.why_float32 else self._dtype
         return RunnerDescription(
             model_type=self.folder.model_type,
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
-            dtype=self._dtype,
-            requested_dtype=self.config.dtype,
+            dtype=model.dtype_of(self._dtype),
+            requested_dtype=model.dtype_of(self.config.dtype),
             device="cpu",
             heads=model.about_heads,
             dimensions=model.dimensions,
             max_tokens=self.folder.max_model_len,
             backend="openvino",
             computation=(_about(model),),
-            fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, self._dtype, "openvino"),
+            fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, computed_in, "openvino"),
         )
 
 
@@ -288,7 +293,9 @@ def _about(model: ConvertedModel) -> str:
     by = f"by OpenVINO {model.origin}" if model.origin.startswith("from") else "by OpenVINO"
     if model.mean_cosine is not None:
         return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
-    return by if model.time_ratio is None else f"{by} (in {model.time_ratio:.2f} times torch's time)"
+    times = "" if model.time_ratio is None else f"in {model.time_ratio:.2f} times torch's time"
+    notes = "; ".join(filter(None, (times, model.why_float32)))
+    return f"{by} ({notes})" if notes else by
 
 
 def require_same(runner: Any, check: Check, slack: float) -> None:

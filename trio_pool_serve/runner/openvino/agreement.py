@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, as_vectors
-from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
+from trio_pool_serve.runner.openvino.converted_model import COMPARED, LONGEST_COMPARED, as_vectors
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -64,14 +64,15 @@ def _random_rows(backbone: Backbone, lengths: Sequence[int], marker: int | None)
 
 
 def agreement(
-    ours: OpenVinoRunner, expected: Runner, batches: Iterable[Sequence[RenderedPrompt]]
+    ours: Runner, expected: TransformerRunner, batches: Iterable[Sequence[RenderedPrompt]]
 ) -> npt.NDArray[np.float64]:
     """Return the cosines of two runners' values for all params that are compared: one or more for each row."""
+    compared = [params for params in COMPARED if type(params) in expected.heads]
     return np.array(
         [
             cosine
             for batch in batches
-            for params in ours.compared
+            for params in compared
             for cosine in _cosines(_values(ours, batch, params), _values(expected, batch, params), params)
         ]
     )

@@ -96,6 +96,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU that it was compared and timed on."""
     origin: str = ""
     """Of a model with an exported file: that it was taken, or why not."""
+    why_float32: str = ""
+    """Why it is computed in float32 where bfloat16 would have been chosen; empty if it is not."""
     time_ratio: float | None = None
     mean_cosine: float | None = None
     lowest_cosine: float | None = None
@@ -110,6 +112,10 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` if torch did not load the model."""
     pad_token_id: int = 0
     default_batch_tokens: int = 0
+
+    def dtype_of(self, wanted: str) -> str:
+        """Return the data type in which OpenVINO computes it, where the settings choose ``wanted``."""
+        return "float32" if self.why_float32 else wanted
 
     def is_current(self) -> bool:
         """Whether it was made with the libraries of this process, as far as these are installed."""

@@ -218,13 +218,17 @@ def read_graph(path: Path) -> ov.Model:
     """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
     model: ov.Model = ov.Core().read_model(path)
     for node in model.get_ops():
-        if node.get_type_name() == "Multiply" and any(
-            each.get_node().get_type_name() in ("Swish", "Gelu") for each in node.input_values()
-        ):
+        if node.get_type_name() == "Multiply" and _is_gate(node):
             # In bfloat16 with AMX, OpenVINO would compute a gated MLP by a kernel that divides by zero if a pass has
-            # one thread (openvino issue 28550). It looks for products that broadcast; both factors have one shape here.
+            # one thread (openvino issue 28550). It looks for products that may broadcast.
             node.set_attribute("auto_broadcast", "none")
     return model
+
+
+def _is_gate(product: ov.Node) -> bool:
+    """Return whether it multiplies the output of an activation by another of the same shape."""
+    kinds = {factor.get_node().get_type_name() for factor in product.input_values()}
+    return bool(kinds & {"Swish", "Gelu"}) and product.get_input_partial_shape(0) == product.get_input_partial_shape(1)
 
 
 def write_graph(graph: ov.Model, path: Path) -> None:
