@@ -35,8 +35,9 @@ class ModelConfig:
         Dtype,
         Setting(
             "Data type of weights and activations. auto is bfloat16 if the CPU or GPU computes it natively, else "
-            "float32. int8 is for CPU, by OpenVINO: the first start quantises the model, which takes longer; outputs "
-            "differ a little from float32, and the model is refused if they differ much."
+            "float32. float16 is for GPUs; on CPU it is as auto. int8 is for CPU, by OpenVINO: the first start "
+            "quantises the model, which takes longer; outputs differ a little from float32, and the model is refused "
+            "if they differ much."
         ),
     ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[

@@ -97,7 +97,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     """Of a model with an exported file: that it was taken, or why not."""
     why_float32: str = ""
-    """Why it is computed in float32 where bfloat16 would have been chosen; empty if it is not."""
+    """Why float32 computes it, with weights rounded to bfloat16, where bfloat16 was chosen; empty if it does not."""
     time_ratio: float | None = None
     mean_cosine: float | None = None
     lowest_cosine: float | None = None
