@@ -183,6 +183,27 @@ def test_a_process_that_is_killed_while_it_converts_is_an_error(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_torch_computes_a_model_whose_conversion_crashes(model: Path, plugin: Callable[..., str]):
+    preparation = "from trio_pool_serve.runner.openvino.preparation import Preparation"
+    name = plugin(
+        f"import os, signal; {preparation}", "Preparation.convert = lambda *_: os.kill(os.getpid(), signal.SIGFPE)"
+    )
+
+    def crashing(job: ConversionJob) -> ConversionChild:
+        return ConversionChild.loaded(msgspec.structs.replace(job, imports=[*job.imports, name]))
+
+    def load_with(backend: str) -> Any:
+        config = ModelConfig(device="cpu", backend=backend, **EXACTLY)
+        runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, crashing)
+        runner.prepare(None)
+        return runner
+
+    assert "The process that converts the model was ended by signal 8" in load_with("auto").describe()
+    with pytest.raises(ModelLoadError, match=r"--backend openvino: .* was ended by signal 8"):
+        load_with("openvino")
+
+
 PARENT = """
 import sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 import io
 import itertools
 import logging
+import signal
 import socket
 import struct
 import subprocess
@@ -28,6 +29,13 @@ from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
+
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""What ends a process for a fault in its own code, as in a kernel of OpenVINO."""
+
+
+class ConversionCrashError(ModelLoadError):
+    """The process that converts a model has crashed."""
 
 
 @define(eq=False)
@@ -76,7 +84,8 @@ class ConverterProcess:
             if self in _running:
                 _running.remove(self)
         how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
-        raise ModelLoadError(f"The process that converts the model {how}.")
+        error_type = ConversionCrashError if -code in CRASHES else ModelLoadError
+        raise error_type(f"The process that converts the model {how}.")
 
     def end(self) -> None:
         """End it."""
@@ -156,7 +165,8 @@ class ConversionChild:
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies.
+        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies:
+        ``ConversionCrashError`` if by a fault of its own.
         """
         model = self._ask(Convert(self._number, str(folder))).model
         assert model is not None  # noqa: S101

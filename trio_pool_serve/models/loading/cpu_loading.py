@@ -18,7 +18,7 @@ from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
 from trio_pool_serve.models.files.exported_files import parts_of, why_without_torch
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
-from trio_pool_serve.models.loading.conversion_child import ConversionChild
+from trio_pool_serve.models.loading.conversion_child import ConversionChild, ConversionCrashError
 from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
@@ -175,7 +175,7 @@ class CpuModel:
                 if self.entry is not None:
                     self._refusals_of(self.entry).put(lambda _: refused)
                 return self._by_torch(refused.refused)
-            except (OSError, StorageError) as error:
+            except (OSError, StorageError, ConversionCrashError) as error:
                 converter.close()
                 return self._by_torch(f"it cannot be converted now: {error}")
 
