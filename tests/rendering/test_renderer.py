@@ -308,10 +308,10 @@ class HeldTokenizer(FastTokenizer):
     entered: threading.Event
     let_go: threading.Event
 
-    def encode(self, text):
+    def encode(self, text, *, positions=False):
         self.entered.set()
         self.let_go.wait(60)
-        return super().encode(text)
+        return super().encode(text, positions=positions)
 
 
 async def test_one_that_tokenises_can_be_cancelled_at_once_and_its_thread_gives_everything_back(scripted_folder):

@@ -17,7 +17,7 @@ from hypercorn.utils import wrap_app
 from trio.testing import wait_all_tasks_blocked
 
 from tests.tables import each
-from trio_pool_serve.api.http.connection import DELIVER_TO
+from trio_pool_serve.api.http.connection import EXCHANGE
 from trio_pool_serve.api.http.request import WAITED_S
 from trio_pool_serve.server.contained_connection import serve_connection
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
@@ -236,7 +236,7 @@ async def test_the_scope_is_that_of_hypercorn(path, ours, hypercorns):
         await listening.answer(request)
     ports = {"client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0)}
     mine, theirs = ({**one.state["scopes"][0], **ports} for one in (ours, hypercorns))
-    assert mine.pop("extensions").keys() == {DELIVER_TO, WAITED_S}
+    assert mine.pop("extensions").keys() == {EXCHANGE, WAITED_S}
     assert theirs.pop("extensions") == {}
     assert mine == theirs
     assert [type(value) for value in mine.values()] == [type(value) for value in theirs.values()]

@@ -56,11 +56,11 @@ class NotingTokenizer:
     def special_tokens(self) -> int:
         return self.inner.special_tokens
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:
         self.texts.append(text)
         self.entered.set()
         assert self.gate.wait(60)
-        return self.inner.encode(text)
+        return self.inner.encode(text, positions=positions)
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)

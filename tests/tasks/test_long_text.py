@@ -1,6 +1,5 @@
 """``--long-text chunk``: a text that is too long is embedded in windows."""
 
-from collections import deque
 from collections.abc import AsyncIterator
 
 import attrs
@@ -16,6 +15,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Mode
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
+from trio_pool_serve.rendering.text.tokenizer import TokenizerPool
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
@@ -141,16 +141,16 @@ class CountingTokenizer(FastTokenizer):
 
     characters = 0
 
-    def encode(self, text):
+    def encode(self, text, *, positions=False):
         type(self).characters += len(text)
-        return super().encode(text)
+        return super().encode(text, positions=positions)
 
 
 async def test_of_a_text_of_too_many_windows_hardly_more_tokens_are_made_than_windows_have(service, scripted_folder):
     """A text of 7 MB has two million tokens, 64 times what is read."""
-    tokenizers = service.model().renderer.texts.tokenizers
+    texts = service.model().renderer.texts
     counting = CountingTokenizer(Backend.from_file(str(scripted_folder / "tokenizer.json")), frozenset())
-    tokenizers._free = deque([counting] * len(tokenizers._free))
+    texts.tokenizers = TokenizerPool(counting, texts.tokenizers.size)
     with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
         await embed(service, "w1 w22 " * 2**20)
     assert 0 < CountingTokenizer.characters < 2**20

@@ -9,10 +9,9 @@ much of theirs is computed already. So a request counts in full until its last r
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TypeAlias
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +79,7 @@ class EstimatedWork:
 
 @define(eq=False)
 class AdmittedRequest:
-    """The work of one admitted request, as counted by ``Admission``.
+    """The work of one admitted request, as counted by ``Admission`` until the end of this context.
 
     Its rows replace the estimate once they are rendered. Background work is not counted at all.
     """
@@ -90,10 +89,12 @@ class AdmittedRequest:
     _unrendered: int = field(init=False, default=0)
     _estimate: int = field(init=False, default=0)
     """Tokens of the rows that are not rendered."""
-    _counted: Counter[int] = field(init=False, factory=Counter)
+    _counted: dict[int, int] = field(init=False, factory=dict)
     """Tokens of all its rows, by work class."""
-    _computed: Counter[int] = field(init=False, factory=Counter)
+    _computed: dict[int, int] = field(init=False, factory=dict)
     """Those of the rows that are computed."""
+    _remaining: int = field(init=False, default=0)
+    """Tokens of all the others together."""
 
     def __attrs_post_init__(self) -> None:
         work = self.work
@@ -104,6 +105,12 @@ class AdmittedRequest:
         if work.has_images:
             self._admission.images.add(work.client.number, work.rows)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
         if self.work.client.is_background:
@@ -112,9 +119,10 @@ class AdmittedRequest:
         replaced = self._estimate if rendered == self._unrendered else self._estimate * rendered // self._unrendered
         self._estimate -= replaced
         self._unrendered -= rendered
-        changes = Counter({self.work.row_class: -replaced} if replaced else {})
+        changes = {self.work.row_class: -replaced}
         for prompt in prompts:
-            changes[class_of(prompt)] += len(prompt.token_ids)
+            row_class = class_of(prompt)
+            changes[row_class] = changes.get(row_class, 0) + len(prompt.token_ids)
             if prompt.images is not None:
                 self._admission.observe_image(len(prompt.token_ids))
         self._count(changes)
@@ -125,9 +133,10 @@ class AdmittedRequest:
         """Count a rendered row as computed, and with the last one nothing of the request any longer."""
         if not self.work.client.is_background:
             row_class, tokens = class_of(prompt), len(prompt.token_ids)
-            self._computed[row_class] += tokens
+            self._computed[row_class] = self._computed.get(row_class, 0) + tokens
+            self._remaining -= tokens
             self._admission.remaining[row_class] -= tokens
-            if not self._unrendered and self._computed.total() == self._counted.total():
+            if not self._unrendered and not self._remaining:
                 self.release()
 
     def release(self) -> None:
@@ -141,12 +150,13 @@ class AdmittedRequest:
             self._admission.images.withdraw(self.work.client.number, self._unrendered)
         self._counted.clear()
         self._computed.clear()
-        self._unrendered = 0
+        self._unrendered = self._remaining = 0
 
     def _count(self, changes: Mapping[int, int], *, ends: bool = False) -> None:
         admission, client, begins = self._admission, self.work.client.number, not self._counted
         for row_class, tokens in changes.items():
-            self._counted[row_class] += tokens
+            self._counted[row_class] = self._counted.get(row_class, 0) + tokens
+            self._remaining += tokens
             admission.remaining[row_class] += tokens
             admission.total[row_class] += tokens
             admission.of_client[client % CLIENTS, row_class] += tokens
@@ -217,17 +227,15 @@ class Admission:
         """
         return self.waiting_s + self.images.total_s > NEARLY_FULL * max(0.0, self.max_queue_s - waited_s)
 
-    @contextmanager
-    def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
-        """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
+    def admit(self, work: EstimatedWork) -> AdmittedRequest:
+        """Count a request's work, until the end of the context that is returned; not that of background work.
+
+        Raises ``OverloadedError``.
+        """
         if work.has_images and self._image_tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_tokens * work.rows))
         self.refuse_late(work)
-        admitted = AdmittedRequest(work, self)
-        try:
-            yield admitted
-        finally:
-            admitted.release()
+        return AdmittedRequest(work, self)
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""

@@ -1,7 +1,6 @@
 """The engine of one model: a queue of rows, a dispatcher, and the devices that pull batches."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import trio
 from attrs import define, evolve, field
@@ -138,13 +137,13 @@ class Engine:
         if entry.holder is not None:
             entry.holder.withdraw(entry)
 
-    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:
-        """Admit a request for as long as the context lasts.
+    def admit(self, work: EstimatedWork) -> AdmittedRequest:
+        """Admit a request, until the end of the context that is returned.
 
         Raises ``OverloadedError`` if it would wait for too long, and as ``submit`` when not ready.
         """
         self.require_ready()
-        self.worker.note_admitted(self.admission.tokens)
+        self.worker.note_admitted()
         return self.admission.admit(work)
 
     def refuse_late(self, work: EstimatedWork) -> None:

@@ -1,6 +1,7 @@
 """A runner and all that belongs to its device: loading, memory, launch threads, budget and state."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar, Literal, TypeVar
 
 import trio
@@ -82,7 +83,7 @@ class Worker:
         """Return the rates of this process's rows, which are all: it shares the device with no other."""
         return rates
 
-    def note_admitted(self, tokens: int) -> None:
+    def note_admitted(self) -> None:
         """Do nothing: the device is not shared with other processes."""
 
     async def wait_ready(self) -> None:
@@ -131,7 +132,7 @@ class Worker:
         assert self.runner is not None  # noqa: S101  (the caller knows that it is)
         return self.runner
 
-    @property
+    @cached_property  # read several times for each request
     def facts(self) -> DeviceFacts:
         """What is known of the loaded model."""
         runner = self.loaded

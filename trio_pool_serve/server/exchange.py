@@ -19,7 +19,7 @@ class Exchange:
     The ``request`` had waited for ``waited_s`` seconds when it was read. The connection gives it the body with ``take``
     and ``leave``, which never wait; ``write`` sends bytes to the client, and ``is_last`` tells whether the server wants
     to close the connection. An app may register a listener, to which body and disconnect are delivered at once, instead
-    of receiving messages: it needs no task for that.
+    of receiving messages: it needs no task for that. It runs in ``cancel_scope``.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class Exchange:
         server_headers: ServerHeaders,
         is_last: Callable[[], bool],
         write: Callable[..., Awaitable[None]],
+        cancel_scope: trio.CancelScope,
     ) -> None:
         self.request = request
         self.waited_s = waited_s
@@ -37,6 +38,7 @@ class Exchange:
         self._server_headers = server_headers
         self._is_last = is_last
         self._write = write
+        self.cancel_scope = cancel_scope
         self._head = b""
         self._listener: PoolServeConnection | None = None
         self._unreceived: list[bytes] = []

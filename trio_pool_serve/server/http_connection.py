@@ -10,7 +10,7 @@ from hypercorn.config import Config
 from hypercorn.typing import AppWrapper, LifespanState
 from hypercorn.utils import parse_socket_addr
 
-from trio_pool_serve.api.http.connection import DELIVER_TO
+from trio_pool_serve.api.http.connection import EXCHANGE
 from trio_pool_serve.server.app_call import call_in_context
 from trio_pool_serve.server.arrival import has_arrived, seconds_since_arrival
 from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
@@ -64,6 +64,7 @@ class HttpConnection:
         self._looked_at = bool(received)  # requests that early refusals have let through
         self._exchange: Exchange | None = None
         self._requests = 0
+        self._requests_scope = trio.CancelScope()  # cancelled when the client leaves; one for each request costs more
         self._idle_since = self._head_since = trio.current_time()
         self._arrived = trio.Event()  # a request, or the end
         self._answered = trio.Event()
@@ -84,7 +85,8 @@ class HttpConnection:
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await self._serve_requests()
+            with self._requests_scope:
+                await self._serve_requests()
             nursery.cancel_scope.cancel(reason="the connection has ended")
         return self._buffer.unread if self._is_left_to_hypercorn else None
 
@@ -121,8 +123,7 @@ class HttpConnection:
             data = self._receive_nowait()
         if data is None:
             self._refuse_slow_head()
-        elif not data:
-            self.has_ended = True
+        self.has_ended |= data == b""
         return data or b""
 
     def _refuse_slow_head(self) -> None:
@@ -131,8 +132,7 @@ class HttpConnection:
 
     def _closes_at(self) -> float:
         """Return when the connection is closed if nothing more arrives, and no request is running."""
-        limit_s = self._config.keep_alive_timeout
-        since = self._idle_since
+        limit_s, since = self._config.keep_alive_timeout, self._idle_since
         if self._buffer.unread:
             limit_s = self._context.connections.limits.client_timeout_s
             since = max(self._head_since, self._idle_since)
@@ -243,7 +243,7 @@ class HttpConnection:
                         await trio.lowlevel.checkpoint()  # for others' turns
                     continue
             exchange = self._exchange = Exchange(
-                request, waited_s, self._server_headers, self._is_last, self._write_response
+                request, waited_s, self._server_headers, self._is_last, self._write_response, self._requests_scope
             )
             self._deliver_body(exchange, body)
             return exchange
@@ -277,7 +277,7 @@ class HttpConnection:
         began = time.time()
         scope: Any = exchange.request.scope(self._config.root_path, self._client, exchange.waited_s)
         scope |= {"server": self._server, "state": self._state.copy()}
-        scope["extensions"][DELIVER_TO] = exchange.deliver_to
+        scope["extensions"][EXCHANGE] = exchange
         if exchange.request.expects_continue:
             await self._write(head_bytes(100, self._server_headers.now()))
         try:
@@ -285,11 +285,12 @@ class HttpConnection:
         except Exception:
             # As hypercorn, which says no more to the client, either.
             await self._config.log.exception("Error in ASGI Framework")
-        response = exchange.response
+        finally:
+            response = exchange.response
+            summary = {"status": 500, "headers": []} if response is None else response.summary
+            await self._config.log.access(scope, summary, time.time() - began)
         if response is None and not exchange.has_left:
             await self._refuse(500)
-        summary = {"status": 500, "headers": []} if response is None else response.summary
-        await self._config.log.access(scope, summary, time.time() - began)
 
     def _goes_on_behind(self, exchange: Exchange) -> bool:
         """Whether the connection stays open for another request."""

@@ -222,7 +222,8 @@ class ServedModels:
         Raises ``EngineLoadingError`` until the models of the start are loaded, and for one that never has been.
         """
         self.require_started()
-        if served.folder is None or (served.loaded is not None and served.engine.state == "loading"):
+        takes_rows = served.loaded is not None and served.engine.worker.takes_rows
+        if served.folder is None or (served.loaded is not None and not takes_rows and served.engine.state == "loading"):
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
 

@@ -1,7 +1,6 @@
 """A model that tasks can use."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 
 from attrs import frozen
@@ -44,11 +43,10 @@ class Model:
         prompts = self.folder.default_prompt_name, self.folder.default_prompt, self.folder.chat_template
         return _with_settings(self.engine.worker.computed_by, self.long_text, self.folder.max_model_len, *prompts)
 
-    @contextmanager
-    def admit(self, work: EstimatedWork, timings: RequestTimings) -> Iterator[RequestAccounting]:
-        """Admit a request for as long as the context lasts. Raises as ``Engine.admit``."""
-        with self.engine.admit(work if self.results is None else self.results.to_compute(work)) as admitted:
-            yield RequestAccounting(admitted, self.renderer.memory, timings)
+    def admit(self, work: EstimatedWork, timings: RequestTimings) -> RequestAccounting:
+        """Admit a request, until the end of the context that is returned. Raises as ``Engine.admit``."""
+        admitted = self.engine.admit(work if self.results is None else self.results.to_compute(work))
+        return RequestAccounting(admitted, self.renderer.memory, timings)
 
     async def submit_all(self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings) -> None:
         """Compute the rows of a request by the engine, or have them from the cache of results.

@@ -41,8 +41,8 @@ class Pooled:
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
     """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to that length."""
-    limit = model.engine.facts.dimensions
-    if dimensions is not None and not 1 <= dimensions <= limit:
+    if dimensions is not None and not 1 <= dimensions <= model.engine.facts.dimensions:
+        limit = model.engine.facts.dimensions
         raise InvalidRequestError(
             f"{{dimensions}} must be from 1 to {limit}, the model's own, not {dimensions}.", field="dimensions"
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Self
 
 from attrs import frozen
 
@@ -13,11 +14,17 @@ from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 @frozen(eq=False)
 class RequestAccounting:
-    """Updates admission, the memory budget and the timings at each step of a request's rows."""
+    """Updates admission, the memory budget and the timings at each step of a request's rows; a context."""
 
     admitted: AdmittedRequest
     memory: MemoryBudget
     timings: RequestTimings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.admitted.release()
 
     def note_rendered(self, rows: Sequence[Sequence[RenderedPrompt]], render_s: float) -> None:
         """Count rows by their exact lengths, ``render_s`` seconds after rendering began."""

@@ -81,14 +81,14 @@ class WatchedTokenizer:
     def special_tokens(self) -> int:
         return self.inner.special_tokens
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:
         if not self.inside.acquire(blocking=False):
             self.faults.append(text)
-            return self.inner.encode(text)
+            return self.inner.encode(text, positions=positions)
         try:
             self.calls += 1
             self.all_inside.wait(timeout=60)
-            return self.inner.encode(text)
+            return self.inner.encode(text, positions=positions)
         finally:
             self.inside.release()
 

@@ -70,9 +70,10 @@ class EmbeddingsRequest(InputFields):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
+        params = self.input_params
         return PoolJob(
             prompts=self._document_or_prompts(network),
-            input_params=evolve(self.input_params, instruction=self.prompt),
+            input_params=params if self.prompt is None else evolve(params, instruction=self.prompt),
             dimensions=self.dimensions,
             normalize=the_same(self, *self.NORMALIZE_NAMES),
             priority=self.priority or 0,

@@ -1,6 +1,7 @@
 """One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlparse
@@ -23,9 +24,9 @@ SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for the response, not sending a body."""
 
 
-DELIVER_TO = "trio_pool_serve.deliver_to"
-"""The ASGI extension of a server that can deliver a request to a ``PoolServeConnection``, by ``take`` and ``leave``:
-the function that makes it so. ASGI's ``receive`` would need a task that waits."""
+EXCHANGE = "trio_pool_serve.exchange"
+"""The ASGI extension of a server whose ``deliver_to`` delivers a request to a ``PoolServeConnection``, by ``take`` and
+``leave``, where ASGI's ``receive`` would need a task that waits. The request runs in its ``cancel_scope``."""
 
 
 class PoolServeConnection(TrioASGIHTTPConnection):
@@ -59,7 +60,8 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         self._body_ended = False
         self._is_finishing = False
         self._arrived: trio.Event | None = None
-        self._request_scope = trio.CancelScope()
+        self._exchange: Any = scope.get("extensions", {}).get(EXCHANGE)
+        self._request_scope = trio.CancelScope() if self._exchange is None else self._exchange.cancel_scope
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task; a child receives, unless the server delivers. Cancellation: at once."""
@@ -71,6 +73,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             await self._handle(request, handler, receive, send)
         except BaseException as error:
             request.cancel_reason = _reason_of(error)
+            request.has_left = request.cancel_reason == CLIENT_LEFT
             raise
         finally:
             request.end()
@@ -87,15 +90,14 @@ class PoolServeConnection(TrioASGIHTTPConnection):
                 await response.send(send)
                 return
             respond = partial(self._send, response, send)
-        with self._request_scope:
+        with nullcontext() if self._exchange is not None else self._request_scope:
             if isinstance(handler, StreamingHandler):
                 response = await self._response_to_stream(request, handler, receive)
                 respond = partial(self._send, response, send)
             elif respond is None:
                 respond = partial(self._respond, request, handler, send)
-            deliver_to: Any = self.scope.get("extensions", {}).get(DELIVER_TO)
-            if deliver_to is not None:
-                deliver_to(self)
+            if self._exchange is not None:
+                self._exchange.deliver_to(self)
                 await respond()
             else:
                 async with trio.open_nursery() as nursery:

@@ -85,8 +85,9 @@ class RemoteWorkers:
         each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
         self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
 
-    def note_admitted(self, tokens: int) -> None:
+    def note_admitted(self) -> None:
         """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""
+        tokens = self.admission.tokens
         if tokens > 2 * max(self._said_tokens, self.facts.max_batch_tokens):
             self._said_tokens = tokens
             for link in self._ready:

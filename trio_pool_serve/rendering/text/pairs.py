@@ -60,7 +60,7 @@ def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
     """Return a text truncated to its first ``tokens`` tokens, ``None`` for all of it."""
     if tokens is None:
         return text
-    window = encode_window(tokenizer, text, tokens, "right")
+    window = encode_window(tokenizer, text, tokens, "right", positions=True)
     if window.tokens <= tokens:
         return text
     return tokenizer.beginning(text, window.encoded, tokens)

@@ -30,8 +30,9 @@ class SlowTokenizer:
         self.special_tokens = self._tokenizer.num_special_tokens_to_add(pair=False)
         self.pair_special_tokens = self._tokenizer.num_special_tokens_to_add(pair=True)
 
-    def encode(self, text: str) -> Encoded:
-        """Tokenise without special tokens."""
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:
+        """Tokenise without special tokens; there are no positions."""
+        del positions
         if self._lower_case:
             text = text.lower()
         ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)

@@ -80,7 +80,9 @@ class WindowedText:
         return self.is_whole and self.tokens <= keep
 
 
-def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
+def encode_window(
+    tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide, *, positions: bool = False
+) -> WindowedText:
     """Tokenise enough of ``text`` for the ``keep`` tokens that remain after truncating at ``side``."""
     needed = keep + MARGIN_TOKENS
     characters, most = needed * CHARACTERS_PER_TOKEN, max_characters_for(keep)
@@ -91,14 +93,14 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
         window = _beginning(text, characters, side)
         at_cut = _beginning(window, SAMPLE_CHARACTERS, "left" if side == "right" else "right")
         if _settles(at_cut, side) or _ignores_cut(tokenizer, at_cut, side):
-            encoded = tokenizer.encode(window)
+            encoded = tokenizer.encode(window, positions=positions)
             if len(encoded) >= needed:
                 return WindowedText(encoded, is_whole=False, begin=_left_out(text, characters, side))
         characters *= GROWTH
     if len(text) > most:
-        encoded = tokenizer.encode(_beginning(text, most, side))
+        encoded = tokenizer.encode(_beginning(text, most, side), positions=positions)
         return WindowedText(encoded, is_whole=False, begin=_left_out(text, most, side))
-    return WindowedText(tokenizer.encode(text), is_whole=True)
+    return WindowedText(tokenizer.encode(text, positions=positions), is_whole=True)
 
 
 def max_characters_for(keep: int) -> int:

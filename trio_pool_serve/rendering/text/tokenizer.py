@@ -7,7 +7,7 @@ raises "Already borrowed".
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -78,8 +78,8 @@ class Tokenizer(Protocol):
     chat: ModelChatTemplates
     """The chat templates of the model's files."""
 
-    def encode(self, text: str) -> Encoded:
-        """Tokenise without special tokens."""
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:
+        """Tokenise without special tokens; with ``positions`` for ``finish_with_positions`` and ``beginning``."""
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
@@ -162,13 +162,20 @@ class TokenizerPool:
     first: Tokenizer
     size: int
     _free: deque[Tokenizer] = field(init=False)
+    _shared: AbstractContextManager[Tokenizer] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._free = deque([self.first, *(self.first.copy() for _ in range(self.size - 1))])
+        if self.size > 1 and all(each is self.first for each in self._free):
+            self._shared = nullcontext(self.first)
+
+    def lend(self) -> AbstractContextManager[Tokenizer]:
+        """Lend a tokenizer to any thread."""
+        return self._shared or self._lend()
 
     @contextmanager
-    def lend(self) -> Iterator[Tokenizer]:
-        """Lend a tokenizer to any thread: deque's pop and append are atomic."""
+    def _lend(self) -> Iterator[Tokenizer]:
+        # deque's pop and append are atomic.
         tokenizer = self._free.pop()
         try:
             yield tokenizer
