@@ -147,15 +147,15 @@ class TaskHandler:
         reservation = request.reservation = Reservation(service.memory, request.client)
         is_answered = False
         try:
-            with trio.fail_at(request.deadline):
+            with trio.CancelScope(deadline=request.deadline) as scope:  # a third less than ``trio.fail_at``
                 response = await self._respond(request, reservation)
-            is_answered = True
-        except trio.TooSlowError:
-            raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
+                is_answered = True
         finally:
             service.running_tasks -= not is_background
             if not is_answered:
                 reservation.release()
+        if scope.cancelled_caught:
+            raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.")
         if isinstance(response.body, bytes):
             request.wire = None
             reservation.settle(len(response.body))
