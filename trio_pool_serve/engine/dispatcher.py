@@ -54,6 +54,10 @@ class BatchSource(Protocol):
     def take(self, limits: BatchLimits, /, *, leaves_long: bool) -> list[QueueEntry]:
         """Take the rows of one batch; empty if no row may be taken, as when long ones are left to other devices."""
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether rows of background work wait."""
+
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of a planned batch; empty if none is complete."""
 
@@ -155,6 +159,9 @@ class Dispatcher:
     def _take(self, devices: Sequence[Device]) -> tuple[Device, InFlightBatch] | None:
         """Take a batch for one of the devices that have room; ``None`` if there is none."""
         self._look_again_s = math.inf
+        if not (self.has_waiting or self.source.has_planned):
+            self.rates.note_idle()
+            return None
         devices = [each for each in devices if each.is_available]
         held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
         if held is None and devices and (suspect := self._next_suspect()) is not None:
@@ -211,7 +218,8 @@ class Dispatcher:
         """Wake those that wait for a batch: there may be more room, or rows that may be taken now."""
         self._count_busy()
         self.room.unpark_all()
-        self.source.changed.unpark_all()
+        if self.has_waiting or self.source.has_planned:
+            self.source.changed.unpark_all()
 
     def _count_busy(self) -> None:
         """Count the seconds until now if batches were in flight; those with several count once."""

@@ -188,6 +188,11 @@ class Scheduler:
                 return in_time
         return []
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether rows of background work wait."""
+        return next(iter(self.planned), None) is not None
+
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of a planned batch; empty if none is complete."""
         return self.planned.take()

@@ -127,6 +127,11 @@ class Joiner:
         self._kept_together = max(0, self._kept_together - long_tokens)
         return taken
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether planned batches wait."""
+        return bool(self._planned)
+
     def take_planned(self) -> list[QueueEntry]:
         """Take the rows of the planned batch that came first; empty if there is none."""
         if not self._planned:
