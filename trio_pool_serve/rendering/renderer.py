@@ -82,10 +82,9 @@ class Renderer:
 
     def is_plain(self, prompt: Prompt) -> TypeGuard[PlainPrompt]:
         """Whether ``render_plain`` can render a prompt: token ids, or texts without a chat template."""
-        if isinstance(prompt, ChunkedPrompt | PairPrompt | TokensPrompt):
-            return True
-        uses_chat_template = self.conversations is not None and self.conversations.uses_chat_template
-        return isinstance(prompt, TextPrompt) and not uses_chat_template
+        if isinstance(prompt, TextPrompt):
+            return self.conversations is None or not self.conversations.uses_chat_template
+        return isinstance(prompt, ChunkedPrompt | PairPrompt | TokensPrompt)
 
     async def render_plain(self, prompts: Sequence[PromptToRender], client: int = 0) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window of a long text.
