@@ -363,6 +363,23 @@ async def test_a_device_with_threads_for_planned_batches_computes_them_beside_ot
     assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
 
 
+async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    waiting = floor.queue.changed
+    for put in (floor.put, floor.put_planned):
+        (row,) = put(1)
+        nursery.start_soon(waiting.park)
+        await floor.settle()
+        floor.dispatcher.note_room()
+        assert len(waiting) == 0
+        row.is_abandoned = True
+        floor.queue.withdraw(row)
+    nursery.start_soon(waiting.park)
+    await floor.settle()
+    floor.dispatcher.note_room()
+    assert len(waiting) == 1
+
+
 # -- rows of lost devices --------------------------------------------------------------------------------
 
 
