@@ -1,5 +1,6 @@
 """``--long-text chunk``: a text that is too long is embedded in windows."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 
 import attrs
@@ -15,7 +16,6 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Mode
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
-from trio_pool_serve.rendering.text.tokenizer import TokenizerPool
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
@@ -148,9 +148,9 @@ class CountingTokenizer(FastTokenizer):
 
 async def test_of_a_text_of_too_many_windows_hardly_more_tokens_are_made_than_windows_have(service, scripted_folder):
     """A text of 7 MB has two million tokens, 64 times what is read."""
-    texts = service.model().renderer.texts
+    tokenizers = service.model().renderer.texts.tokenizers
     counting = CountingTokenizer(Backend.from_file(str(scripted_folder / "tokenizer.json")), frozenset())
-    texts.tokenizers = TokenizerPool(counting, texts.tokenizers.size)
+    tokenizers._free = deque([counting] * len(tokenizers._free))
     with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
         await embed(service, "w1 w22 " * 2**20)
     assert 0 < CountingTokenizer.characters < 2**20

@@ -119,10 +119,9 @@ class AdmittedRequest:
         replaced = self._estimate if rendered == self._unrendered else self._estimate * rendered // self._unrendered
         self._estimate -= replaced
         self._unrendered -= rendered
-        changes = {self.work.row_class: -replaced}
+        changes = defaultdict(int, {self.work.row_class: -replaced})
         for prompt in prompts:
-            row_class = class_of(prompt)
-            changes[row_class] = changes.get(row_class, 0) + len(prompt.token_ids)
+            changes[class_of(prompt)] += len(prompt.token_ids)
             if prompt.images is not None:
                 self._admission.observe_image(len(prompt.token_ids))
         self._count(changes)
@@ -228,10 +227,7 @@ class Admission:
         return self.waiting_s + self.images.total_s > NEARLY_FULL * max(0.0, self.max_queue_s - waited_s)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:
-        """Count a request's work, until the end of the context that is returned; not that of background work.
-
-        Raises ``OverloadedError``.
-        """
+        """Count a request's work until the end of its context; not background work. Raises ``OverloadedError``."""
         if work.has_images and self._image_tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_tokens * work.rows))
         self.refuse_late(work)

@@ -6,7 +6,7 @@ The cache of prepared images has what they leave of it.
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 from attrs import define, field
@@ -152,13 +152,10 @@ class MemoryBudget:
         while self._by_client.get(client.number, 0) >= share and self._prepared[client.number]:
             await self._released.wait()
 
-    def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> AbstractContextManager[None]:
+    @contextmanager
+    def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
         size = sum(map(_input_bytes, prompts))
-        return self._holding(size, client) if size else nullcontext()
-
-    @contextmanager
-    def _holding(self, size: int, client: Client) -> Iterator[None]:
         self._prepared[client.number] += size
         self.add(client, size)
         try:

@@ -1,6 +1,6 @@
 """One request and its response, as an ASGI app sees them."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -97,15 +97,6 @@ class Exchange:
                 await trio.lowlevel.checkpoint()  # a write that finds room does not wait
         else:
             raise RuntimeError(f"{kind} is no message of an HTTP/1.1 response, or comes out of turn.")
-
-    async def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send a whole response, as ``send`` does by two messages. Cancellation: as ``send``."""
-        self.response = response = OutgoingResponse(self.request, status, headers)
-        head = response.head(self._server_headers.now(), is_last=self._is_last())
-        await self._write(head, response.body(body, is_last=True))
-        response.check_end()
-        self.is_answered = True
-        self._note_change()
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""

@@ -60,13 +60,7 @@ REFUSALS = {
 
 
 class BatchHistogram(Histogram):
-    """A histogram that many observations are made of: it finds a bucket by bisection, and has no exemplars."""
-
-    def observe(self, amount: float, exemplar: object = None) -> None:
-        """Observe an amount."""
-        del exemplar
-        self._sum.inc(amount)
-        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
+    """A histogram of which one batch brings many observations."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observe each amount. Equal ones, as of rows that arrived together, cost one observation."""
@@ -132,7 +126,7 @@ class Metrics:
         self._live = _LiveGauges()
 
         def seconds(name: str, what: str) -> Histogram:
-            return BatchHistogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
+            return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
 
         def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> BatchHistogram:
             return BatchHistogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)

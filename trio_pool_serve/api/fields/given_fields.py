@@ -35,9 +35,7 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
 def the_same(wire: object, *names: str) -> Any:
     """Return the value of fields that mean the same, or ``None``. Raises ``InvalidRequestError`` if they differ."""
     given = {name: value for name in names if (value := getattr(wire, name)) is not None}
-    if not given:
-        return None
-    first = next(iter(given.values()))
+    first = next(iter(given.values()), None)
     if any(value != first for value in given.values()):
         values = " and ".join(f"{name} is {quoted(value)}" for name, value in given.items())
         raise InvalidRequestError(f"These fields mean the same, and differ: {values}.", param=list(given)[-1])

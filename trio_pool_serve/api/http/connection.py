@@ -26,8 +26,7 @@ SILENCE_S = 1.0
 
 EXCHANGE = "trio_pool_serve.exchange"
 """The ASGI extension of a server whose ``deliver_to`` delivers a request to a ``PoolServeConnection``, by ``take`` and
-``leave``, where ASGI's ``receive`` would need a task that waits. The request runs in its ``cancel_scope``; ``respond``
-sends a whole response."""
+``leave``, where ASGI's ``receive`` would need a task that waits. The request runs in its ``cancel_scope``."""
 
 
 class PoolServeConnection(TrioASGIHTTPConnection):
@@ -137,10 +136,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             await send(message)
 
         self._is_finishing = isinstance(response.body, bytes)
-        if self._exchange is not None and isinstance(response.body, bytes):
-            await self._exchange.respond(response.status, response.encoded_headers(), response.body)
-        else:
-            await response.send(send if self._is_finishing else noting)
+        await response.send(send if self._is_finishing else noting)
 
     async def _receive(self, receive: Any) -> None:
         while (message := await receive())["type"] != "http.disconnect":

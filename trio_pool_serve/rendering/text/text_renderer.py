@@ -113,17 +113,15 @@ class TextRenderer:
 
     def _render_text(self, prompt: TextPrompt | ChunkedPrompt, params: RenderingParams) -> RenderedPrompt:
         params, most = self._within_format(params)
-        is_chunked = isinstance(prompt, ChunkedPrompt)
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             keep = available_tokens(params, most, special)
             before = self.text_format.prefix + params.instruction
-            try:
+            with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
+                is_chunked = isinstance(prompt, ChunkedPrompt)
                 window = encode_window(tokenizer, text, keep, params.truncation_side, positions=is_chunked)
-            except UnicodeError as error:
-                raise _no_unicode() from error
             check_length(window, keep, params, most, special)
             is_cut = not window.fits(keep)  # read before the tokens are truncated in place
             positions = None
@@ -195,11 +193,7 @@ def _unicode_errors() -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise _no_unicode() from error
-
-
-def _no_unicode() -> InvalidRequestError:
-    return InvalidRequestError("An input is not valid Unicode text.", field="prompts")
+        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:

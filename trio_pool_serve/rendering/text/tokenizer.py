@@ -7,7 +7,7 @@ raises "Already borrowed".
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -162,20 +162,13 @@ class TokenizerPool:
     first: Tokenizer
     size: int
     _free: deque[Tokenizer] = field(init=False)
-    _shared: AbstractContextManager[Tokenizer] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._free = deque([self.first, *(self.first.copy() for _ in range(self.size - 1))])
-        if self.size > 1 and all(each is self.first for each in self._free):
-            self._shared = nullcontext(self.first)
-
-    def lend(self) -> AbstractContextManager[Tokenizer]:
-        """Lend a tokenizer to any thread."""
-        return self._shared or self._lend()
 
     @contextmanager
-    def _lend(self) -> Iterator[Tokenizer]:
-        # deque's pop and append are atomic.
+    def lend(self) -> Iterator[Tokenizer]:
+        """Lend a tokenizer to any thread: deque's pop and append are atomic."""
         tokenizer = self._free.pop()
         try:
             yield tokenizer
