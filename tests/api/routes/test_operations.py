@@ -170,23 +170,29 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
         await assert_probes(client, "ready")
 
 
+def know_probe(service: Service) -> None:
+    """Let the device have a row to probe it by, as those of other runners do once they are loaded."""
+    worker = service.default.engine.worker
+    worker.facts = attrs.evolve(worker.facts, probe_request=PROBE)
+
+
 @pytest.mark.parametrize("query", ["deep", "deep=1", "deep=true"])
-async def test_a_deep_probe_computes_one_row(client, scripted, query):
-    scripted.probe_request = PROBE
+async def test_a_deep_probe_computes_one_row(client, service, scripted, query):
+    know_probe(service)
     answer = await client.get(f"/readyz?{query}")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
     assert scripted.batches[-1].requests == (PROBE,)
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/readyz?deep=false", "/readyz?deeper=1", "/livez?deep=1"])
-async def test_other_probes_compute_nothing(client, scripted, path):
-    scripted.probe_request = PROBE
+async def test_other_probes_compute_nothing(client, service, scripted, path):
+    know_probe(service)
     assert (await client.get(path)).status_code == 200
     assert scripted.batches == []
 
 
-async def test_many_deep_probes_share_one_row(url, scripted):
-    scripted.probe_request = PROBE
+async def test_many_deep_probes_share_one_row(url, service, scripted):
+    know_probe(service)
     statuses: list[int] = []
 
     async def probe() -> None:
@@ -205,7 +211,7 @@ async def test_many_deep_probes_share_one_row(url, scripted):
 
 
 async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_the_queue(client, service, scripted):
-    scripted.probe_request = PROBE
+    know_probe(service)
     service.default.probe.timeout_s = 0.05
     async with wedged(service, scripted):
         for _ in range(3):
@@ -217,8 +223,8 @@ async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_
         assert service.default.engine.statistics().queued_rows == 0
 
 
-async def test_a_deep_probe_tells_that_rows_fail(client, scripted):
-    scripted.probe_request = PROBE
+async def test_a_deep_probe_tells_that_rows_fail(client, service, scripted):
+    know_probe(service)
 
     def fail(batch):
         raise ValueError("broken")
@@ -229,8 +235,8 @@ async def test_a_deep_probe_tells_that_rows_fail(client, scripted):
     assert "broken" not in answer.text
 
 
-async def test_a_deep_probe_tells_that_numbers_are_not_finite(client, scripted):
-    scripted.probe_request = PROBE
+async def test_a_deep_probe_tells_that_numbers_are_not_finite(client, service, scripted):
+    know_probe(service)
     scripted.on_launch = lambda batch: CopiedBatch([(np.array([np.nan], dtype=np.float32),)] * len(batch.requests))
     answer = await client.get("/readyz?deep=true")
     assert (answer.status_code, answer.json()["status"]) == (503, "failing")
@@ -238,7 +244,7 @@ async def test_a_deep_probe_tells_that_numbers_are_not_finite(client, scripted):
 
 
 async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, service, scripted):
-    scripted.probe_request = PROBE
+    know_probe(service)
     scripted.gate.clear()
     async with client_of(url) as client, trio.open_nursery() as leaving:
         leaving.start_soon(client.get, "/readyz?deep=true")
