@@ -152,6 +152,8 @@ class Dispatcher:
         available = [each for each in devices if each.is_available]
         if not any(each.room > 0 or each.planned_room(others_wait=False) > 0 for each in available):
             await self.room.park()
+        elif math.isinf(self._look_again_s):
+            await self.source.changed.park()  # a scope takes a twelfth of the calls of a lone request
         else:
             with trio.move_on_after(self._look_again_s):
                 await self.source.changed.park()
