@@ -71,7 +71,6 @@ class Script:
 
 SCRIPTS = (
     Script("cpu_engines", {"rounds": 1, "seconds": 0.1}),
-    Script("throughput"),
     Script("responsiveness"),
     Script("scheduling"),
     Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),

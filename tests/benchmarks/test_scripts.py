@@ -65,16 +65,16 @@ def test_full_and_quick_exclude_each_other():
 
 
 def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
-    script = Script("throughput")
+    script = Script("peers")
     print_table("a title", ["server", "req/s"], [["ours", "1"]])
     write_json(tmp_path, script.name, {"machine": {"cores": 2, "packages": {"trio": "1"}}, "settings": {"rounds": 1}})
-    (tmp_path / "throughput.png").touch()
+    (tmp_path / "peers.png").touch()
     written = page(Outcome([script], ["peers: missing"], ["load"]), tmp_path, quick=True)
     for part in (
         "mean nothing",
         "| cores | 2 |",
         "| ours | 1 |",
-        "![throughput](throughput.png)",
+        "![peers](peers.png)",
         "- peers: missing",
     ):
         assert part in written
