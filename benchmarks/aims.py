@@ -29,7 +29,7 @@ from benchmarks.forward_alone import PAUSE_S, ForwardAlone
 from benchmarks.load import LoadJob, health_probe, run_load, run_load_and_probe
 from benchmarks.machine import describe_machine
 from benchmarks.memory import ProcessMemory, memory_of
-from benchmarks.model import MODEL_PATH, Texts, least_cosine_of, name_of, oracle_vectors
+from benchmarks.model import MODEL_PATH, Texts, least_cosine_of, name_of, oracle_vectors, result_name
 from benchmarks.offline import open_offline
 from benchmarks.report import (
     RESULTS,
@@ -108,6 +108,11 @@ class Settings:
     seconds: float = 6.0
     server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     output_dir: Path = RESULTS
+
+    @property
+    def result(self) -> str:
+        """The name of the results."""
+        return result_name("aims", self.model, self.server_flags)
 
 
 @frozen(kw_only=True)
@@ -219,7 +224,7 @@ def draw(values: Mapping[Aim, float], settings: Settings) -> None:
     axis.invert_yaxis()
     axis.set(title="How far each bar is reached", xscale="log")
     axis.margins(x=0.15)
-    write_figure(figure, settings.output_dir, "aims")
+    write_figure(figure, settings.output_dir, settings.result)
 
 
 async def run(settings: Settings) -> None:
@@ -234,7 +239,9 @@ async def run(settings: Settings) -> None:
         cosine = await check_answers(servers[ours].url, texts, oracle, name, least_cosine)
         alone = ForwardAlone(offline, settings.seconds / 6, TOKENS, least_cosine)
         measured = await measure(servers[ours], idle, alone, settings)
-    values = {**measured.values(), **values_of_results(settings.output_dir, machine["commit"])}
+    values = dict(measured.values())
+    if settings.result == "aims":
+        values |= values_of_results(settings.output_dir, machine["commit"])
     show(values, measured)
     document = {
         "machine": machine,
@@ -248,7 +255,7 @@ async def run(settings: Settings) -> None:
         "forward_alone": alone.as_document(),
         "memory": [attrs.asdict(process) for process in measured.memory],
     }
-    write_json(settings.output_dir, "aims", document)
+    write_json(settings.output_dir, settings.result, document)
     draw(values, settings)
 
 

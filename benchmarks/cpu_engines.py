@@ -32,7 +32,7 @@ from transformers import AutoModel
 from benchmarks.engines import EngineFile, file_of
 from benchmarks.forward_alone import COLUMNS, ROWS, ForwardAlone
 from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_PATH, name_of
+from benchmarks.model import MODEL_PATH, name_of, result_name
 from benchmarks.offline import open_offline, thread_counts
 from benchmarks.report import (
     RESULTS,
@@ -78,7 +78,7 @@ class Settings:
     @property
     def result(self) -> str:
         """The name of the results."""
-        return "cpu_engines" if self.model == MODEL_PATH else f"cpu_engines_{name_of(self.model)}"
+        return result_name("cpu_engines", self.model)
 
 
 @frozen

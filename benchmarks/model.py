@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +31,11 @@ def least_cosine_of(flags: Sequence[str]) -> float:
 def name_of(model: str) -> str:
     """Return the name under which a model's folder is served."""
     return MODEL_NAME if model == MODEL_PATH else Path(model).name
+
+
+def result_name(benchmark: str, model: str, flags: str = "") -> str:
+    """Return the name of a benchmark's results: other models and flags do not overwrite those of the defaults."""
+    return "_".join([benchmark, *([name_of(model)] if model != MODEL_PATH else []), *re.findall(r"\w+", flags)])
 
 
 class WrongAnswerError(Exception):

@@ -82,12 +82,12 @@ def thread_counts() -> list[int]:
 
 @define(eq=False)
 class Offline:
-    """The process, as those who have it measure see it."""
+    """The process, for benchmarks that measure with it."""
 
     _process: trio.Process
 
     async def measure(self, job: OfflineJob) -> OfflineResult:
-        """Have one job done. Cancellation: at once, and nothing more can be measured."""
+        """Return the result of one job. Cancellation: at once, and nothing more can be measured."""
         assert self._process.stdin is not None
         await self._process.stdin.send_all(msgspec.json.encode(job) + b"\n")
         return msgspec.json.decode(await self._line(), type=OfflineResult)

@@ -2,8 +2,7 @@
 
 By clients, by tokens per text, and by texts per request; all servers in turns. A peer must serve the same model: its
 answers are compared with the model's before anything is timed. On this machine the CPU time of the process that listens
-and its descendants is measured; PID names another process for that. Without a peer, ours is compared with the naive
-server.
+and its descendants is measured; PID names another process for that.
 
     python -m benchmarks.peers --peer vllm=http://127.0.0.1:8001,all-MiniLM-L6-v2
 """
@@ -29,7 +28,16 @@ from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import ask, bodies_of, embeddings_body, vectors_of
 from benchmarks.load import LoadJob, run_load
 from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts, check_vectors, least_cosine_of, name_of, oracle_vectors
+from benchmarks.model import (
+    MODEL_NAME,
+    MODEL_PATH,
+    Texts,
+    check_vectors,
+    least_cosine_of,
+    name_of,
+    oracle_vectors,
+    result_name,
+)
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -42,7 +50,7 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds
 from benchmarks.thread_clocks import listening_process
-from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants, say_not_measured
+from benchmarks.variants import LONG_TEXTS, OURS, open_variants, say_not_measured
 
 TEXTS = 256
 """At least, of each length; more where a request has more."""
@@ -147,6 +155,11 @@ class Settings:
     every_combination: Annotated[bool, Parameter(negative=())] = False
     server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     output_dir: Path = RESULTS
+
+    @property
+    def result(self) -> str:
+        """The name of the results."""
+        return result_name("peers", self.model, self.server_flags)
 
     @property
     def loads(self) -> list[Load]:
@@ -259,7 +272,7 @@ def draw(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
         axis.set_title(title)
     axes[1].set(xscale="log")
     axes[1].legend(frameon=False)
-    write_figure(figure, settings.output_dir, "peers")
+    write_figure(figure, settings.output_dir, settings.result)
 
 
 async def run(settings: Settings) -> None:
@@ -273,8 +286,7 @@ async def run(settings: Settings) -> None:
     ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *flags)
     theirs = [Peer.parse(text, name) for text in settings.peer]
     async with AsyncExitStack() as stack:
-        own = [attrs.evolve(variant, model=settings.model) for variant in ([ours] if theirs else [ours, NAIVE])]
-        servers = await stack.enter_async_context(open_variants(own))
+        servers = await stack.enter_async_context(open_variants([attrs.evolve(ours, model=settings.model)]))
         peers = [Peer(server.name, server.url, name) for server in servers.values()] + theirs
         least = {peer.name: least_cosine_of(flags if peer.name == ours.name else ()) for peer in peers}
         cosines = {peer.name: await check(peer, texts, settings.model, least[peer.name]) for peer in peers}
@@ -290,7 +302,7 @@ async def run(settings: Settings) -> None:
             for (name, load), results in measured.results.items()
         ],
     }
-    write_json(settings.output_dir, "peers", document)
+    write_json(settings.output_dir, settings.result, document)
     draw(peers, measured, settings)
 
 

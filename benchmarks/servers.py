@@ -130,8 +130,3 @@ def _arguments(more: Sequence[str]) -> list[str]:
 def open_idle() -> AbstractAsyncContextManager[Server]:
     """Run a server with nothing to do."""
     return open_server("idle", ["benchmarks.idle"], ready_path="/health")
-
-
-def open_naive() -> AbstractAsyncContextManager[Server]:
-    """Run the server to compare with."""
-    return open_server("naive", ["benchmarks.naive", MODEL_PATH], ready_path="/health")

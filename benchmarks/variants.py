@@ -33,14 +33,6 @@ class Variant:
 
 OURS = Variant(name="ours")
 
-NAIVE = Variant(name="naive", module=("benchmarks.naive",))
-
-ENGINES = (
-    OURS.with_flags("ours, engine local", "--engine", "local"),
-    OURS.with_flags("ours, engine process", "--engine", "process"),
-)
-"""Ours by where the engine is."""
-
 
 def known(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants whose flags our command has; report which are left out, and why."""
@@ -60,8 +52,6 @@ def say_not_measured(name: str, reason: str) -> None:
 
 
 def _refusal(variant: Variant) -> str | None:
-    if variant.module == NAIVE.module:
-        return None
     try:
         read_config([MODEL_PATH, *variant.flags])
     except (CycloptsError, ValueError) as error:
@@ -75,12 +65,7 @@ async def open_variants(variants: Sequence[Variant]) -> AsyncIterator[dict[Varia
     async with AsyncExitStack() as stack:
         servers = {}
         for variant in variants:
-            is_naive = variant.module == NAIVE.module
-            model = variant.model if is_naive else f"{name_of(variant.model)}={variant.model}"
-            opened = open_server(
-                variant.name,
-                [*variant.module, model, *variant.flags],
-                ready_path="/health" if is_naive else "/readyz",
-            )
+            model = f"{name_of(variant.model)}={variant.model}"
+            opened = open_server(variant.name, [*variant.module, model, *variant.flags], ready_path="/readyz")
             servers[variant] = await stack.enter_async_context(opened)
         yield servers

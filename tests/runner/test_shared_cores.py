@@ -26,7 +26,7 @@ def clock(monkeypatch):
     """A clock that stands still unless it is moved."""
     now = [1000.0]
     monkeypatch.setattr(shared_cores.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(shared_cores, "usable_cores", lambda: 8)
     return now
 
 
@@ -91,7 +91,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
 
 
 def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(shared_cores, "usable_cores", lambda: 4)
     spent, free = [0.0], [False]
     monkeypatch.setattr(shared_cores.time, "process_time", lambda: spent[0])
     tried: list[float] = []

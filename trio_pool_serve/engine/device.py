@@ -52,7 +52,7 @@ class Device(ABC):
 
     @property
     def takes_ahead(self) -> bool:
-        """Whether its batches wait until another device of this process is free: it is given short rows only."""
+        """Whether its batches wait until another device of this process is free."""
         return False
 
     @property

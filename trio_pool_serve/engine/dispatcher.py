@@ -93,8 +93,8 @@ class Dispatcher:
     """After how many seconds another device may get what waits."""
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows of lost devices, which wait to be computed again."""
-    _next: InFlightBatch | None = field(init=False, default=None)
-    """The batch taken ahead, until a device is free."""
+    _behind: list[InFlightBatch] = field(init=False, factory=list)
+    """Batches of devices of this process that wait until another one is computed, the first in turn first."""
     _busy_since: float | None = field(init=False, default=None)
     """Until when the seconds with batches in flight are counted; ``None`` while there are none."""
 
@@ -111,7 +111,7 @@ class Dispatcher:
 
     @property
     def all_compute(self) -> bool:
-        """Whether no device is free that computes."""
+        """Whether each device that computes has a batch."""
         return all(device.in_flight for device in self.devices if device.launches)
 
     async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
@@ -130,14 +130,18 @@ class Dispatcher:
             device, batch = taken
             device.in_flight.append(batch)
             self._count_busy()
-            if device.takes_ahead:
-                self._next = batch
-            elif self.all_compute:
-                self.room.unpark_all()  # a batch may be taken ahead
-            if self.queue_times is not None:
-                self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
+            self._note_launch(batch)
             if await device.launch(batch):
                 nursery.start_soon(self._finish, device, batch)
+
+    def _note_launch(self, batch: InFlightBatch) -> None:
+        if batch.is_planned or not any(device.takes_ahead for device in self.devices):
+            return
+        launched = [each for each in self.in_flight if not each.is_planned]
+        if len(launched) > sum(device.launches for device in self.devices):
+            self._behind.append(batch)
+        elif self.all_compute:
+            self.room.unpark_all()  # a batch may be taken ahead
 
     async def _gather(self, device: Device) -> None:
         """Wait while rows keep arriving that a batch taken ahead may have, too. Cancellation: at once."""
@@ -255,8 +259,12 @@ class Dispatcher:
         for batch in batches:
             device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
-        if self._next is not None:
-            self._next.launched, self._next = device.freed_at, None
+        self._behind = [batch for batch in self._behind if batch not in batches]
+        if self._behind and not batches[0].is_planned:
+            self._behind.pop(0).launched = device.freed_at
+        if self.queue_times is not None:
+            for batch in batches:
+                self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
         self.note_room()
         self._observe(device, batches)
         if self.on_computed is not None:

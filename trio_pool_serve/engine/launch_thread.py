@@ -56,8 +56,9 @@ class LaunchThread(Device):
     @property
     def room(self) -> int:  # noqa: D102
         if self.kind == "ahead":
-            is_needed = self.worker.queue.tokens <= self.bulk.tokens and self.worker.dispatcher.all_compute
-            return 1 - len(self.in_flight) if is_needed else 0
+            worker = self.worker
+            is_needed = worker.queue.tokens <= self.bulk.tokens and worker.dispatcher.all_compute
+            return 1 - len(self.in_flight) if is_needed and not worker.offload.waiting("launch") else 0
         return MAX_IN_FLIGHT - len(self.in_flight) if self.kind == "launch" else 0
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102

@@ -31,8 +31,8 @@ CONTENDED_CPU_SHARE = 0.7
 a batch takes five times as long then."""
 
 REMEMBERED = 0.95
-"""Weight of a batch with each later one. When single batches were judged, what an idle machine does now and then halved
-the threads for most of the time."""
+"""Weight of a batch with each later one. When single batches were judged, short interruptions of an otherwise idle
+machine halved the threads for most of the time."""
 
 MAX_OBSERVED_THREADS = 4
 """Batches on more threads are not observed: for short rows such threads sleep much of the time in any case."""
@@ -109,7 +109,7 @@ class SharedCores:
     @classmethod
     def open(cls, path: Path, replica: int, replicas: int) -> "SharedCores":
         """Map the file at ``path``; it is created if it does not exist."""
-        cores = cls(shared_array(path, replicas), replica, len(os.sched_getaffinity(0)))
+        cores = cls(shared_array(path, replicas), replica, usable_cores())
         cores.release()
         return cores
 
@@ -117,7 +117,7 @@ class SharedCores:
     def private(cls, threads: int) -> list["SharedCores"]:
         """Return those of the threads of this process, if no other process computes."""
         computed_at = np.full(threads, -math.inf)
-        return [cls(computed_at, thread, len(os.sched_getaffinity(0))) for thread in range(threads)]
+        return [cls(computed_at, thread, usable_cores()) for thread in range(threads)]
 
     def take(self) -> int:
         """Record that this replica computes; return its share of the cores, in threads."""
@@ -135,8 +135,8 @@ class SharingRunner:
     """A runner on CPU that computes each batch with its share of the cores.
 
     ``unused`` has a ``SharedCores`` for each batch that is computed at a time; other runners may share the list. A
-    further batch waits in the runner, and gets the least share. Planned batches of the same rows give the same bits:
-    these depend on the number of threads that torch computes with, which is always the same for them.
+    further batch gets the least share. Planned batches of the same rows give the same bits: these depend on the number
+    of threads that torch computes with, which is always the same for them.
     """
 
     runner: Runner
@@ -149,7 +149,7 @@ class SharingRunner:
             return self._compute(batch, 1)  # in what the others leave, without a share of its own
         try:
             shared = self.unused.pop()
-        except IndexError:  # it waits until another has been computed
+        except IndexError:  # a batch that was taken ahead
             return self._compute(batch, 1)
         share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()

@@ -87,6 +87,8 @@ class HttpConnection:
             self._nursery = nursery
             with self._requests_scope:
                 await self._serve_requests()
+            if self._refused_with is not None:  # for a body, the scope has been cancelled
+                await self._refuse(self._refused_with)
             nursery.cancel_scope.cancel(reason="the connection has ended")
         return self._buffer.unread if self._is_left_to_hypercorn else None
 
@@ -270,8 +272,6 @@ class HttpConnection:
             self._has_begun_response = False
             self._idle_since = trio.current_time()
             self._answered.set()
-        if self._refused_with is not None:
-            await self._refuse(self._refused_with)
 
     async def _respond(self, exchange: Exchange) -> None:
         began = time.time()

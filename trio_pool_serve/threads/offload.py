@@ -184,6 +184,10 @@ class Offload:
         """Let the threads that launch end; the next launch starts another."""
         self._launch_threads.close()
 
+    def waiting(self, kind: LimiterName) -> int:
+        """Return how many tasks wait for a thread of this kind."""
+        return self._limiters[kind].statistics().tasks_waiting
+
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
         """Return the use of each limiter; those that wait for their client's turn are among the waiting."""
         turns = {"render": self._rendering.waiting + self._decoding.waiting, "media": self._preparing.waiting}

@@ -67,6 +67,18 @@ async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rende
     await until(lambda: is_idle(service))
 
 
+async def test_a_body_that_turns_out_to_be_malformed_is_a_400(url, service, scripted):
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with await connect(url) as stream:
+        await stream.send_all(head + b"1\r\n{")
+        await until(lambda: not is_idle(service))
+        await stream.send_all(b"zz\r\n")
+        with trio.fail_after(10):
+            answer = b"".join([part async for part in stream])
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    await until(lambda: is_idle(service))
+
+
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 async def test_a_client_that_closes_its_sending_half_gets_its_answer(url, service, scripted, version):
     scripted.gate.clear()

@@ -1,7 +1,7 @@
 """One HTTP request, as middleware and handlers see it."""
 
 import math
-import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -112,7 +112,7 @@ class HttpRequest:
     def _chosen_id(self) -> str:
         given = self.header(b"x-request-id") or ""
         printable = given.isascii() and given.isprintable()
-        return given[:MAX_REQUEST_ID] if given and printable else f"{random.getrandbits(128):032x}"
+        return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
 
     @property
     def outcome(self) -> Outcome:

@@ -82,8 +82,9 @@ class RemoteWorkers:
 
     def _note_computed_by(self, *new: Hello) -> None:
         hellos = [*new, *(link.hello for link in self._ready if link.hello is not None)]
-        each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
-        self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
+        if hellos:  # else what computed last
+            each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
+            self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
 
     def note_admitted(self) -> None:
         """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""

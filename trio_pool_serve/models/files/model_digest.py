@@ -60,7 +60,7 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
 def fingerprint_of_loaded(folder: Path, config: ModelConfig, exported: Iterable[Path], *computed_by: str) -> str:
     """Return the fingerprint of what a model computes from token ids; empty if its files cannot be read. Blocks.
 
-    ``exported`` are the files that its weights were taken from, if these are not the ones for torch.
+    ``exported`` are the files that its weights were taken from, if torch does not load it.
     """
     cache = ModelCache.of(config.cache_dir)
     with suppress(OSError):  # of files that need not be read to load the model

@@ -169,13 +169,14 @@ class CpuModel:
                 with written(partial(_convert_to, converter), self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
                     return self._runner_of(path, model)
-            except _RefusedError as refusal:
+            except (_RefusedError, ConversionCrashError) as refusal:
                 converter.close()
-                refused = refusal.model
+                crash = ConvertedModel(refused=str(refusal).rstrip("."))
+                refused = refusal.model if isinstance(refusal, _RefusedError) else crash
                 if self.entry is not None:
                     self._refusals_of(self.entry).put(lambda _: refused)
                 return self._by_torch(refused.refused)
-            except (OSError, StorageError, ConversionCrashError) as error:
+            except (OSError, StorageError) as error:
                 converter.close()
                 return self._by_torch(f"it cannot be converted now: {error}")
 
@@ -244,6 +245,8 @@ class CpuModel:
             return ""
         where = "" if model.processor == cpu_name() else f", on {model.processor}"
         in_float32 = f" in float32; {model.why_float32}" if model.why_float32 else ""
+        if model.time_ratio is None:
+            return f"OpenVINO's speed was not tried{in_float32}"
         return f"OpenVINO takes {model.time_ratio:.2f} times as long{where}{in_float32}"
 
     @property

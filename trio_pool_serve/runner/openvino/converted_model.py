@@ -123,12 +123,12 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         return all(installed.get(name, made_with) == made_with for name, made_with in self.versions.items())
 
     def is_faster(self) -> bool:
-        """Whether OpenVINO computes it faster than torch, as far as is known."""
-        return self.time_ratio is None or self.time_ratio <= MAX_RATIO
+        """Whether OpenVINO computes it faster than torch, as far as is known: in float32 only if that was tried."""
+        return not self.why_float32 if self.time_ratio is None else self.time_ratio <= MAX_RATIO
 
     def is_old(self) -> bool:
-        """Whether it is time to try again if OpenVINO is slower than torch."""
-        return not self.is_faster() and time.time() > self.made_at + RETRY_S
+        """Whether it is time to try, or to try again if OpenVINO is slower than torch."""
+        return not self.is_faster() and (self.time_ratio is None or time.time() > self.made_at + RETRY_S)
 
 
 Numbers = npt.NDArray[np.float64]

@@ -166,7 +166,7 @@ class Preparation:
         except OSError:
             raise
         except Exception as error:
-            origin = f"not from {name}: {_reason(error)}"
+            origin, self._model = f"not from {name}: {_reason(error)}", self._describe()
         else:
             origin = f"from {name}"
         logger.info("the model is converted %s", origin)
@@ -223,7 +223,7 @@ class Preparation:
         return replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
 
     def _time(self, runner: OpenVinoRunner, model: ConvertedModel) -> ConvertedModel:
-        """Return the record with the result of a trial of speed, unless that is no reliable one against OpenVINO."""
+        """Return the record with the result of a trial of speed; an unreliable one does not count against bfloat16."""
         trial = try_speed(
             runner.launch,
             self.by_torch.launch,
@@ -231,7 +231,7 @@ class Preparation:
             vocab_size=self.loaded.backbone.vocab_size,
             max_tokens=self.params.max_tokens,
         )
-        if trial.ratio > MAX_RATIO and not trial.is_steady:
+        if trial.ratio > MAX_RATIO and not (trial.is_steady or model.why_float32):
             return model
         return replace(model, time_ratio=trial.ratio)
 
