@@ -259,7 +259,7 @@ class Dispatcher:
         for batch in batches:
             device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
-        self._behind = [batch for batch in self._behind if batch not in batches]
+        self._behind = [batch for batch in self._behind if batch not in batches and batch.handle is None]
         if self._behind and not batches[0].is_planned:
             self._behind.pop(0).launched = device.freed_at
         if self.queue_times is not None:

@@ -265,8 +265,8 @@ class CpuModel:
             model_type=self.folder.model_type,
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
-            dtype=model.dtype_of(self._dtype),
-            requested_dtype=model.dtype_of(self.config.dtype),
+            dtype=self._dtype,
+            requested_dtype=self.config.dtype,
             device="cpu",
             heads=model.about_heads,
             dimensions=model.dimensions,
@@ -297,7 +297,8 @@ def _about(model: ConvertedModel) -> str:
     if model.mean_cosine is not None:
         return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
     times = "" if model.time_ratio is None else f"in {model.time_ratio:.2f} times torch's time"
-    notes = "; ".join(filter(None, (times, model.why_float32)))
+    in_float32 = f"computed in float32, as {model.why_float32}" if model.why_float32 else ""
+    notes = "; ".join(filter(None, (times, in_float32)))
     return f"{by} ({notes})" if notes else by
 
 
