@@ -157,7 +157,7 @@ class Dispatcher:
         if not any(each.room > 0 or each.planned_room(others_wait=False) > 0 for each in available):
             await self.room.park()
         elif math.isinf(self._look_again_s):
-            await self.source.changed.park()  # a scope takes a twelfth of the calls of a lone request
+            await self.source.changed.park()  # a scope takes a tenth of a lone request's calls
         else:
             with trio.move_on_after(self._look_again_s):
                 await self.source.changed.park()

@@ -171,7 +171,7 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
 
 
 def know_probe(service: Service) -> None:
-    """Let the device have a row to probe it by, as those of other runners do once they are loaded."""
+    """Give the device a row to probe it by, as loaded runners have."""
     worker = service.default.engine.worker
     worker.facts = attrs.evolve(worker.facts, probe_request=PROBE)
 
