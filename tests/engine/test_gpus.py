@@ -9,6 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.pipes import read
 from tests.simulated_gpus import EIGHT, LABELS, MODEL, UUIDS, printing, write_nvidia_smi
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.engine.gpus import Gpu, find_gpus, parse_listing, visible_among
@@ -133,7 +134,7 @@ async def test_one_that_hangs_is_ended_and_the_driver_lists_them(find, tmp_path,
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            pid = int(await trio.to_thread.run_sync(begun.read_text))
+            pid = int(await read(begun))
     assert [gpu.uuid for gpu in found] == [UUIDS[0]]
     assert "has not ended" in caplog.text
     with pytest.raises(ProcessLookupError):
@@ -145,7 +146,7 @@ async def test_one_that_is_cancelled_leaves_no_process(find, tmp_path):
     os.mkfifo(begun)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(find, f"echo $$ > {begun}; exec sleep 1000")
-        pid = int(await trio.to_thread.run_sync(begun.read_text))
+        pid = int(await read(begun))
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

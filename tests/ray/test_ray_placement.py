@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.pipes import read, write
 from tests.ray.cluster_process import (
     ACTOR,
     HEAD,
@@ -68,10 +69,6 @@ async def serving(
         yield server
 
 
-async def read(pipe: Path) -> str:
-    return await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
-
-
 @pytest.mark.ray
 async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_sigterm(
     tmp_path, scripted_folder, cluster, pipes
@@ -111,7 +108,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
             server.signal()
             await server.wait_logged("draining")
             assert not answers
-            await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+            await write(pipes / "go", "go")
         assert [answer.status_code for answer in answers] == [200]
         assert await server.wait_exit() == 0
         assert "SIGTERM received at" not in server.log  # by the handler of Ray's core
@@ -146,7 +143,7 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
             await trio.sleep(2)  # to end an actor with its rows takes less
             assert len(cluster.processes(ENGINE_PROCESS)) == 2
             assert not answers
-            await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+            await write(pipes / "go", "go")
         assert answers == [200, 200]
         await server.wait_logged("is drained")
         await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
@@ -190,7 +187,7 @@ async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_f
             await until_queued(server, 8)
             clients.cancel_scope.cancel()
         await until_queued(server, 0)  # though the batch before them is still computed
-        await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+        await write(pipes / "go", "go")
 
 
 async def until_queued(server: ServerProcess, rows: int) -> None:

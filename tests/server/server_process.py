@@ -134,6 +134,9 @@ def started(
         )
         try:
             yield ServerProcess(process, port, log_path)
+        except BaseException as error:
+            error.add_note(f"The log of the server ends with: {log_path.read_text(errors='replace')[-3000:]}")
+            raise
         finally:
             family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
             charge(family)  # the process itself is waited for

@@ -18,6 +18,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.conftest import client_of
 from tests.lanes import sampled
+from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.programs.script import load_scripted
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
@@ -43,14 +44,6 @@ def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
 async def ask(server: ServerProcess, token: int = 7, **options) -> httpx.Response:
     async with client_of(server.url) as client:
         return await client.post("/v1/embeddings", json={"input": [token]}, **options)
-
-
-async def read(path: Path) -> str:
-    return await trio.to_thread.run_sync(path.read_text, abandon_on_cancel=True)
-
-
-async def write(path: Path, text: str) -> None:
-    await trio.to_thread.run_sync(path.write_text, text, abandon_on_cancel=True)
 
 
 # -- H1: one bad connection kills hypercorn's worker --------------------------------------------------

@@ -16,6 +16,7 @@ import trustme
 from attrs import define
 
 from tests.debian_programs import debian_program, nginx_command
+from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
 
@@ -174,7 +175,7 @@ async def streams(client: httpx.AsyncClient, pipes: Path) -> None:
         with trio.fail_after(LIMIT_S):
             assert json.loads((await anext(lines)).removeprefix("data: "))["index"] == 0
         await read(pipes / "launched")
-        await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+        await write(pipes / "go", "go")
         rest = [line async for line in lines if line]
     assert json.loads(rest[0].removeprefix("data: "))["index"] == 1
     assert rest[-1] == "data: [DONE]"
@@ -202,7 +203,7 @@ async def tells_who_leaves(front: Proxied, pipes: Path) -> None:
     with trio.fail_after(LIMIT_S):
         while left(front) == before:  # noqa: ASYNC110
             await trio.sleep(0.02)
-    await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+    await write(pipes / "go", "go")
 
 
 def left(front: Proxied) -> int:
@@ -227,11 +228,6 @@ def id_of(answer: httpx.Response) -> str:
 def logged(front: Proxied) -> list[dict]:
     lines = (line for server in front.servers for line in server.log.splitlines())
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-
-
-async def read(pipe: Path) -> None:
-    with trio.fail_after(LIMIT_S):
-        await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
 
 
 @pytest.mark.slow

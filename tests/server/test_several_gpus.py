@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, ServerProcess, launched
 from tests.simulated_gpus import EIGHT, LABELS, UUIDS, printing, write_nvidia_smi
@@ -161,13 +162,13 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
-            await trio.to_thread.run_sync((root / "launched").read_text)
+            await read(root / "launched")
             dying = await until_some(server, lambda replica: replica.get("in_flight_batches", 0) > 0)
             label = LABELS[int(VISIBLE.split(",")[int(dying)])]
 
             async def other_answers() -> None:
-                await trio.to_thread.run_sync((root / "launched").read_text)
-                await trio.to_thread.run_sync((root / "go").write_text, "go")
+                await read(root / "launched")
+                await write(root / "go", "go")
                 assert (await ask(server, 5)).status_code == 200
 
             await kill_until_failed(server, dying, meanwhile=other_answers)

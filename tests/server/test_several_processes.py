@@ -18,6 +18,7 @@ import trio
 
 from tests.conftest import client_of
 from tests.lanes import sampled
+from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
 
@@ -44,14 +45,6 @@ async def scripted(
 async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
     async with client_of(server.url) as client:
         return await client.post(path, json={"input": list(ids)})
-
-
-async def read(pipe: Path) -> str:
-    return await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
-
-
-async def write(pipe: Path, text: str) -> None:
-    await trio.to_thread.run_sync(pipe.write_text, text, abandon_on_cancel=True)
 
 
 async def until(condition) -> None:
