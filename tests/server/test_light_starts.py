@@ -1,6 +1,7 @@
 """A later start of a text model on CPU: no process of the server imports torch, or the code of transformers' models."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable
@@ -53,12 +54,20 @@ async def modules_of(server: ServerProcess, folder: Path) -> dict[str, list[str]
         command = " ".join(process.cmdline()[1:])
         if "resource_tracker" in command:
             continue
-        os.kill(process.pid, signal.SIGUSR2)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
+            while not catches(process.pid, signal.SIGUSR2):  # noqa: ASYNC110  (it may have just been started)
+                await trio.sleep(0.02)
+            os.kill(process.pid, signal.SIGUSR2)
             while not (path := folder / str(process.pid)).exists():  # noqa: ASYNC110  (another process has no event)
                 await trio.sleep(0.02)
         found[f"{process.pid} {command}"] = path.read_text().splitlines()
     return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.findall(r"SigCgt:\s+(\w+)", status)[0], 16) >> number - 1 & 1)
 
 
 def heavy(names: Iterable[str]) -> set[str]:
