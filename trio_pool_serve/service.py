@@ -105,6 +105,7 @@ class Service:
         return Offload(
             render=self.config.threads.renderer_num_workers,
             launch=replicas_of(self.config) if self.config.processes.computes_here else 1,
+            may_launch_more=self.config.processes.replicas is None,
             idle_launches=idle_launches_of(self.config),
             copy=MAX_IN_FLIGHT * most_loaded,
         )

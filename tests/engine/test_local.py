@@ -270,10 +270,16 @@ async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time
         assert busy_s() - before == busy
 
 
-async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time():
-    together = threading.Barrier(2)
+@pytest.mark.parametrize("launch_before", [2, 1], ids=["as at start", "chosen while it was loaded"])
+async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(launch_before: int):
+    together, offload = threading.Barrier(2), Offload(launch=launch_before)
     runner = ScriptedRunner(concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None)
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
+
+    def load() -> ScriptedRunner:
+        offload.launch = 2
+        return runner
+
+    engine = Engine(Worker(load, offload, Metrics().of_engine("m")))
     outputs: dict[int, PoolingOutput] = {}
 
     async def one(token: int) -> None:

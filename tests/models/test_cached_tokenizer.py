@@ -229,7 +229,7 @@ def test_a_conversion_leaves_the_tokenizer_in_the_cache(cache, no_transformers, 
     path = write_family(tmp_path / "model", "bert")
     config = ModelConfig(device="cpu", cache_dir=str(cache.folder))
     kind = model_folder(path).kind
-    load_to_convert(ConversionJob(str(path), config, [], kind.load, streams=1, sharers=1, may_time=False))
+    load_to_convert(ConversionJob(str(path), config, [], kind.load, may_time=False))
     no_transformers()
     assert isinstance(load_tokenizer(read_model_folder(path, config), cache=cache), FastTokenizer)
 

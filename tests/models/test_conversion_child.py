@@ -49,7 +49,7 @@ def child() -> Iterator[ConversionChild]:
 def job_of(model: Path, **settings: Any) -> ConversionJob:
     config = ModelConfig(device="cpu", **EXACTLY | settings)
     kind = read_model_folder(model).kind
-    return ConversionJob(str(model), config, [kind.read.__module__], kind.load, streams=1, sharers=1, may_time=False)
+    return ConversionJob(str(model), config, [kind.read.__module__], kind.load, may_time=False)
 
 
 def spoil(model: Path) -> None:

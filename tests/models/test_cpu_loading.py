@@ -3,12 +3,14 @@
 import json
 import logging
 import multiprocessing
+import os
 import re
 import shutil
 import stat
 import tempfile
 import time
 from pathlib import Path
+from threading import Barrier, get_ident
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,12 @@ import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import running
 from tests.lanes import sampled
 from tests.models import classifier_families, retrieval_families
 from tests.models.model_families import load, loaded_runner, write_family
 from tests.models.vision_families import clip
-from trio_pool_serve.config import Config, InputConfig, ModelConfig
+from trio_pool_serve.config import BatchConfig, Config, InputConfig, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import cpu_loading
@@ -31,6 +34,7 @@ from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.openvino import converted_model, preparation, trial
 from trio_pool_serve.runner.openvino.trial import Trial
+from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, Runner
 
@@ -227,6 +231,151 @@ def test_a_model_whose_output_differs_is_computed_by_torch_and_not_converted_aga
     change_record(tmp_path / "cache", versions={"openvino": "2020.1"})
     described(model, tmp_path / "cache", backend="auto")
     assert len(conversions) == 2, "another version may compute it"
+
+
+# -- batches at a time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "measured", "expected"),
+    [
+        (32, {4: 100, 8: 130, 16: 141}, "8 batches at a time with 4 threads each: 1.30 times the rows/s of 4 × 8"),
+        (
+            32,
+            {4: 100, 8: 109, 16: 90},
+            "4 batches at a time with 8 threads each: more have at most 1.09 times ",
+        ),
+        (6, {4: 100, 6: 150}, "6 batches at a time with 1 thread each: 1.50 times the rows/s of 4 × 1"),
+        (128, {4: 100, 8: 150, 16: 200}, "16 batches at a time with 8 threads each: 2.00 times the rows/s of 4 × 32"),
+    ],
+)
+def test_the_fewest_batches_at_a_time_are_chosen_by_which_no_others_are_clearly_faster(
+    cores: int, measured: dict[int, float], expected: str
+):
+    tried: list[int] = []
+    chosen = trial.try_batches(lambda batches: tried.append(batches) or measured[batches], cores, 4)
+    assert chosen is not None
+    assert chosen.what.startswith(expected)
+    assert chosen.batches == int(expected.split()[0])
+    assert tried == [*measured] * 2
+
+
+def test_batches_of_a_trial_are_computed_at_a_time_and_have_the_rows_of_all_together(model: Path):
+    runner, together, computing, rows = (
+        load(model, backend="openvino", cache_dir="", dtype="float32"),
+        Barrier(4),
+        [],
+        [],
+    )
+
+    def launch(batch: Batch) -> object:
+        if get_ident() not in computing:
+            computing.append(get_ident())
+            together.wait(60)
+        rows.append(len(batch.requests))
+        return runner.launch(batch)
+
+    request = PoolingRequest(runner.model.check.prompt, (Embed(),))
+    assert trial.rows_per_s(launch, request, 4, cores=8) > 0
+    assert len(computing) == 4
+    assert {*rows} == {4}
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
+    """Rows/s on eight cores by the batches at a time, in place of measured ones; what is left was not tried."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    given: dict[int, list[float]] = {}
+    monkeypatch.setattr(cpu_loading, "rows_per_s", lambda launch, request, batches, cores: given[batches].pop(0))
+    return given
+
+
+def chosen_batches(model: Path, cache: Path | str, *, is_serving: bool = False, **options: Any) -> tuple[int, str]:
+    """Return how many batches at a time the runner and the process compute, and the end of the log's line."""
+    offload = Offload(**{"launch": 2, "may_launch_more": True} | options)
+    offload.is_serving = is_serving
+    config = ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(cache))
+    runner = loaded_runner(read_model_folder(model), config, offload)
+    assert runner.concurrent_launches == runner.programs.params.sharers == offload.launch
+    return offload.launch, runner.describe().rpartition("by OpenVINO")[2]
+
+
+def test_a_second_start_computes_as_many_batches_at_a_time_without_another_trial(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setattr(trial, "MEASURED_S", 0.01)
+    monkeypatch.setattr(trial, "QUIET", 100)  # this machine is shared, and has fewer cores
+    measured, measure = [], cpu_loading.rows_per_s
+    monkeypatch.setattr(cpu_loading, "rows_per_s", lambda *given: measured.append(given[2]) or measure(*given))
+    first = chosen_batches(model, tmp_path / "cache")
+    assert re.fullmatch(r", [248] batches at a time with [421] threads? each: .*\d times the rows/s of 2 × 4", first[1])
+    assert chosen_batches(model, tmp_path / "cache") == first
+    assert measured == [2, 4, 8] * 2
+
+
+def test_the_batches_at_a_time_are_measured_on_each_kind_of_machine(
+    model: Path, tmp_path: Path, rates: dict[int, list[float]], monkeypatch: pytest.MonkeyPatch
+):
+    for cpu, cores, batches in (("a CPU", 8, 4), ("another CPU", 8, 8), ("a CPU", 16, 16), ("a CPU", 8, 4)):
+        monkeypatch.setattr(cpu_loading, "cpu_name", lambda cpu=cpu: cpu)
+        monkeypatch.setenv("OMP_NUM_THREADS", str(cores))
+        rates.update({number: [2.0 if number == batches else 1.0] * 2 for number in (2, 4, 8, 16)[: cores // 4 + 1]})
+        found, said = chosen_batches(model, tmp_path / "cache")
+        assert found == batches
+        assert said.endswith(f"2.00 times the rows/s of 2 × {cores // 2}")
+    assert rates[4] == [2.0] * 2, "the last had been measured"
+
+
+def test_a_disturbed_trial_of_batches_at_a_time_keeps_the_default_and_is_not_kept(
+    model: Path, tmp_path: Path, rates: dict[int, list[float]], caplog: pytest.LogCaptureFixture
+):
+    rates.update({2: [1.0] * 4, 4: [1.0] * 4, 8: [5.0, 2.0, 5.0, 5.0]})
+    assert chosen_batches(model, tmp_path / "cache") == (2, "")
+    assert "2 batches at a time: other programs disturbed the trial of more" in caplog.messages
+    assert chosen_batches(model, tmp_path / "cache")[0] == 8
+
+
+def test_without_need_or_leave_there_is_no_trial_of_batches_at_a_time(
+    model: Path, tmp_path: Path, rates: dict[int, list[float]]
+):
+    for options in ({"may_launch_more": False}, {"launch": 1}, {"launch": 8}, {"is_serving": True}, {"cache": ""}):
+        options = {"cache": tmp_path / "cache", "launch": 2} | options
+        assert chosen_batches(model, **options) == (options["launch"], ""), options
+
+
+@pytest.mark.parametrize(("replicas", "batches"), [(None, 8), (3, 3)], ids=["default", "given"])
+async def test_a_server_launches_as_many_batches_at_a_time_as_its_first_model_s_trial_or_replicas_say(
+    model: Path,
+    tmp_path: Path,
+    rates: dict[int, list[float]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    replicas: int | None,
+    batches: int,
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    rates.update({4: [1.0] * 2, 8: [2.0] * 2})
+    second = write_family(tmp_path / "roberta", "roberta")
+    config = Config(
+        models=(str(model), str(second)),
+        loading=ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(tmp_path / "cache")),
+        processes=ProcessesConfig(replicas=replicas),
+        batch=BatchConfig(data_dir=""),
+    )
+
+    def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
+        return load_on_cpu(folder, settings, offload, load_by_torch, load_to_convert)
+
+    async with running(Service(config, load_runner)) as service:
+        for name in service.models.by_name:
+            engine: Any = service.model(name).engine
+            assert sum(device.launches for device in engine.worker.dispatcher.devices) == batches
+            row = PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),))
+            first, *others = await engine.submit_all([row] * 100)
+            assert all(np.array_equal(each.values[0], first.values[0]) for each in others)
+        assert service.offload.statistics()["launch"].capacity == batches
+    assert rates[8] == ([] if replicas is None else [2.0] * 2)
 
 
 # -- the cache ------------------------------------------------------------------------------------------

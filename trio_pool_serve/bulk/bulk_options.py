@@ -126,7 +126,8 @@ class OwnModelOptions:
         int | None, help_("Maximum number of tokens in a batch.", default="16384 on a GPU, 2048 on CPU")
     ] = field(default=None, validator=optional(gt(0)))
     replicas: Annotated[
-        int | None, help_("Number of batches computed at a time.", default="1 per GPU; on CPU one per core, at most 4")
+        int | None,
+        help_("Number of batches computed at a time.", default="1 per GPU; on CPU up to 4, more by trial"),
     ] = field(default=None, validator=optional(gt(0)))
 
     @property

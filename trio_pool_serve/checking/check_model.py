@@ -125,7 +125,7 @@ def _report(
     folder, spec = model.folder, model.folder.spec
     tasks = tasks_of(folder)
     files = read_folder_files(folder.path)
-    replicas = replicas_of(placed)
+    replicas = service.offload.launch if placed.processes.computes_here else replicas_of(placed)
     (source,) = config.sources
     return ModelReport(
         id=model.name,

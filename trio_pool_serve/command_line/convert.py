@@ -33,7 +33,8 @@ def run_convert(config: Config) -> int:
     began = time.monotonic()
     try:
         with console.status(f"converting {source.name}"):
-            decided = _convert(source.location, source.loading, Offload(launch=replicas_of(config)))
+            offload = Offload(launch=replicas_of(config), may_launch_more=config.processes.replicas is None)
+            decided = _convert(source.location, source.loading, offload)
     except ModelLoadError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1

@@ -102,7 +102,7 @@ class ProcessesConfig:
             "Batches of a model computed at a time: N, or N/gpu. Each has an engine process, or a thread with "
             "`--engine local`. Engine processes are spread over the GPUs of `--device`; `2/gpu` is 2 on each. With "
             "`--engine ray`, N is in the whole cluster, and `1..8` is a range: as many as the queue needs.",
-            default="1/gpu; on CPU 1 per core, up to 4; 1 with --engine ray",
+            default="1/gpu; on CPU 1 per core, up to 4, more by trial; 1 with --engine ray",
         ),
     ] = field(default=None, validator=optional(_is_number_of_replicas))
     gpus_per_replica: Annotated[

@@ -151,6 +151,7 @@ class Worker:
         self.budget = TokenBudget(await self.run_in_thread("load", self.memory.measured()(prepare)))
         if (about := getattr(runner, "description", None)) is not None:  # runners of other programs may lack it
             self.computed_by = ComputedBy(about.fingerprint, about.dtype, about.backend)
+        self.offload.note_launch()
         threads = [LaunchThread(self) for _ in range(runner.concurrent_launches)]
         if runner.has_own_threads:
             threads.append(LaunchThread(self, "ahead"))

@@ -54,6 +54,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
     keys = LinkKeys(config.hosts.key_file)
     offload = Offload(launch=replicas_of(config), idle_launches=idle_launches_of(config), niceness=relative_niceness())
+    offload.may_launch_more = config.processes.replicas is None
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     runners = LocalRunners(config, offload)

@@ -76,6 +76,8 @@ class Offload:
     background: int = field(default=Factory(lambda self: max(1, self.idle_launches), takes_self=True), init=False)
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
     """Launch threads on these cores, those of the server's other processes included."""
+    may_launch_more: bool = field(default=False, kw_only=True)
+    """Whether ``launch`` is a default, which the first model's trial may replace."""
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = lambda *_: None
     in_threads: bool = True
@@ -179,6 +181,10 @@ class Offload:
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
         """Return a context to prepare one image in, in the turn of a client. Cancellation: while waiting."""
         return self._preparing.turn(client)
+
+    def note_launch(self) -> None:
+        """Let as many callables launch at a time as ``launch`` says by now."""
+        self._limiters["launch"].total_tokens = self.launch
 
     def close(self) -> None:
         """Let the threads that launch end; the next launch starts another."""

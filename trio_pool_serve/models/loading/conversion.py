@@ -31,7 +31,7 @@ def load_to_convert(job: ConversionJob) -> Preparation:
             f"has to be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
         )
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
-    loaded, runner, params = load_parts(folder, config, Offload(launch=job.streams, cores_shared_by=job.sharers))
+    loaded, runner, params = load_parts(folder, config, Offload())
     return Preparation(
         loaded,
         runner,

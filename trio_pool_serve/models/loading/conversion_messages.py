@@ -9,7 +9,7 @@ from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
 
 
 class ConversionJob(Struct, frozen=True, tag=True):
-    """A model's folder, the settings to load it with, and how many batches it is computed with later.
+    """A model's folder, and the settings to load it with.
 
     ``imports`` are modules to import first, which make the kind of model known, whose ``load`` is ``kind``.
     """
@@ -18,8 +18,6 @@ class ConversionJob(Struct, frozen=True, tag=True):
     config: ModelConfig
     imports: list[str]
     kind: str
-    streams: int
-    sharers: int
     may_time: bool
     number: int = 0
     """Of the model, in later messages."""

@@ -23,11 +23,13 @@ from trio_pool_serve.models.loading.conversion_messages import ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
 from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, Check, ConvertedModel, is_near
+from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
+from trio_pool_serve.storage.entry_record import installed_versions
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import PoolingRequest, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -138,9 +140,9 @@ class CpuModel:
             return None
 
     @staticmethod
-    def _refusals_of(entry: CacheEntry) -> CacheEntry:
-        """Return where it is kept that OpenVINO was refused on machines like this one: others may have converted it."""
-        return entry.cache.entry(f"{entry.name}-refused", entry.key, cpu_name())
+    def _found_here(entry: CacheEntry, what: str, *key: str) -> CacheEntry:
+        """Return where it is kept what machines like this one have found: others may have converted the model."""
+        return entry.cache.entry(f"{entry.name}-{what}", entry.key, cpu_name(), *key)
 
     @property
     def _dtype(self) -> str:
@@ -174,7 +176,7 @@ class CpuModel:
                 crash = ConvertedModel(refused=str(refusal).rstrip("."))
                 refused = refusal.model if isinstance(refusal, _RefusedError) else crash
                 if self.entry is not None:
-                    self._refusals_of(self.entry).put(lambda _: refused)
+                    self._found_here(self.entry, "refused").put(lambda _: refused)
                 return self._by_torch(refused.refused)
             except (OSError, StorageError) as error:
                 converter.close()
@@ -183,27 +185,20 @@ class CpuModel:
     def _job(self) -> ConversionJob:
         if self._dtype == "int8" and find_spec("nncf") is None:
             raise ModelLoadError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
-        return ConversionJob(
-            folder=str(self.folder.path),
-            config=self.config,
-            imports=[*imported_plugins, self.folder.kind.read.__module__],
-            kind=self.folder.kind.load,
-            streams=self.offload.launch,
-            sharers=self.offload.cores_shared_by,
-            may_time=self._may_time,
-        )
+        kind, imports = self.folder.kind, [*imported_plugins, self.folder.kind.read.__module__]
+        return ConversionJob(str(self.folder.path), self.config, imports, kind.load, not self.offload.is_serving)
 
     def _read(self) -> Runner | None:
         """Return the runner of the cached conversion; ``None`` if there is none, or if it computes something else."""
         if self.entry is None:
             return None
-        refused = self._refusals_of(self.entry).read(ConvertedModel)
+        refused = self._found_here(self.entry, "refused").read(ConvertedModel)
         if refused is not None and refused.is_current():
             return self._by_torch(refused.refused)
         model = self.entry.read(ConvertedModel)
         if model is None or not model.is_current():
             return None
-        if model.is_old() and self._can_choose and self._may_time and os.access(self.entry.path, os.W_OK):
+        if model.is_old() and self._can_choose and not self.offload.is_serving and os.access(self.entry.path, os.W_OK):
             return None
         try:
             return self._runner_of(self.entry.path, model)
@@ -218,19 +213,41 @@ class CpuModel:
         from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
         from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
 
-        dtype = model.dtype_of(self._dtype)
-        params = CompileParams(
-            PRECISIONS[dtype],
-            cores=usable_cores(),
-            streams=self.offload.launch,
-            sharers=self.offload.cores_shared_by,
-            idle_streams=self.offload.idle_launches,
-        )
-        runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model))
+        offload, check, dtype, cores = self.offload, model.check, model.dtype_of(self._dtype), usable_cores()
+        assert check is not None  # noqa: S101  (it was converted)
+
+        def measure(batches: int) -> float:
+            params = CompileParams(PRECISIONS[dtype], cores=cores // batches, streams=batches)
+            runner = OpenVinoRunner.of_folder(folder, model, params)
+            return rows_per_s(runner.launch, PoolingRequest(check.prompt, (runner.compared[0],)), batches, cores)
+
+        chosen = self._choose_batches(measure, cores)
+        params = CompileParams(PRECISIONS[dtype], cores, offload.launch, offload.cores_shared_by, offload.idle_launches)
+        runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model, chosen))
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
-        assert model.check is not None  # noqa: S101  (it was converted)
-        require_same(runner, model.check, CHECK_SLACK[dtype])
+        require_same(runner, check, CHECK_SLACK[dtype])
         return runner
+
+    def _choose_batches(self, measure: Callable[[int], float], cores: int) -> str:
+        """Set how many batches this process computes at a time by the model's trial; return what that has shown."""
+        offload, model = self.offload, self.entry
+        # With up to four cores, each has a batch by default.
+        if model is None or not offload.may_launch_more or offload.is_serving or not 1 < offload.launch < cores:
+            return ""
+        offload.may_launch_more = False  # models that share the cores have the same number
+        key = f"{offload.launch} to {cores}", *installed_versions("openvino").values()
+        entry = self._found_here(model, "batches", *key)
+        with entry.locked():  # it takes seconds: once for each kind of machine, and only if it can be kept
+            trial = entry.read(BatchesTrial)
+            if trial is None and os.access(model.cache.folder, os.W_OK):
+                if (trial := try_batches(measure, cores, offload.launch)) is not None:
+                    entry.put(lambda _: trial)
+                else:
+                    logger.warning("%d batches at a time: other programs disturbed the trial of more", offload.launch)
+        if trial is None:
+            return ""
+        offload.launch = offload.cores_shared_by = trial.batches
+        return trial.what
 
     def _by_torch(self, reason: str) -> Runner:
         """Return what torch computes the model with. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
@@ -254,12 +271,7 @@ class CpuModel:
         """Whether torch may compute the model as well."""
         return self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
 
-    @property
-    def _may_time(self) -> bool:
-        """Whether nothing else computes meanwhile: a trial of speed says little beside other models."""
-        return not self.offload.is_serving
-
-    def _describe(self, model: ConvertedModel) -> RunnerDescription:
+    def _describe(self, model: ConvertedModel, batches: str) -> RunnerDescription:
         computed_in = f"{self._dtype} weights in float32" if model.why_float32 else self._dtype
         return RunnerDescription(
             model_type=self.folder.model_type,
@@ -272,7 +284,7 @@ class CpuModel:
             dimensions=model.dimensions,
             max_tokens=self.folder.max_model_len,
             backend="openvino",
-            computation=(_about(model),),
+            computation=(_about(model), *filter(None, [batches])),
             fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, computed_in, "openvino"),
         )
 

@@ -32,18 +32,20 @@ class LocalRunners:
 
     config: Config
     offload: Offload
-    _unused_cores: list[SharedCores] = field(init=False, factory=list)
-    """One for each launch thread that computes nothing."""
+    _unused_cores: list[SharedCores] | None = field(init=False, default=None)
+    """One for each launch thread that computes nothing; ``None`` before there are any."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Load a model as ``load_model``."""
         logger.info("loading %s", source.name)
-        if self._unused_cores and (torch := sys.modules.get("torch")) is not None:
+        if self._unused_cores is not None and (torch := sys.modules.get("torch")) is not None:
             # What a launch thread has set for its own batch, threads that are started later have as well.
             torch.set_num_threads(usable_cores())
         runner = load_model(self.config, source, load_runner, self.offload)
         if runner.on_cpu and self.offload.launch > 1:
-            runner = self._share_cores(runner)
+            if self._unused_cores is None:
+                self._unused_cores = SharedCores.private(self.offload.launch)
+            runner = SharingRunner(runner, self._unused_cores)
         return runner
 
     def free(self, *, was_frozen: bool) -> None:
@@ -56,9 +58,3 @@ class LocalRunners:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return_freed_memory()
-
-    def _share_cores(self, runner: Runner) -> Runner:
-        """Return the runner, computing with the cores that the other launch threads do not use."""
-        if not self._unused_cores:
-            self._unused_cores += SharedCores.private(self.offload.launch)
-        return SharingRunner(runner, self._unused_cores)

@@ -66,8 +66,6 @@ def load_parts(
         # Padding is masked, so any id serves; some configs have none, or −1.
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         max_tokens=folder.max_model_len,
-        concurrent_launches=offload.launch,
-        cores_shared_by=offload.cores_shared_by,
     )
     runner = TransformerRunner(
         loaded.backbone,

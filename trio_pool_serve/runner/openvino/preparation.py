@@ -147,12 +147,7 @@ class Preparation:
         A graph that was just converted would give other numbers than each later start, Gemma 3 in bfloat16 by 0.03: its
         nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
         """
-        params = CompileParams(
-            PRECISIONS[self._model.dtype_of(self._dtype)],
-            cores=torch.get_num_threads(),
-            streams=self.params.concurrent_launches,
-            sharers=self.params.cores_shared_by,
-        )
+        params = CompileParams(PRECISIONS[self._model.dtype_of(self._dtype)], cores=torch.get_num_threads())
         return OpenVinoRunner.of_folder(folder, self._model, params)
 
     def _take_exported(self, folder: Path) -> ConvertedModel | None:

@@ -1,12 +1,12 @@
-"""A short trial of speed: which of two computations of a model is faster."""
+"""Short trials of speed: which of two computations of a model is faster, and how many batches at a time are best."""
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.runner.probe import probe_rows
 from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
 
 Compute = Callable[[Batch], object]
@@ -19,6 +19,17 @@ MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 3, 0.25
 
 STEADY = 1.5
 """On an idle machine the median of a computation's times is at most so many times its best."""
+
+MOST_AT_ONCE = 16
+"""Batches at a time. Each further thread that waits for rows takes the event loop 10 to 25 µs more for a request."""
+
+ROWS_PER_CORE = 2
+"""Rows of a trial that are computed at a time: in the smaller batches, the more of these there are, as under load."""
+
+WARM_UP_S, MEASURED_S = 0.1, 0.3
+
+CLEAR, QUIET = 1.1, 1.2
+"""A number is clearly faster with so many times the rows/s. If its two rates differ by more, other programs compute."""
 
 
 @frozen
@@ -39,7 +50,7 @@ def try_speed(
     """
     trials = []
     for count in ROWS:
-        rows = probe_rows(vocab_size, [min(TOKENS, max_tokens)] * count)
+        rows = np.random.default_rng(0).integers(vocab_size, size=(count, min(TOKENS, max_tokens)), dtype=np.int32)
         batch = Batch(tuple(PoolingRequest(RenderedPrompt(row), (params,)) for row in rows))
         trials.append(_try([challenger, incumbent], batch))
     ratio = float(np.exp(np.mean([np.log(trial.ratio) for trial in trials])))
@@ -63,3 +74,46 @@ def _seconds(compute: Compute, batch: Batch) -> float:
     began = time.perf_counter()
     compute(batch)
     return time.perf_counter() - began
+
+
+@frozen
+class BatchesTrial:
+    """How many batches at a time a trial has chosen, and in words why."""
+
+    batches: int
+    what: str
+
+
+def try_batches(rows_per_s: Callable[[int], float], cores: int, default: int) -> BatchesTrial | None:
+    """Return how many batches at a time to compute on the cores: the fewest by which no number is clearly faster.
+
+    Twice ``rows_per_s`` measures the default, its doubles, and one for each core. ``None`` if other programs disturb.
+    """
+    most = min(cores, MOST_AT_ONCE)
+    numbers = sorted({most, *(default << n for n in range(most.bit_length()) if default << n < most)})
+    rates = np.array([[rows_per_s(number) for number in numbers] for _ in range(2)])
+    best = rates.max(0)
+    if (best > QUIET * rates.min(0)).any():
+        return None
+    gain = best / best[0]
+    chosen = int(np.argmax(CLEAR * gain >= gain.max()))
+    batches, threads = numbers[chosen], cores // numbers[chosen]
+    by = f"{gain[chosen]:.2f}" if chosen else f"more have at most {gain.max():.2f}"
+    why = f"{by} times the rows/s of {default} × {cores // default}"
+    return BatchesTrial(batches, f"{batches} batches at a time with {threads} thread{'s'[threads == 1 :]} each: {why}")
+
+
+def rows_per_s(launch: Compute, request: PoolingRequest, batches: int, cores: int) -> float:
+    """Return how many rows per second so many threads compute that launch at a time. Blocks for half a second."""
+    batch = Batch((request,) * max(1, ROWS_PER_CORE * cores // batches))
+
+    def launch_again(_: int) -> float:
+        for seconds in (WARM_UP_S, MEASURED_S):
+            launched, began = 0, time.perf_counter()
+            while (took := time.perf_counter() - began) < seconds:
+                launch(batch)
+                launched += 1
+        return launched * len(batch.requests) / took
+
+    with ThreadPoolExecutor(batches) as threads:
+        return sum(threads.map(launch_again, range(batches)))
