@@ -31,6 +31,7 @@ from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import BatchHistogram
+from trio_pool_serve.types import CopiedBatch
 
 OTHER_ZONE_S = 0.05
 """Between zones, bytes cost money and about a millisecond."""
@@ -47,6 +48,8 @@ class BatchSource(Protocol):
     tokens: int
     changed: ParkingLot
     """Unparked when rows arrive."""
+    planned_changed: ParkingLot
+    """Unparked when rows of background work arrive."""
 
     def __len__(self) -> int:
         """Return the number of waiting rows, without those of background work."""
@@ -131,7 +134,11 @@ class Dispatcher:
             device.in_flight.append(batch)
             self._count_busy()
             self._note_launch(batch)
-            if await device.launch(batch):
+            if not await device.launch(batch):
+                continue
+            if isinstance(batch.handle, CopiedBatch) and len(batch.entries) == 1 and not self.has_waiting:
+                await self._finish(device, batch)  # nothing is waited for: a task would cost a round of the event loop
+            else:
                 nursery.start_soon(self._finish, device, batch)
 
     def _note_launch(self, batch: InFlightBatch) -> None:
@@ -140,8 +147,8 @@ class Dispatcher:
         launched = [each for each in self.in_flight if not each.is_planned]
         if len(launched) > sum(device.launches for device in self.devices):
             self._behind.append(batch)
-        elif self.all_compute:
-            self.room.unpark_all()  # a batch may be taken ahead
+        elif self.has_waiting and self.all_compute:
+            self.source.changed.unpark_all()  # a batch may be taken ahead
 
     async def _gather(self, device: Device) -> None:
         """Wait while rows keep arriving that a batch taken ahead may have, too. Cancellation: at once."""
@@ -154,8 +161,11 @@ class Dispatcher:
     async def _wait(self, devices: Sequence[Device]) -> None:
         """Wait until there may be a batch to take: for room, and only if there is some, for rows."""
         available = [each for each in devices if each.is_available]
-        if not any(each.room > 0 or each.planned_room(others_wait=False) > 0 for each in available):
+        takes_rows = any(each.room > 0 or (each.takes_ahead and not each.in_flight) for each in available)
+        if not takes_rows and not any(each.planned_room(others_wait=False) > 0 for each in available):
             await self.room.park()
+        elif not any(each.launches or each.takes_ahead for each in available):
+            await self.source.planned_changed.park()
         elif math.isinf(self._look_again_s):
             await self.source.changed.park()  # a scope takes a tenth of a lone request's calls
         else:
@@ -226,6 +236,7 @@ class Dispatcher:
         self.room.unpark_all()
         if self.has_waiting or self.source.has_planned:
             self.source.changed.unpark_all()
+            self.source.planned_changed.unpark_all()
 
     def _count_busy(self) -> None:
         """Count the seconds until now if batches were in flight; those with several count once."""

@@ -88,6 +88,8 @@ class Scheduler:
     """Tokens of long rows that are still to be kept together."""
     changed: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when rows arrive."""
+    planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when rows of background work arrive."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -109,6 +111,7 @@ class Scheduler:
             request = entry.request
             if request.planned is not None:
                 self.planned.put_nowait(entry, request.planned.number)
+                self.planned_changed.unpark_all()
                 continue
             tokens = entry.tokens = len(request.prompt.token_ids)
             client = clients.get(request.client) or self._open_client(request.client)

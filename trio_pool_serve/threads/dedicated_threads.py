@@ -43,7 +43,11 @@ class DedicatedThreads:
         ended.
         """
         job = object()  # the borrower; not this task, which may end before the callable
-        await limiter.acquire_on_behalf_of(job)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            limiter.acquire_on_behalf_of_nowait(job)  # without a round of the event loop
+        except trio.WouldBlock:
+            await limiter.acquire_on_behalf_of(job)
         finished = trio.Event()
         result: outcome.Outcome[T] | None = None
         loop = trio.lowlevel.current_trio_token()

@@ -72,6 +72,8 @@ class Joiner:
     """Tokens of long rows that are still left to the threads that compute long rows, on account of short ones."""
     changed: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when rows arrive."""
+    planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when rows of planned batches arrive."""
 
     def __len__(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
@@ -85,6 +87,7 @@ class Joiner:
         """Add a batch whose rows have all arrived, at least one."""
         if batch.facts.is_planned:
             self._planned[batch] = None
+            self.planned_changed.unpark_all()
         else:
             self._batches[batch] = None
             self.tokens += batch.tokens
