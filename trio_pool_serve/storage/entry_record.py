@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from attrs import field, frozen
 
-FORMAT = 6
+FORMAT = 5
 """Version of what is cached; increased whenever the conversion, the quantisation or the record changes."""
 
 RECORD = "record.json"

@@ -13,10 +13,6 @@ from trio_pool_serve.runner.openvino.inputs import PaddedRows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
-SMOOTHING = 0.8
-"""How much of the activations' outliers is moved into weights, 0 to 1. NNCF's default, 0.95, leaves the other weights
-of all-mpnet-base-v2 few of the 256 levels. docs/quality.md has what else was tried."""
-
 
 @frozen(eq=False)
 class _Samples:
@@ -54,8 +50,7 @@ def quantize(
             model_type=nncf.ModelType.TRANSFORMER,  # smooths activations, and leaves out what transformers need exact
             subset_size=len(prompts),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
-                overflow_fix=nncf.OverflowFix.ENABLE if halves_range else nncf.OverflowFix.FIRST_LAYER,
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTHING),
+                overflow_fix=nncf.OverflowFix.ENABLE if halves_range else nncf.OverflowFix.FIRST_LAYER
             ),
         )
     return quantized
