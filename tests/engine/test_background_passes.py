@@ -10,6 +10,7 @@ from attrs import define, field
 from tests.engine.test_local import engine_over, in_thread, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import computing_config
+from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, RenderedPrompt
@@ -78,6 +79,25 @@ async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_
         assert len(runner.batches) == before + 2
         held_up.let_go.set()
     assert len(runner.batches) == before + 4
+
+
+async def test_other_rows_do_not_wake_those_that_take_planned_batches(
+    runner: ScriptedRunner, held_up: HeldUp, monkeypatch: pytest.MonkeyPatch
+):
+    held_up.let_go.set()
+    looked: list[str] = []
+    take = Dispatcher._take
+    monkeypatch.setattr(
+        Dispatcher, "_take", lambda self, devices: looked.append(devices[0].kind) or take(self, devices)
+    )
+    async with running(engine_over(lambda: runner)) as engine:
+        await engine.submit(row(5))
+        looked.clear()
+        for _ in range(10):
+            await engine.submit(row(5))
+        assert {*looked} == {"launch"}
+        await submit_window(engine, [row(3)])
+        assert "background" in looked
 
 
 async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(

@@ -337,11 +337,22 @@ def test_a_disturbed_trial_of_batches_at_a_time_keeps_the_default_and_is_not_kep
 
 
 def test_without_need_or_leave_there_is_no_trial_of_batches_at_a_time(
-    model: Path, tmp_path: Path, rates: dict[int, list[float]]
+    model: Path, tmp_path: Path, rates: dict[int, list[float]], caplog: pytest.LogCaptureFixture
 ):
     for options in ({"may_launch_more": False}, {"launch": 1}, {"launch": 8}, {"is_serving": True}, {"cache": ""}):
         options = {"cache": tmp_path / "cache", "launch": 2} | options
         assert chosen_batches(model, **options) == (options["launch"], ""), options
+    assert "batches at a time" not in caplog.text, "it was tried"
+
+
+def test_a_model_whose_trial_of_batches_at_a_time_fails_is_served_without(
+    model: Path, tmp_path: Path, rates: dict[int, list[float]], caplog: pytest.LogCaptureFixture
+):
+    assert chosen_batches(model, tmp_path / "cache") == (2, "")
+    assert "2 batches at a time: the trial of more failed: KeyError(2)" in caplog.messages
+    assert "converted anew" not in caplog.text
+    rates.update({2: [1.0] * 2, 4: [1.0] * 2, 8: [2.0] * 2})
+    assert chosen_batches(model, tmp_path / "cache")[0] == 8
 
 
 @pytest.mark.parametrize(("replicas", "batches"), [(None, 8), (3, 3)], ids=["default", "given"])
@@ -371,6 +382,7 @@ async def test_a_server_launches_as_many_batches_at_a_time_as_its_first_model_s_
         for name in service.models.by_name:
             engine: Any = service.model(name).engine
             assert sum(device.launches for device in engine.worker.dispatcher.devices) == batches
+            assert len(engine.worker.loaded.unused[0].computed_at) == batches, "each has a share of the cores"
             row = PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),))
             first, *others = await engine.submit_all([row] * 100)
             assert all(np.array_equal(each.values[0], first.values[0]) for each in others)

@@ -136,7 +136,8 @@ class Dispatcher:
             self._note_launch(batch)
             if not await device.launch(batch):
                 continue
-            if isinstance(batch.handle, CopiedBatch) and len(batch.entries) == 1 and not self.has_waiting:
+            is_copied = isinstance(batch.handle, CopiedBatch) and len(batch.handle.rows) == 1 == len(batch.entries)
+            if is_copied and not self.has_waiting:
                 await self._finish(device, batch)  # nothing is waited for: a task would cost a round of the event loop
             else:
                 nursery.start_soon(self._finish, device, batch)

@@ -166,6 +166,14 @@ class SharingRunner:
                 now = time.monotonic()
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
 
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """As ``Runner.prepare``, which may find that more batches at a time are better: each has a share then."""
+        budget = self.runner.prepare(wanted_batch_tokens)
+        launches = self.runner.concurrent_launches
+        if self.unused and launches > len(self.unused[0].computed_at):
+            self.unused[:] = SharedCores.private(launches)
+        return budget
+
     def _compute(self, batch: Batch, threads: int) -> PooledBatch:
         _granted.threads = threads
         try:

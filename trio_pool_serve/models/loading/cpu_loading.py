@@ -141,8 +141,8 @@ class CpuModel:
 
     @staticmethod
     def _found_here(entry: CacheEntry, what: str, *key: str) -> CacheEntry:
-        """Return where it is kept what machines like this one have found: others may have converted the model."""
-        return entry.cache.entry(f"{entry.name}-{what}", entry.key, cpu_name(), *key)
+        """Return the entry of a finding for this kind of CPU: the model may have been converted on another."""
+        return entry.cache.entry(f"{entry.name[: 39 - len(what)]}-{what}", entry.key, cpu_name(), *key)
 
     @property
     def _dtype(self) -> str:
@@ -229,7 +229,7 @@ class CpuModel:
         return runner
 
     def _choose_batches(self, measure: Callable[[int], float], cores: int) -> str:
-        """Set how many batches this process computes at a time by the model's trial; return what that has shown."""
+        """Try, or read, how many batches at a time are best, and set it for this process; return why, in words."""
         offload, model = self.offload, self.entry
         # With up to four cores, each has a batch by default.
         if model is None or not offload.may_launch_more or offload.is_serving or not 1 < offload.launch < cores:
@@ -240,10 +240,15 @@ class CpuModel:
         with entry.locked():  # it takes seconds: once for each kind of machine, and only if it can be kept
             trial = entry.read(BatchesTrial)
             if trial is None and os.access(model.cache.folder, os.W_OK):
-                if (trial := try_batches(measure, cores, offload.launch)) is not None:
+                why = "other programs disturbed the trial of more"
+                try:
+                    trial = try_batches(measure, cores, offload.launch)
+                except Exception as error:  # the model is served without a trial
+                    why = f"the trial of more failed: {error!r:.200}"
+                if trial is not None:
                     entry.put(lambda _: trial)
                 else:
-                    logger.warning("%d batches at a time: other programs disturbed the trial of more", offload.launch)
+                    logger.warning("%d batches at a time: %s", offload.launch, why)
         if trial is None:
             return ""
         offload.launch = offload.cores_shared_by = trial.batches

@@ -29,7 +29,8 @@ ROWS_PER_CORE = 2
 WARM_UP_S, MEASURED_S = 0.1, 0.3
 
 CLEAR, QUIET = 1.1, 1.2
-"""A number is clearly faster with so many times the rows/s. If its two rates differ by more, other programs compute."""
+"""A number is clearly faster with at least ``CLEAR`` times the rows/s. Other programs compute if the two rates of a
+number differ by more than ``QUIET`` times."""
 
 
 @frozen
@@ -85,9 +86,10 @@ class BatchesTrial:
 
 
 def try_batches(rows_per_s: Callable[[int], float], cores: int, default: int) -> BatchesTrial | None:
-    """Return how many batches at a time to compute on the cores: the fewest by which no number is clearly faster.
+    """Return the smallest number of batches at a time than which no other is clearly faster.
 
-    Twice ``rows_per_s`` measures the default, its doubles, and one for each core. ``None`` if other programs disturb.
+    ``rows_per_s`` measures each number twice: the default, its doubles, and one per core, up to ``MOST_AT_ONCE``.
+    ``None`` if other programs compute meanwhile.
     """
     most = min(cores, MOST_AT_ONCE)
     numbers = sorted({most, *(default << n for n in range(most.bit_length()) if default << n < most)})
@@ -104,7 +106,7 @@ def try_batches(rows_per_s: Callable[[int], float], cores: int, default: int) ->
 
 
 def rows_per_s(launch: Compute, request: PoolingRequest, batches: int, cores: int) -> float:
-    """Return how many rows per second so many threads compute that launch at a time. Blocks for half a second."""
+    """Return the rows/s of ``batches`` threads that launch at the same time. Blocks for half a second or two passes."""
     batch = Batch((request,) * max(1, ROWS_PER_CORE * cores // batches))
 
     def launch_again(_: int) -> float:
