@@ -178,8 +178,11 @@ async def answers(
             whole = {} if request is SPARSE else {"truncate_prompt_tokens": -1}  # which TEI's routes do by themselves
             answer = await client.post(request.path, json={"model": str(number), **request.body, **whole})
             assert answer.status_code == 200, (name, answer.text, server.log)
-            (described,) = re.findall(rf'(?:loaded in [0-9.]+ s: |is ready: ){number}[:,] ([^"]*)"', server.log)[:1]
-            found[name] = Answered(request.numbers(answer.json()), described)
+            says = rf'(?:loaded in [0-9.]+ s: |is ready: ){number}[:,] ([^"]*)"'
+            with trio.fail_after(60):
+                while not (described := re.findall(says, server.log)):  # noqa: ASYNC110  (a thread writes the log)
+                    await trio.sleep(0.01)
+            found[name] = Answered(request.numbers(answer.json()), described[0])
     return found
 
 
