@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.conftest import client_of
 from tests.end_to_end.folder_over_http import serving_folder
@@ -142,6 +143,14 @@ async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minil
     # Weights are mapped from their file perhaps, so that not all of them are resident.
     assert report["memory"]["resident_before"] < report["memory"]["resident_after_load"]
     assert report["memory"]["peak_of_largest_batch"] > report["memory"]["resident_before"]
+
+
+async def test_a_range_of_replicas_is_checked_by_its_most(tmp_path: Path):
+    """A check computes in its own process, where a server with ``--engine ray`` would start more."""
+    settings = settings_for(write_family(tmp_path / "model", "bert"))
+    processes = evolve(settings.config.processes, engine="ray", replicas="1..3")
+    report = await check_model(evolve(settings, config=evolve(settings.config, processes=processes)), ignore)
+    assert (report.engine, report.replicas) == ("ray", 3)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ async def check_model(settings: CheckSettings, show: Callable[[str], object]) ->
     began = time.monotonic()
     show("loading")
     with unwrap_exception_groups(PoolServeError):
-        async with open_service(_in_this_process(config)) as service:
+        async with open_service(_in_this_process(config, placed)) as service:
             load_s = time.monotonic() - began
             memory = Memory(
                 weights=_description(service).weight_bytes,
@@ -93,10 +93,12 @@ async def check_model(settings: CheckSettings, show: Callable[[str], object]) ->
             return _report(service, config, memory, speed, load_s, placed)
 
 
-def _in_this_process(config: Config) -> Config:
+def _in_this_process(config: Config, placed: Config) -> Config:
+    # Only a server that computes in its own process may try other numbers of batches at a time.
+    replicas = config.processes.replicas if placed.processes.computes_here else replicas_of(placed)
     return evolve(
         config,
-        processes=evolve(config.processes, engine="local", api_workers=1),
+        processes=evolve(config.processes, engine="local", api_workers=1, replicas=replicas),
         logging=LoggingConfig(log_level="error"),
         batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
     )
