@@ -43,7 +43,7 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds, median_difference, median_ratio
 from benchmarks.servers import Server, open_idle
-from benchmarks.variants import OURS, open_variants, say_not_measured
+from benchmarks.variants import OURS, PATIENT, open_variants, say_not_measured
 
 TOKENS = 34
 
@@ -232,8 +232,7 @@ async def run(settings: Settings) -> None:
     machine = describe_machine()
     warn_if_busy(machine)
     texts, flags = Texts(settings.model).make(CHECKED_TEXTS, TOKENS), shlex.split(settings.server_flags)
-    # For 512 texts a model of base size takes longer than a request may wait by default.
-    ours = attrs.evolve(OURS, model=settings.model, flags=("--max-queue-s", "60", *flags))
+    ours = attrs.evolve(OURS, model=settings.model, flags=(*PATIENT, *flags))
     name, least_cosine = name_of(settings.model), least_cosine_of(flags)
     async with open_offline(settings.model, *flags) as offline, open_variants([ours]) as servers, open_idle() as idle:
         oracle = oracle_vectors(texts, settings.model)

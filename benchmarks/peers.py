@@ -50,7 +50,7 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds
 from benchmarks.thread_clocks import listening_process
-from benchmarks.variants import LONG_TEXTS, OURS, open_variants, say_not_measured
+from benchmarks.variants import LONG_TEXTS, OURS, PATIENT, open_variants, say_not_measured
 
 TEXTS = 256
 """At least, of each length; more where a request has more."""
@@ -283,7 +283,7 @@ async def run(settings: Settings) -> None:
     making, name = Texts(settings.model), name_of(settings.model)
     texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
     flags = shlex.split(settings.server_flags)
-    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *flags)
+    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *PATIENT, *flags)
     theirs = [Peer.parse(text, name) for text in settings.peer]
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(open_variants([attrs.evolve(ours, model=settings.model)]))

@@ -16,6 +16,9 @@ OURS_MODULE = ("trio_pool_serve", "serve")
 LONG_TEXTS = ("--max-model-len", "512")
 """Flags for texts of more than 256 tokens: what the model is meant for is less than what it can read."""
 
+PATIENT = ("--max-queue-s", "60")
+"""Flags for models of base size: their 512 texts at a time take longer than a request may wait by default."""
+
 
 @frozen(kw_only=True)
 class Variant:
