@@ -293,7 +293,17 @@ def test_batches_of_bulk_grow_to_what_takes_the_time_they_may_whatever_a_batch_o
     assert settle(budget, 34, lambda tokens: 0.008 + 1e-4 * tokens) <= {3, 4}, "0.0182 and 0.0216 s"
     assert settle(budget, 512, lambda tokens: 0.06) == {1}
     assert settle(budget, 34, lambda tokens: 0.004 + 1e-4 * tokens) <= {4, 5}, "0.0176 and 0.021 s"
-    assert settle(budget, 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
+    assert settle(BulkBudget(), 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
+
+
+def test_batches_of_bulk_are_not_made_so_small_that_most_of_their_time_is_constant():
+    """With a model whose row alone takes longer than a batch of bulk may, and hardly longer than two rows."""
+    budget = BulkBudget()
+    for _ in range(20):
+        budget.observe(2048, 0.018 + 2.6e-4 * 2048)
+    assert settle(budget, 34, lambda tokens: 0.018 + 2.6e-4 * tokens) <= {3, 4}, "0.045 and 0.053 s, alone 0.027"
+    assert settle(budget, 400, lambda tokens: 0.018 + 2.6e-4 * tokens) == {1}
+    assert settle(budget, 34, lambda tokens: 4e-4 * tokens) <= {1, 2}, "no part is constant"
 
 
 def test_small_and_full_batches_say_nothing_about_batches_of_bulk():

@@ -1,5 +1,6 @@
 """The limits of a batch: its token budget, its padding, and its tokens if it is bulk."""
 
+import math
 from functools import lru_cache
 
 from attrs import define, field, frozen
@@ -12,6 +13,10 @@ FREE_PADDING_DIVISOR = 64
 
 BULK_BATCH_S = 0.02
 """Target duration of a batch of bulk while small requests arrive, which wait behind it."""
+
+FEW_TOKENS, MOST_SLOWER = 256, 1.5
+"""A batch of bulk with ``FEW_TOKENS`` or less is not made smaller if its tokens take more than so many times as long as
+those of larger batches: most of its time is constant, as for large models, whose weights are read for each batch."""
 
 BUDGET_STEP = 1.25
 """Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
@@ -73,13 +78,15 @@ class BatchLimits:
 
 @define
 class BulkBudget:
-    """The token budget with which a batch of bulk takes about ``BULK_BATCH_S`` seconds.
+    """The token budget with which a batch of bulk takes about ``BULK_BATCH_S`` seconds, or longer if less is wasteful.
 
     Found by trial and not from tokens per second: a batch's duration has a constant part, so batches of one row look
     so slow that the next ones would have one row again.
     """
 
     _tokens: float = field(default=1.0, init=False)
+    _usual_s: float = field(default=math.inf, init=False)
+    """Seconds for a token of a larger batch, lately."""
 
     @property
     def tokens(self) -> int:
@@ -88,7 +95,11 @@ class BulkBudget:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Update the budget: down if a batch within it took too long, up if one of at least half of it did not."""
-        if seconds > BULK_BATCH_S:
+        is_wasteful = tokens <= FEW_TOKENS and seconds > MOST_SLOWER * tokens * self._usual_s
+        if tokens > FEW_TOKENS:
+            each = seconds / tokens
+            self._usual_s = each if math.isinf(self._usual_s) else 0.9 * self._usual_s + 0.1 * each
+        if seconds > BULK_BATCH_S and not is_wasteful:
             if tokens <= self._tokens:
                 self._tokens = max(1.0, self._tokens / BUDGET_STEP)
         elif 2 * tokens >= self._tokens:
