@@ -96,7 +96,8 @@ class BulkBudget:
     def observe(self, tokens: int, seconds: float) -> None:
         """Update the budget: down if a batch within it took too long, up if one of at least half of it did not.
 
-        A batch of few tokens never took too long if they are ``MOST_SLOWER`` than usual: a larger one wastes less.
+        Few tokens did not take too long if each took ``MOST_SLOWER`` times what it usually takes: a larger batch wastes
+        less.
         """
         is_wasteful = tokens <= FEW_TOKENS and seconds > MOST_SLOWER * tokens * self._usual_s
         if tokens > FEW_TOKENS:
