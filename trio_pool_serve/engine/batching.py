@@ -15,8 +15,9 @@ BULK_BATCH_S = 0.02
 """Target duration of a batch of bulk while small requests arrive, which wait behind it."""
 
 FEW_TOKENS, MOST_SLOWER = 256, 1.5
-"""A batch of bulk with ``FEW_TOKENS`` or less is not made smaller if its tokens take more than so many times as long as
-those of larger batches: most of its time is constant, as for large models, whose weights are read for each batch."""
+"""Batches of bulk are not made smaller if they have ``FEW_TOKENS`` at most, and a token of them takes more than
+``MOST_SLOWER`` times as long as one of a larger batch: most of their time is then constant. With large models it is the
+time in which the weights are read."""
 
 BUDGET_STEP = 1.25
 """Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
@@ -96,8 +97,7 @@ class BulkBudget:
     def observe(self, tokens: int, seconds: float) -> None:
         """Update the budget: down if a batch within it took too long, up if one of at least half of it did not.
 
-        Few tokens did not take too long if each took ``MOST_SLOWER`` times what it usually takes: a larger batch wastes
-        less.
+        A batch of few tokens has not taken too long if most of its time is constant: see ``MOST_SLOWER``.
         """
         is_wasteful = tokens <= FEW_TOKENS and seconds > MOST_SLOWER * tokens * self._usual_s
         if tokens > FEW_TOKENS:
