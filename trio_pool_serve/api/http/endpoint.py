@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
 from attrs import field, frozen
 
 from trio_pool_serve.api.http.response import HttpResponse
@@ -108,6 +109,11 @@ class Endpoint(Generic[Wire, Job]):
     response: type[Any] | None = None
     other_response: type[Any] | None = None
     to_job: Callable[[Wire, NetworkConfig], Job] = field()
+
+    def __attrs_post_init__(self) -> None:
+        # msgspec works out a class at its first use, and notes it before it has finished. A second thread that decodes
+        # to the class meanwhile ends the process by a segmentation fault.
+        msgspec.json.Decoder(self.wire)
 
     @to_job.default
     def _its_own(self) -> Callable[[Wire, NetworkConfig], Job]:

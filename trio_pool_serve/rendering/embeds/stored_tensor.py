@@ -107,6 +107,10 @@ class _SafetensorsEntry:
     data_offsets: tuple[int, int]
 
 
+ENTRIES = msgspec.json.Decoder(_SafetensorsEntry)
+"""Made here, before there are threads: two that are the first to make msgspec decode to a class crash the process."""
+
+
 def read_safetensors(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     """Return the one tensor of a ``safetensors`` file. Raises ``InvalidRequestError``."""
     length = int.from_bytes(buffer[:8].tobytes(), "little")
@@ -115,7 +119,7 @@ def read_safetensors(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     try:
         header = msgspec.json.decode(buffer[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        entries = [msgspec.json.decode(entry, type=_SafetensorsEntry) for entry in header.values()]
+        entries = [ENTRIES.decode(entry) for entry in header.values()]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refused("The safetensors header cannot be read.") from error
     if len(entries) != 1:
