@@ -304,7 +304,7 @@ async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, 
         client_of(server.url) as client,
     ):
         await server.wait_logged("computes m", times=int(workers))
-        await server.wait_logged("is ready: m")  # the engine process of this machine
+        await server.wait_logged("connected to the engine process at 0-0.engine", times=int(workers))
         linked = re.findall(r'^trio_pool_serve_link{.*of="connected"} (.*)$', (await client.get("/metrics")).text, re.M)
         assert linked == [f"{workers}.0"]
         remote.signal(signal.SIGKILL)

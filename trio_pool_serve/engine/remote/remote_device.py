@@ -218,6 +218,7 @@ class RemoteDevice(Device):
         if self.hello is not None:
             raise LinkRefusedError("it has said hello twice")
         self.on_ready(self, hello)
+        logger.info("connected to the engine process at %s", self.connector.name)
         self.hello, self.zone, self.failure = hello, hello.zone, ""
         self.dispatcher.note_room()
 
