@@ -18,7 +18,7 @@ from trio_pool_serve.engine import dispatcher as dispatcher_module
 from trio_pool_serve.engine import in_flight, scheduler
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device
-from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, Dispatcher
+from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, QUIET_ROUNDS, Dispatcher
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
@@ -214,6 +214,19 @@ async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, nursery
     await floor.pass_time(1.0)
     assert device_of(entry) is fast
     assert slow.rows == []
+
+
+async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, nursery):
+    floor = Floor(mock_clock, nursery)
+    (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
+    floor.put(16)
+    await floor.pass_time(1000.0)  # it is known now how long a pass takes at least
+    for _ in range(4):
+        floor.put(16)
+        for _ in range(QUIET_ROUNDS - 1):
+            await trio.lowlevel.checkpoint()
+    await floor.settle()
+    assert device.rows == [1, 4]
 
 
 @pytest.mark.parametrize(

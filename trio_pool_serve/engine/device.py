@@ -108,6 +108,11 @@ class Device(ABC):
         self._pass_s[octave] = before + (batch.device_s - before) * PASS_WEIGHT
         self.bulk.observe(tokens, batch.device_s)
 
+    @property
+    def shortest_pass_s(self) -> float:
+        """Seconds that batches of the size took lately that took least; 0 if nothing has been measured."""
+        return min(self._pass_s.values(), default=0.0)
+
     def pass_s(self, tokens: int) -> float:
         """Return how long a batch of ``tokens`` will take (seconds); 0 if nothing has been measured."""
         if not self._pass_s:

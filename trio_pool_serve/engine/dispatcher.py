@@ -41,6 +41,12 @@ MAX_LOSSES = 2
 QUIET_ROUNDS = 4
 """Rounds of the event loop in which a request that has arrived gets its rows into the queue."""
 
+GATHER_SHARE = 0.2
+"""The most that is waited for further rows, as a share of the shortest pass.
+
+That pass is mostly what each one costs, however few its rows are: more rows in one pass save that. On two cores with
+AMX, a model of base size then computes 1.3 times as many requests of 8 clients (docs/profile.md)."""
+
 
 class BatchSource(Protocol):
     """What batches are taken from: a ``Scheduler``, or the parts that API processes have sent to a device server."""
@@ -123,9 +129,7 @@ class Dispatcher:
         A device that blocks in ``launch`` has a task of its own. Cancellation: at once; what is in flight stays there.
         """
         while True:
-            for device in devices:
-                if device.takes_ahead:
-                    await self._gather(device)
+            await self._gather(devices)
             taken = self._take(devices)
             if taken is None:
                 await self._wait(devices)
@@ -151,10 +155,17 @@ class Dispatcher:
         elif self.has_waiting and self.all_compute:
             self.source.changed.unpark_all()  # a batch may be taken ahead
 
-    async def _gather(self, device: Device) -> None:
-        """Wait while rows keep arriving that a batch taken ahead may have, too. Cancellation: at once."""
-        quiet, waiting = 0, len(self.source)
-        while waiting and quiet < QUIET_ROUNDS and device.room > 0:
+    async def _gather(self, devices: Sequence[Device]) -> None:
+        """Wait while rows keep arriving that the next batch may have, too. Cancellation: at once.
+
+        Clients that were answered together ask again one after the other. Without waiting, the first of their rows
+        would be a batch, and those behind it would wait for that.
+        """
+        shortest_s = min([each.shortest_pass_s for each in devices], default=0.0)
+        until, quiet, waiting = time.perf_counter() + GATHER_SHARE * shortest_s, 0, len(self.source)
+        while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
+            if all(each.room <= 0 for each in devices):
+                return
             await trio.lowlevel.checkpoint()
             waiting, before = len(self.source), waiting
             quiet = quiet + 1 if waiting == before else 0
