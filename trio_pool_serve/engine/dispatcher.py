@@ -1,7 +1,8 @@
-"""Gives each device a batch as soon as it has room, and not before.
+"""Gives each device a batch when it has room, and not before.
 
-``pull`` waits for room, takes a batch, launches it and has another task deliver it, so that which rows are computed is
-decided when they can be, from everything that waits then. The room is free again before outputs are delivered.
+``pull`` waits for room, and then for a moment for further rows; it takes a batch, launches it and has another task
+deliver it. So which rows are computed is decided when they can be, from everything that waits then. The room is free
+again before outputs are delivered.
 
 Of several device servers the one gets a batch that will have computed it first, by the time that batches of that size
 took there: a slow one that is idle leaves a lone row to a fast one that will be free soon. One in another zone takes
@@ -42,10 +43,8 @@ QUIET_ROUNDS = 4
 """Rounds of the event loop in which a request that has arrived gets its rows into the queue."""
 
 GATHER_SHARE = 0.2
-"""The most that is waited for further rows, as a share of the shortest pass.
-
-That pass is mostly what each one costs, however few its rows are: more rows in one pass save that. On two cores with
-AMX, a model of base size then computes 1.3 times as many requests of 8 clients (docs/profile.md)."""
+"""The longest wait for further rows, as a share of the shortest pass: much of that pass is a cost of any pass, however
+few its rows are. 8 clients of a model of base size get 1.3 times as many responses per second (docs/profile.md)."""
 
 
 class BatchSource(Protocol):
