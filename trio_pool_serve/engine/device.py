@@ -110,7 +110,7 @@ class Device(ABC):
 
     @property
     def shortest_pass_s(self) -> float:
-        """Seconds that batches of the size took lately that took least; 0 if nothing has been measured."""
+        """Seconds that a batch took lately, of the size that takes least; 0 if nothing has been measured."""
         return min(self._pass_s.values(), default=0.0)
 
     def pass_s(self, tokens: int) -> float:
