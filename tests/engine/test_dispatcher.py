@@ -216,7 +216,8 @@ async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, nursery
     assert slow.rows == []
 
 
-async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, nursery):
+async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, nursery, monkeypatch):
+    monkeypatch.setattr(dispatcher_module, "MAX_GATHER_S", 60.0)
     floor = Floor(mock_clock, nursery)
     (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
     floor.put(16)

@@ -46,6 +46,9 @@ GATHER_SHARE = 0.2
 """The longest wait for further rows, as a share of the shortest pass: much of that pass is a cost of any pass, however
 few its rows are. 8 clients of a model of base size get 1.3 times as many responses per second (docs/profile.md)."""
 
+MAX_GATHER_S = 0.01
+"""Where only long passes have been measured, a fifth of the shortest would be far more than a pass costs."""
+
 
 class BatchSource(Protocol):
     """What batches are taken from: a ``Scheduler``, or the parts that API processes have sent to a device server."""
@@ -161,7 +164,8 @@ class Dispatcher:
         would be a batch, and those behind it would wait for that.
         """
         shortest_s = min([each.shortest_pass_s for each in devices], default=0.0)
-        until, quiet, waiting = time.perf_counter() + GATHER_SHARE * shortest_s, 0, len(self.source)
+        until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
+        quiet, waiting = 0, len(self.source)
         while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
             if all(each.room <= 0 for each in devices):
                 return
