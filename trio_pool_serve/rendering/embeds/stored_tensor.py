@@ -108,7 +108,7 @@ class _SafetensorsEntry:
 
 
 ENTRIES = msgspec.json.Decoder(_SafetensorsEntry)
-"""Made here, before there are threads: two that are the first to make msgspec decode to a class crash the process."""
+"""Made here, before there are threads: msgspec may crash if it meets a class for the first time in two at once."""
 
 
 def read_safetensors(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
