@@ -21,7 +21,7 @@ FLOORS = [
     {"engine", "rendering", "runner"},
     {"models"},
     {"tasks"},
-    {"batches"},
+    {"runs"},
     {"serving"},
     {"service"},
     {"api"},

@@ -32,10 +32,10 @@ from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
 from trio_pool_serve.api.routes.stored_files import file_routes
-from trio_pool_serve.batches.batch_runner import LineRoutes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.runs.batch_api.batch_runner import LineRoutes
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
-from trio_pool_serve.batches.batch_api import BatchApi
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine_statistics import EngineState
 from trio_pool_serve.engine.gpus import Gpu
@@ -35,6 +34,7 @@ from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.runs.batch_api.batch_api import BatchApi
 from trio_pool_serve.serving.model_maker import ModelMaker
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.serving.served_models import MAX_MODELS, ServedModels

@@ -129,7 +129,7 @@ def test_the_tables_of_options_are_those_of_the_commands():
 def test_options_are_marked_that_a_run_compares():
     from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
     from trio_pool_serve.bulk.command import _arguments
-    from trio_pool_serve.bulk.table_formats import format_of
+    from trio_pool_serve.runs.tables.table_formats import format_of
 
     task = TaskOptions(task="embed", columns=("text",))
     formats = format_of("in.jsonl"), format_of("out.parquet")

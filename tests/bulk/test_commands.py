@@ -21,8 +21,8 @@ from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
-from trio_pool_serve.bulk.inputs import input_table
 from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
+from trio_pool_serve.runs.tables import input_table
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
 
@@ -282,7 +282,7 @@ async def test_a_file_that_no_journal_knows_is_not_touched(tmp_path, model, caps
 
 @pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.jsonl.zst", "out.parquet", "out.arrow"])
 async def test_every_format_has_the_same_vectors(tmp_path, model, name):
-    from trio_pool_serve.bulk.inputs.input_table import open_input
+    from trio_pool_serve.runs.tables.input_table import open_input
 
     rows = write_rows(tmp_path / "rows.jsonl")
     assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model) == 0

@@ -8,8 +8,8 @@ from tests.bulk.test_commands import EMBED, ROWS, run, write_rows
 from tests.bulk.test_run_batch import run as run_requests
 from tests.models.model_families import write_family
 from trio_pool_serve.bulk.earlier_output import check_output
-from trio_pool_serve.bulk.journal import Journal, Progress
 from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.runs.journal import Journal, Progress
 
 NO_MODEL = "no model"
 """None is loaded before the files are checked."""

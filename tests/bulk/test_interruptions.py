@@ -17,17 +17,17 @@ from tests.bulk.test_commands import ROWS, write_rows
 from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
-from trio_pool_serve.bulk.journal import Progress
+from trio_pool_serve.runs.journal import Progress
 
 PROGRAM = """
 import os
 import sys
 from trio_pool_serve.bulk import commands, run
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.journal import Journal
+from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.bulk.own_engine import OwnEngine
-from trio_pool_serve.bulk.outputs.line_output import LineOutput
-from trio_pool_serve.bulk.outputs.part_folder import PartFolder
+from trio_pool_serve.runs.tables.line_output import LineOutput
+from trio_pool_serve.runs.tables.part_folder import PartFolder
 from trio_pool_serve.processes.child_process import leave_with
 
 model, source, target, moment, times, number, computed = sys.argv[1:]

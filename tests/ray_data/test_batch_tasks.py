@@ -16,9 +16,9 @@ from tests.bulk.test_commands import CASES, ROWS, read_rows, run, write_rows
 from tests.models.model_families import HIDDEN, WORDS, write_family
 from tests.models.retrieval_families import splade_max
 from trio_pool_serve import EngineDeadError, ModelLoadError, ray_data
-from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
+from trio_pool_serve.runs.tables.input_row import InputRow
 
 CPU: Any = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
 

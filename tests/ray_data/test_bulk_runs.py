@@ -131,7 +131,7 @@ def test_wrong_options_and_columns_are_refused(model):
 PROGRAM = """
 import os, signal, sys
 import pyarrow as pa
-from trio_pool_serve.bulk.journal import Journal
+from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.ray_data import BulkRuns
 
 model, source, target, kills = sys.argv[1:]

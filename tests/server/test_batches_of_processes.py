@@ -14,12 +14,12 @@ import trio
 
 from tests.api.routes.test_batches import client_at, created, ended, uploaded
 from tests.api.routes.test_uploads import BEGIN, END, HEADERS
-from tests.batches.line_files import ENDPOINT, encoded, line
 from tests.conftest import client_of
 from tests.lanes import sampled
+from tests.runs.requests.line_files import ENDPOINT, encoded, line
 from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hypercorned, launched
 from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
-from trio_pool_serve.batches.batch_api import RETRY_S
+from trio_pool_serve.runs.batch_api.batch_api import RETRY_S
 
 ROWS = 2048
 CONTENT = encoded([line(number) for number in range(ROWS)])

@@ -20,18 +20,18 @@ from trio_pool_serve.bulk.bulk_options import (
     journal_path,
 )
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
-from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
-from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
-from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
-from trio_pool_serve.bulk.outputs.output_table import check_finished, open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer, OpenComputer
 from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
 from trio_pool_serve.bulk.run_progress import RunProgress, scanning
 from trio_pool_serve.bulk.stop_signals import stop_signals
-from trio_pool_serve.bulk.table_formats import Format, format_of
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, Progress, open_journal
+from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.fingerprint import Fingerprint
+from trio_pool_serve.runs.tables.input_table import InputTable, open_input
+from trio_pool_serve.runs.tables.output_table import check_finished, open_output
+from trio_pool_serve.runs.tables.table_formats import Format, format_of
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 

@@ -10,13 +10,13 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.input_row import InputRow
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob

@@ -15,10 +15,10 @@ from attrs import define, field
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
+from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.input_row import InputRow
 
 ROWS_PER_REQUEST = 64
 

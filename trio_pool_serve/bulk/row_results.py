@@ -9,9 +9,9 @@ import trio
 from attrs import frozen
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions
-from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn, VectorDtype
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
+from trio_pool_serve.runs.tables.column_types import OutputColumn, VectorDtype
+from trio_pool_serve.runs.tables.input_row import InputRow
 
 
 class RowResult(msgspec.Struct, frozen=True):

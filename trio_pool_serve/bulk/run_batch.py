@@ -15,24 +15,14 @@ from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responses import LineResponder
-from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine
-from trio_pool_serve.batches.line_request import LineRequest, Submitter
-from trio_pool_serve.batches.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
 from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.bulk_options import journal_path
 from trio_pool_serve.bulk.command import ROWS_FAILED
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, is_url, without_secrets
-from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
-from trio_pool_serve.bulk.inputs.input_files import InputFile
-from trio_pool_serve.bulk.inputs.input_table import InputTable
-from trio_pool_serve.bulk.journal import Identity, Journal, Progress, open_journal
-from trio_pool_serve.bulk.outputs.output_table import check_finished
-from trio_pool_serve.bulk.outputs.position import Position as OutputPosition
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import stop_signals
-from trio_pool_serve.bulk.table_formats import Format
 from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
 from trio_pool_serve.errors import (
@@ -40,6 +30,16 @@ from trio_pool_serve.errors import (
     TransferError,
     unwrap_exception_groups,
 )
+from trio_pool_serve.runs.journal import Identity, Journal, Progress, open_journal
+from trio_pool_serve.runs.requests.batch_line import BatchLine, LineError, RefusedLine
+from trio_pool_serve.runs.requests.line_request import LineRequest, Submitter
+from trio_pool_serve.runs.requests.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
+from trio_pool_serve.runs.tables.fingerprint import Fingerprint
+from trio_pool_serve.runs.tables.input_files import InputFile
+from trio_pool_serve.runs.tables.input_table import InputTable
+from trio_pool_serve.runs.tables.output_table import check_finished
+from trio_pool_serve.runs.tables.position import Position as OutputPosition
+from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.launcher import EXAMPLES
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload

@@ -9,7 +9,7 @@ from attrs import define, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trio_pool_serve.bulk.journal import Progress as Committed
+from trio_pool_serve.runs.journal import Progress as Committed
 
 LINE_EVERY_S = 10.0
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from trio_pool_serve.batches.line_format import ResponseRecord, body_in_line, encode_result
-from trio_pool_serve.batches.line_run import FinishedLine
+from trio_pool_serve.runs.requests.line_format import ResponseRecord, body_in_line, encode_result
+from trio_pool_serve.runs.requests.line_run import FinishedLine
 
 NULL = msgspec.Raw(b"null")
 

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, Unpack
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions, VectorFormat
-from trio_pool_serve.bulk.inputs.input_row import InputRow
-from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
 from trio_pool_serve.bulk.row_results import RowResult
 from trio_pool_serve.bulk.run import compute_window, cut_windows
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
+from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.input_row import InputRow
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from rich.console import Console
 
 from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
 from trio_pool_serve.bulk.command import run_table
-from trio_pool_serve.bulk.inputs.arrow_rows import check_value
-from trio_pool_serve.bulk.journal import Progress
 from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine, open_identified_engine
 from trio_pool_serve.errors import (
     EngineDeadError,
@@ -24,6 +22,8 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
+from trio_pool_serve.runs.journal import Progress
+from trio_pool_serve.runs.tables.arrow_rows import check_value
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
 

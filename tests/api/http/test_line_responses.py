@@ -12,8 +12,8 @@ from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responses import LineResponder
-from trio_pool_serve.batches.line_request import LineRequest, Submitter
 from trio_pool_serve.errors import UnavailableError
+from trio_pool_serve.runs.requests.line_request import LineRequest, Submitter
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 

@@ -10,11 +10,11 @@ import openai
 import pytest
 import trio
 
-from tests.batches.line_files import ENDPOINT, decoded, encoded, line
 from tests.conftest import client_of, listening, running
+from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line
 from trio_pool_serve.access import key_usage
-from trio_pool_serve.batches import batch_store
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
+from trio_pool_serve.runs.batch_api import batch_store
 from trio_pool_serve.service import Service
 
 

@@ -11,7 +11,6 @@ from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import RouteTable
-from trio_pool_serve.batches.line_request import LineRequest, LineResponse, Submitter
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
 from trio_pool_serve.errors import (
@@ -21,6 +20,7 @@ from trio_pool_serve.errors import (
     UnavailableError,
     unwrap_exception_groups,
 )
+from trio_pool_serve.runs.requests.line_request import LineRequest, LineResponse, Submitter
 from trio_pool_serve.service import Service
 
 CPU_TOKEN_DIVISOR = 128

@@ -12,10 +12,10 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.stored_files import ExpiresAfter, StoredRoute, id_in, list_page
-from trio_pool_serve.batches.batch_store import Page
-from trio_pool_serve.batches.open_batches import FILE_PREFIX, OpenBatches
-from trio_pool_serve.batches.stored_records import StoredBatch, new_id
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.runs.batch_api.batch_store import Page
+from trio_pool_serve.runs.batch_api.open_batches import FILE_PREFIX, OpenBatches
+from trio_pool_serve.runs.batch_api.stored_records import StoredBatch, new_id
 from trio_pool_serve.service import Service
 
 BATCHES_PATH = "/v1/batches"

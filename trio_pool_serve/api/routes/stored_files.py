@@ -14,10 +14,10 @@ from trio_pool_serve.api.http.request import HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
-from trio_pool_serve.batches.batch_store import Page
-from trio_pool_serve.batches.open_batches import OpenBatches, Upload
-from trio_pool_serve.batches.stored_records import StoredFile
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, UnavailableError
+from trio_pool_serve.runs.batch_api.batch_store import Page
+from trio_pool_serve.runs.batch_api.open_batches import OpenBatches, Upload
+from trio_pool_serve.runs.batch_api.stored_records import StoredFile
 from trio_pool_serve.service import Service
 
 FILES_PATH = "/v1/files"

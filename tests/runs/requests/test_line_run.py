@@ -1,0 +1,342 @@
+"""Runs over files of lines: what they write, and that a run which is cut off anywhere goes on with the same bytes."""
+
+import json
+import random
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.runs.requests.line_files import encoded, line, written
+from trio_pool_serve.errors import DrainingError, EngineProcessDiedError, StorageLostError
+from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
+from trio_pool_serve.runs.requests.batch_line import (
+    WINDOW_BYTES,
+    WINDOW_INPUTS,
+    WINDOW_LINES,
+    BatchLine,
+    LineError,
+    RefusedLine,
+    decode_line,
+    read_window,
+    request_id_of,
+)
+from trio_pool_serve.runs.requests.line_format import write_result
+from trio_pool_serve.runs.requests.line_request import LineResponse, Submitter
+from trio_pool_serve.runs.requests.line_run import LineRun, Position, compute_by, refuse_by, run_lines
+from trio_pool_serve.threads.offload import Offload
+
+MAX_LINE_BYTES = 100_000
+
+
+class Server:
+    """Responds to windows of lines with what they are; ``requests`` are the windows that it was asked for."""
+
+    def __init__(self) -> None:
+        self.requests: list[list[str]] = []
+        self.unavailable = 0
+
+    async def respond_all(self, lines, submitter) -> list[LineResponse]:
+        await trio.lowlevel.checkpoint()
+        self.requests.append([each.request_id for each in lines])
+        if self.unavailable:
+            self.unavailable -= 1
+            raise DrainingError("draining")
+        for _ in range(random.randrange(5)):
+            await trio.lowlevel.checkpoint()
+        return [
+            LineResponse(
+                400 if b"bad" in each.body else 200,
+                json.dumps({"id": each.request_id, "created": each.created, "got": json.loads(each.body)}).encode(),
+                tokens=3,
+            )
+            for each in lines
+        ]
+
+
+class Run:
+    def __init__(self, folder, content: bytes) -> None:
+        self.folder = folder
+        (folder / "input").write_bytes(content)
+        self.server = Server()
+        self.committed = [Position()]
+
+    async def commit(self, position: Position) -> None:
+        await trio.lowlevel.checkpoint()
+        self.committed.append(position)
+
+    def line_run(self, **changes) -> LineRun:
+        run = LineRun(
+            input=self.folder / "input",
+            output=self.folder / "output",
+            errors=self.folder / "errors",
+            compute=compute_by(self.server.respond_all, Submitter(), digest="d", created=7),
+            write=write_result,
+            commit=self.commit,
+            offload=Offload(),
+            max_line_bytes=MAX_LINE_BYTES,
+            on_progress=lambda _: None,
+            should_pause=lambda: False,
+        )
+        return attrs.evolve(run, **changes)
+
+    async def go(self, **changes) -> bool:
+        return await run_lines(self.line_run(**changes), self.committed[-1])
+
+    @property
+    def written(self) -> tuple[bytes, bytes]:
+        return (self.folder / "output").read_bytes(), (self.folder / "errors").read_bytes()
+
+
+@pytest.fixture
+def content() -> bytes:
+    lines = [line(number, input="bad" if number % 50 == 7 else "good " * (number % 40)) for number in range(1500)]
+    parts = encoded(lines).splitlines(keepends=True)
+    parts[100] = b"{\n"
+    parts[200] = b'{"custom_id": "long", "body": "' + b"x" * (2 * MAX_LINE_BYTES) + b'"}\n'
+    parts[300] = b"\n"
+    return b"".join(parts).removesuffix(b"\n")
+
+
+@pytest.fixture
+def run(tmp_path, content) -> Run:
+    return Run(tmp_path, content)
+
+
+async def test_lines_are_written_in_their_order(run):
+    counts = []
+    assert await run.go(on_progress=counts.append)
+    output, errors = ([json.loads(each) for each in data.splitlines()] for data in run.written)
+    failed = sorted({100, 200} | set(range(7, 1500, 50)))
+    assert [each["custom_id"] for each in output] == [
+        f"row-{number}" for number in range(1500) if number not in {*failed, 300}
+    ]
+    assert [each["custom_id"] for each in errors] == [
+        None if number in (100, 200) else f"row-{number}" for number in failed
+    ]
+    assert [each["error"]["code"] for each in errors if each["error"]] == ["invalid_json_line", "line_too_long"]
+    end = run.committed[-1]
+    assert sum(counts) == end.completed + end.failed
+    assert len(counts) == len(run.committed) - 1
+    assert end == Position(
+        line=1500,
+        offset=(run.folder / "input").stat().st_size,
+        output_bytes=len(run.written[0]),
+        error_bytes=len(run.written[1]),
+        completed=len(output),
+        failed=len(errors),
+        tokens=3 * (1500 - 3),
+    )
+    assert output[0]["response"]["request_id"] == output[0]["response"]["body"]["id"]
+    assert output[0]["id"] == "batch_req_" + output[0]["response"]["request_id"]
+    assert output[0]["response"]["body"]["created"] == 7
+
+
+async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_and_the_same_windows(tmp_path, content):
+    (tmp_path / "whole").mkdir()
+    whole = Run(tmp_path / "whole", content)
+    await whole.go()
+    steps = 0
+
+    class Abort(trio.abc.Instrument):
+        def __init__(self, at: int, scope: trio.CancelScope, task: trio.lowlevel.Task) -> None:
+            self.left, self.scope, self.task = at, scope, task
+
+        def before_task_step(self, task) -> None:
+            if task is self.task:
+                self.left -= 1
+                if not self.left:
+                    self.scope.cancel()
+
+    (tmp_path / "parts").mkdir()
+    parts = Run(tmp_path / "parts", content)
+    for steps in range(1, 400):
+        with trio.CancelScope() as scope:
+            abort = Abort(steps, scope, trio.lowlevel.current_task())
+            trio.lowlevel.add_instrument(abort)
+            try:
+                ended = await parts.go()
+            finally:
+                trio.lowlevel.remove_instrument(abort)
+        if not scope.cancelled_caught:
+            break
+    assert ended
+    assert steps > 10
+    assert parts.written == whole.written
+    assert parts.committed == whole.committed
+    # No window had other lines than in the whole run, and none was computed after its commit.
+    expected = {tuple(each) for each in whole.server.requests}
+    assert {tuple(each) for each in parts.server.requests} == expected
+
+
+async def test_a_run_that_pauses_goes_on(run):
+    pauses = iter([False, False, True, True, True])
+    assert not await run.go(should_pause=lambda: next(pauses, True))
+    assert len(run.committed) == 3
+    assert await run.go()
+    assert run.committed[-1].line == 1500
+
+
+async def test_windows_that_the_server_cannot_compute_now_are_computed_again(run, autojump_clock):
+    run.server.unavailable = 7
+    assert await run.go()
+    assert run.committed[-1].completed + run.committed[-1].failed == 1499
+    assert len(run.server.requests) == len(run.committed) - 1 + 7
+
+
+async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_clock):
+    run = Run(tmp_path, encoded([line(number) for number in range(40)]))
+    poisoned, respond_all = request_id_of("d", 1), run.server.respond_all
+
+    async def die(lines, submitter):
+        if any(each.request_id == poisoned for each in lines):
+            await trio.lowlevel.checkpoint()
+            raise EngineProcessDiedError("The engine process has died; another one is being started.")
+        return await respond_all(lines, submitter)
+
+    run.server.respond_all = die
+    assert await run.go()
+    output, errors = ([json.loads(each) for each in part.splitlines()] for part in run.written)
+    assert [each["custom_id"] for each in output] == [f"row-{number}" for number in range(40) if number != 1]
+    assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("row-1", 500)]
+
+
+async def test_a_server_that_stays_unavailable_ends_the_run_at_its_last_commit(run, autojump_clock):
+    run.server.unavailable = 1000
+    with pytest.raises(DrainingError):
+        await run.go()
+    assert run.committed == [Position()]
+
+
+def test_a_line_that_is_not_utf_8_is_refused_wherever():
+    data = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "\xff"}}'
+    refused = decode_line(3, data)
+    assert isinstance(refused, RefusedLine)
+    assert refused.error.code == "invalid_json_line"
+
+
+async def test_what_fails_otherwise_ends_the_run_at_its_last_commit(run):
+    class BrokenError(Exception):
+        pass
+
+    async def fail_third(position: Position) -> None:
+        if len(run.committed) == 3:
+            raise BrokenError
+        await run.commit(position)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run.go(commit=fail_third)
+    assert caught.group_contains(BrokenError)
+    assert await run.go()
+
+
+async def test_an_output_that_was_deleted_or_cut_off_is_an_error(run):
+    await run.go(should_pause=lambda: len(run.committed) > 2)
+    (run.folder / "output").write_bytes(b"")
+    with pytest.raises(StorageLostError, match="has been changed"):
+        await run.go()
+    (run.folder / "output").unlink()
+    with pytest.raises(StorageLostError, match="deleted"):
+        await run.go()
+
+
+async def test_without_a_file_of_errors_there_is_one_output(run):
+    assert await run.go(errors=None)
+    numbers = [json.loads(each)["custom_id"] for each in (run.folder / "output").read_bytes().splitlines()]
+    assert len(numbers) == 1499
+    assert run.committed[-1].error_bytes == 0
+
+
+async def test_lines_that_are_refused_are_not_computed(run):
+    refuse = refuse_by(LineError("batch_expired", "over"), digest="d")
+    assert await run.go(compute=refuse)
+    assert run.server.requests == []
+    assert run.committed[-1].failed == 1499
+
+
+# -- windows --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=700))
+@example([1] * 700)
+@example([0] * 700)
+@example([2] * 30)
+@example([3] * 30)
+def test_windows_are_all_of_the_lines_and_bounded(kinds):
+    import io
+
+    makers = (
+        lambda n: encoded([line(n)]),
+        lambda n: b"\n",
+        lambda n: encoded([line(n, input="x" * 30_000)]),
+        lambda n: encoded([line(n, input=["x"] * 3000)]),
+    )
+    content = b"".join(makers[kind](number) for number, kind in enumerate(kinds))
+    file = io.BytesIO(content)
+    at, offset, seen = 0, 0, []
+    while (window := read_window(file, at, offset, MAX_LINE_BYTES)) is not None:
+        assert window == read_window(file, at, offset, MAX_LINE_BYTES)
+        assert 0 < window.next_line - at <= WINDOW_LINES
+        assert window.next_offset - offset < WINDOW_BYTES + MAX_LINE_BYTES
+        assert sum(each.body.count(b'"x"') for each in window.lines) <= WINDOW_INPUTS + 3000
+        seen += [each.number for each in window.lines]
+        at, offset = window.next_line, window.next_offset
+    assert seen == [number for number, kind in enumerate(kinds) if kind != 1]
+    assert (at, offset) == (len(kinds), len(content))
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_are_skipped(tmp_path):
+    path = written(tmp_path / "a", [line(0), line(1)])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    with path.open("rb") as file:
+        window = read_window(file, 0, 0, MAX_LINE_BYTES)
+    assert [each.custom_id for each in window.lines] == ["row-0", "row-1"]
+
+
+@given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.text(), st.lists).map(json.dumps).map(str.encode)))
+def test_any_bytes_are_a_line_or_refused(data):
+    assert isinstance(decode_line(3, data), BatchLine | RefusedLine)
+
+
+# -- turns of owners ------------------------------------------------------------------------------------------
+
+
+async def test_owners_take_turns_and_each_has_its_own_in_order():
+    turns, order = OwnerTurns(), []
+
+    async def work(owner: str, number: int) -> None:
+        async with turns.turn(owner, number):
+            order.append((owner, number))
+            await trio.testing.wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery, turns.turn("z", 0):
+        for owner, number in [("a", 3), ("a", 1), ("a", 2), ("b", 9), ("b", 4), ("c", 5)]:
+            nursery.start_soon(work, owner, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert turns.is_wanted_by_others("a")
+    assert order == [("a", 1), ("b", 4), ("c", 5), ("a", 2), ("b", 9), ("a", 3)]
+    assert not turns.is_wanted_by_others("")
+
+
+async def test_a_turn_that_is_no_longer_waited_for_is_the_next_one_s():
+    turns = OwnerTurns()
+    scopes = [trio.CancelScope() for _ in range(3)]
+    worked = []
+
+    async def work(number: int) -> None:
+        with scopes[number]:
+            async with turns.turn("a", number):
+                worked.append(number)
+
+    async with trio.open_nursery() as nursery, turns.turn("z", 9):
+        for number in range(3):
+            nursery.start_soon(work, number)
+        await trio.testing.wait_all_tasks_blocked()
+        scopes[0].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+    assert worked == [1, 2]
+    async with turns.turn("b", 0):
+        pass

@@ -1,1 +1,0 @@
-"""Files of requests, a line each, and their responses: of ``run-batch`` and of the Batch API."""

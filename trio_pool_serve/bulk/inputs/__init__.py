@@ -1,1 +1,0 @@
-"""Tables that are read: where their files are, what is in them, row by row."""

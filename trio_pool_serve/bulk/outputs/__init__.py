@@ -1,1 +1,0 @@
-"""Tables that are written, up to a position from which writing can go on after a crash."""

@@ -1,0 +1,1 @@
+"""The Batch API: stored files of requests, and the jobs that compute them."""

@@ -1,0 +1,258 @@
+"""The Files and Batch API behind its routes: which process has the data folder, and what it does with it."""
+
+import logging
+import multiprocessing
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import trio
+from attrs import Factory, define, field
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.errors import (
+    EngineLoadingError,
+    ModelLoadError,
+    StorageError,
+    StorageInUseError,
+    unwrap_exception_groups,
+)
+from trio_pool_serve.processes.socket_folder import serve_at
+from trio_pool_serve.runs.batch_api.batch_runner import RETRY_PAUSE_S, BatchRunner, BatchStatistics, LineRoutes
+from trio_pool_serve.runs.batch_api.batch_store import SCHEMA, BatchStore
+from trio_pool_serve.runs.batch_api.data_folder import DataFolder
+from trio_pool_serve.runs.batch_api.open_batches import SWEEP_S, OpenBatches
+from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
+from trio_pool_serve.threads.offload import Offload
+
+logger = logging.getLogger(__name__)
+
+LOCATE_S = 5.0
+"""For which a request waits for a process that has the folder."""
+
+RETRY_S = 1.0
+"""Pause before the folder is tried again that another process has."""
+
+SHORT_RETRY_S = 0.05
+"""The same while a request waits."""
+
+SOCKET_NAME = "batches.socket"
+
+DAY_S = 24 * 3600.0
+
+Serve: TypeAlias = Callable[[trio.SocketStream], Awaitable[None]]
+"""Serves HTTP on a connection of another process of the server."""
+
+
+@define(eq=False)
+class BatchApi:
+    """Opens the data folder in one process of the server, the owner, and tells the others where that listens.
+
+    The owner is the process that has opened the database. If it ends, another process becomes the owner, and the
+    batches go on. Nothing is created before the first upload. ``socket_folder`` is the folder that the processes of
+    the server share, ``None`` if they share none: then they are those that have the same parent, as hypercorn's
+    workers have, and meet in the data folder.
+    """
+
+    config: Config
+    offload: Offload
+    socket_folder: Path | None = None
+    _opened: OpenBatches | None = field(default=None, init=False)
+    _routes: LineRoutes = field(init=False)
+    _serve: Serve = field(init=False)
+    """Both are there once it is connected: nothing is opened before."""
+    _connected: trio.Event = field(init=False, factory=trio.Event)
+    _is_running: bool = field(default=False, init=False)
+    _waiting: int = field(default=0, init=False)
+    """Number of requests that wait for an owner."""
+    _wanted: trio.Event = field(init=False, factory=trio.Event)
+    """Set once there is something to open."""
+    _hurry: trio.Event = field(init=False, factory=trio.Event)
+    _attempted: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and replaced, after each attempt to open the folder."""
+    _failure: StorageError | None = field(default=None, init=False)
+    """Of the last attempt."""
+    folder: DataFolder = field(init=False, default=Factory(lambda self: DataFolder.of(self.config), takes_self=True))
+
+    @property
+    def socket(self) -> Path:
+        """Where the owner listens for requests that others have received."""
+        if self.socket_folder is not None:
+            return self.socket_folder / SOCKET_NAME
+        parent = multiprocessing.parent_process()
+        return self.folder.path / f"{os.getpid() if parent is None else parent.pid}.{SOCKET_NAME}"
+
+    def connect(self, routes: LineRoutes, serve: Serve) -> None:
+        """Have lines computed by ``routes`` and requests of other processes served by ``serve``, from now on."""
+        self._routes, self._serve = routes, serve
+        self._connected.set()
+
+    def statistics(self) -> BatchStatistics:
+        """Return the batches that this process runs: none, if another process has the folder."""
+        return BatchStatistics() if self._opened is None else self._opened.runner.statistics()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Open the folder if there is one, or once there is to be; run its batches; forever.
+
+        What fails is logged, and tried again. Cancellation: at once, but for what threads have begun; batches go on
+        from their last commit with the next ``run``.
+        """
+        self._is_running = self.config.batch.is_served
+        task_status.started()
+        if not self._is_running:
+            return
+        try:
+            while True:
+                if not self._wanted.is_set() and await self._exists():
+                    self._wanted.set()
+                await self._wanted.wait()
+                await self._connected.wait()  # an owner has to answer the other processes
+                await self._own_once()
+                self._note_attempt()
+                await self._pause()
+        finally:
+            self._is_running = False
+
+    async def locate(self, *, create: bool) -> OpenBatches | Path | None:
+        """Return the folder if this process has it, or the socket of the process that has it.
+
+        ``None`` if nothing has been stored yet; with ``create`` the folder is created then. Raises ``StorageError``,
+        ``StorageInUseError`` if another server has the folder, and ``EngineLoadingError`` before ``run``, if no other
+        process of the server has it by then. Cancellation: at once.
+        """
+        if self._opened is not None:
+            return self._opened
+        if not self._is_running and not await self._is_served():
+            raise EngineLoadingError("The server is starting.")
+        deadline = trio.current_time() + LOCATE_S
+        self._waiting += 1
+        try:
+            while True:
+                if self._opened is not None:
+                    return self._opened
+                if await self._is_served():
+                    self._wanted.set()  # to take over when that process ends
+                    return self.socket
+                if not create and not await self._exists():
+                    return None
+                await self._attempt(deadline)
+        finally:
+            self._waiting -= 1
+
+    @asynccontextmanager
+    async def empty(self) -> AsyncIterator[OpenBatches]:
+        """Return what answers requests for as long as nothing has been stored. Cancellation: at once."""
+        async with open_database(IN_MEMORY, SCHEMA) as database:
+            yield self._batches_in(database)
+
+    async def _attempt(self, deadline: float) -> None:
+        """Wait for the next attempt to open the folder. Raises ``StorageError`` if that has failed."""
+        self._wanted.set()
+        self._hurry.set()
+        attempted = self._attempted
+        with trio.move_on_at(deadline):
+            await attempted.wait()
+        if self._opened is not None:
+            return
+        failure = self._failure
+        if failure is not None and not isinstance(failure, StorageInUseError):
+            raise failure
+        if trio.current_time() >= deadline:
+            raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
+
+    async def _exists(self) -> bool:
+        return await self.offload.run("files", self.folder.exists)
+
+    async def _is_served(self) -> bool:
+        """Return whether a process listens at the socket."""
+        try:
+            stream = await trio.open_unix_socket(self.socket)
+        except (OSError, ValueError, RuntimeError):
+            return False
+        await trio.aclose_forcefully(stream)
+        return True
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt: not long while a request waits for it."""
+        self._hurry = trio.Event()
+        is_in_use = isinstance(self._failure, StorageInUseError)
+        if is_in_use and self._waiting:
+            await trio.sleep(SHORT_RETRY_S)
+            return
+        with trio.move_on_after(RETRY_S if is_in_use else RETRY_PAUSE_S):
+            await self._hurry.wait()
+
+    def _note_attempt(self) -> None:
+        self._attempted.set()
+        self._attempted = trio.Event()
+
+    async def _own_once(self) -> None:
+        """Open the folder and run its batches, until cancelled; return when that has failed, or the folder is lost."""
+        before, self._failure = self._failure, None
+        try:
+            with unwrap_exception_groups(StorageError):
+                if await self._is_served():  # whose owner may have lost the folder, and makes it again then
+                    raise StorageInUseError("another process of the server has them")  # noqa: TRY301
+                await self.offload.run("files", self.folder.create)
+                async with open_database(self.folder.database, SCHEMA) as database:
+                    await self._own(database)
+        except StorageError as error:
+            self._failure = error
+        except Exception:
+            self._failure = StorageError("Files and batches are not served because of an internal error.")
+            logger.exception("files and batches are not served")
+        finally:
+            self._opened = None
+        if self._failure is not None and str(self._failure) != str(before):
+            level = logging.INFO if isinstance(self._failure, StorageInUseError) else logging.WARNING
+            logger.log(level, "files and batches are not served by this process: %s", self._failure)
+
+    def _batches_in(self, database: Database) -> OpenBatches:
+        batch = self.config.batch
+        store = BatchStore(database, batch.max_stored_bytes)
+        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, lambda: self._routes)
+        return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * DAY_S)
+
+    async def _own(self, database: Database) -> None:
+        opened = self._batches_in(database)
+        await self.offload.run("files", self.folder.remove_uploads)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(opened.runner.run)
+            await nursery.start(self._listen)
+            nursery.start_soon(_sweep, opened)
+            self._opened = opened
+            self._note_attempt()
+            logger.info("files and batches are in %s", self.folder.path)
+            await database.replaced.wait()
+            self._opened = None
+            nursery.cancel_scope.cancel(reason="the database has been removed or replaced")
+
+    async def _listen(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve the requests that other processes of the server have received."""
+        # The owner before this process has ended.
+        await self.offload.run("files", partial(self.folder.remove_sockets, self.socket, SOCKET_NAME))
+        try:
+            await serve_at(self.socket, partial(trio.serve_listeners, self._answer), task_status=task_status)
+        except ModelLoadError as error:  # its path may be too long
+            logger.warning("only this process serves files and batches: %s", error)
+            task_status.started()
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                await self._serve(stream)
+            except Exception:
+                logger.exception("a connection of another process failed")
+
+
+async def _sweep(opened: OpenBatches) -> None:
+    while True:
+        try:
+            await opened.sweep()
+        except (StorageError, sqlite3.Error) as error:
+            logger.warning("expired files are not removed: %s", error)
+        await trio.sleep(SWEEP_S)

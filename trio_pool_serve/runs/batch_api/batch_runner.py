@@ -1,0 +1,344 @@
+"""Brings batches from their creation to their end."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count
+from typing import TypeAlias
+
+import trio
+from attrs import define, field, frozen
+
+from trio_pool_serve.access.key_usage import KeyUsage
+from trio_pool_serve.errors import (
+    ConflictError,
+    NotFoundError,
+    QuotaExceededError,
+    StorageError,
+    StorageLostError,
+    UnavailableError,
+)
+from trio_pool_serve.runs.batch_api.batch_store import BatchStore
+from trio_pool_serve.runs.batch_api.data_folder import DataFolder
+from trio_pool_serve.runs.batch_api.input_check import InputCheck
+from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
+from trio_pool_serve.runs.batch_api.stored_records import FINAL, BatchError, BatchStatus, StoredBatch, StoredFile
+from trio_pool_serve.runs.requests.batch_line import WINDOW_BYTES, LineError, read_window
+from trio_pool_serve.runs.requests.line_format import write_result
+from trio_pool_serve.runs.requests.line_request import RespondAll, Submitter
+from trio_pool_serve.runs.requests.line_run import ComputeLines, LineRun, compute_by, refuse_by, run_lines
+from trio_pool_serve.storage.durable_files import open_appended, storage_errors
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Client
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 10.0
+"""Pause before a batch goes on whose files or database could not be written, or whose lines could not be computed."""
+
+TURN_S = 10.0
+"""For which a batch is computed before another owner's has its turn."""
+
+UNLIMITED = KeyUsage()
+
+EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
+
+ModelOf: TypeAlias = Callable[[str | None, frozenset[str] | None], str]
+"""Returns the name of the model that a name stands for, ``None`` being the default, among those with one of the second
+argument's names, ``None`` for all. Raises ``NotFoundError``."""
+
+
+@frozen(eq=False)
+class LineRoutes:
+    """The routes that lines are for: how they respond, their paths, the models behind them, and limits of owners."""
+
+    respond_all: RespondAll
+    paths: Collection[str]
+    model_of: ModelOf
+    usage_of: Callable[[str], KeyUsage | None]
+
+
+@frozen
+class BatchStatistics:
+    """The batches of all owners that have not ended, those among them that wait for their turn, and whether one has it.
+
+    ``lines`` are those that this process has computed.
+    """
+
+    unfinished: int = 0
+    waiting: int = 0
+    computing: int = 0
+    lines: int = 0
+
+
+@define(eq=False)
+class BatchRunner:
+    """Runs the batches of a store: a task for each that has not ended.
+
+    Inputs are checked one at a time. Batches are computed one at a time: those of an owner in the order of their
+    creation, and owners in turn. An owner with limits has no turn while the next window is not allowed yet. What a
+    storage error stops is tried again until it succeeds; a batch whose files were removed by someone else fails.
+    """
+
+    store: BatchStore
+    folder: DataFolder
+    offload: Offload
+    max_line_bytes: int
+    routes: Callable[[], LineRoutes]
+    """Returns those of now: a listener that restarts has others."""
+    _nursery: trio.Nursery | None = field(default=None, init=False)
+    _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
+    """By batch: what to cancel when it is cancelled."""
+    _deadlines: dict[str, float] = field(init=False, factory=dict)
+    """By batch that has not ended: when it expires, by trio's clock, which never jumps."""
+    _cancelled: set[str] = field(init=False, factory=set)
+    """Batches that were cancelled, perhaps before they were found to be computed next."""
+    _lines: int = field(default=0, init=False)
+    _checking: trio.Lock = field(init=False, factory=trio.Lock)
+    _turns: OwnerTurns = field(init=False, factory=OwnerTurns)
+    _numbers: "count[int]" = field(init=False, factory=count)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run all batches that have not ended, and those that ``start`` adds. Raises ``StorageError`` at first.
+
+        Cancellation: at once, but for what threads have begun; each batch goes on where it was committed last.
+        """
+        batches = await self.store.unfinished()
+        async with trio.open_nursery() as self._nursery:
+            for batch in batches:
+                self.start(batch)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def start(self, batch: StoredBatch) -> None:
+        """Run a batch."""
+        if self._nursery is not None:
+            left_s, window_s = batch.expires_at - self.store.clock(), batch.expires_at - batch.times["created_at"]
+            if not 0 < left_s <= window_s:  # no server was running, or the clock is wrong or was: nobody can tell
+                left_s = window_s
+            self._deadlines[batch.id] = trio.current_time() + left_s
+            self._nursery.start_soon(self._live, batch.id, next(self._numbers))
+
+    def statistics(self) -> BatchStatistics:
+        """Return the numbers of this moment."""
+        return BatchStatistics(len(self._deadlines), self._turns.waiting, int(self._turns.is_taken), self._lines)
+
+    async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
+        """Stop a batch; its results are what has been committed.
+
+        Raises as ``BatchStore.cancel``. Cancellation: as ``Database.run``.
+        """
+        batch = await self.store.cancel(owner, batch_id)
+        self._cancelled.add(batch_id)
+        if batch_id in self._working:
+            self._working[batch_id].cancel(reason="the batch has been cancelled")
+        return batch
+
+    async def _live(self, batch_id: str, number: int) -> None:
+        try:
+            await self._run_to_its_end(batch_id, number)
+        finally:
+            self._cancelled.discard(batch_id)
+            del self._deadlines[batch_id]
+
+    async def _run_to_its_end(self, batch_id: str, number: int) -> None:
+        while True:
+            try:
+                if await self._step(batch_id, number):
+                    return
+            except (NotFoundError, ConflictError):
+                if not await self._is_unfinished(batch_id):
+                    return
+            except StorageLostError as error:
+                logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message says it all)
+                await self._fail(batch_id, BatchError(code="file_lost", message="A file of the batch was removed."))
+            except (StorageError, UnavailableError, sqlite3.Error) as error:
+                logger.warning("the batch %s waits: %s", batch_id, error)
+                await trio.sleep(RETRY_PAUSE_S)
+            except QuotaExceededError as error:
+                await self._fail(batch_id, BatchError(code="quota_exceeded", message=str(error)))
+            except Exception:
+                logger.exception("the batch %s fails", batch_id)
+                await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
+
+    async def _step(self, batch_id: str, number: int) -> bool:
+        """Do what is next for a batch; return whether it has ended."""
+        batch = await self.store.batch(None, batch_id)
+        match batch.status:
+            case "validating":
+                await self._check(batch)
+            case "in_progress":
+                await self._compute(batch, number)
+            case "finalizing":
+                await self._finalize(batch)
+            case "cancelling":
+                await self._end(batch, "cancelled")
+        return batch.status in FINAL
+
+    def _is_over(self, batch: StoredBatch) -> bool:
+        return trio.current_time() >= self._deadlines[batch.id]
+
+    async def _check(self, batch: StoredBatch) -> None:
+        check = None
+        with self._working_on(batch) as scope:
+            async with self._checking:
+                check = await self._checked(batch)
+        if scope.cancelled_caught or check is None:
+            if self._is_over(batch):
+                await self.store.advance(batch.id, "expired", is_expired=True)
+        elif check.errors:
+            await self.store.advance(batch.id, "failed", errors=tuple(check.errors))
+        else:
+            await self.store.advance(batch.id, "in_progress", total=check.total, model=check.model)
+
+    async def _checked(self, batch: StoredBatch) -> InputCheck:
+        model_of = self.routes().model_of
+        check = InputCheck(
+            self.folder.file(batch.input_file_id),
+            batch.endpoint,
+            lambda name: model_of(name, batch.models),
+            self.max_line_bytes,
+        )
+        while not await self.offload.run("files", check.check_some):
+            """The next part."""
+        return check
+
+    async def _compute(self, batch: StoredBatch, number: int) -> None:
+        has_ended = False
+        with self._working_on(batch) as scope:
+            usage = self.routes().usage_of(batch.owner)
+            cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
+            # Outside of the turn: others are computed while one that is limited waits.
+            async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
+                client = Client(batch.owner, is_background=True)
+                compute = compute_by(
+                    self.routes().respond_all,
+                    Submitter(client, batch.models, usage),
+                    digest=batch.digest,
+                    created=batch.input_created_at,
+                )
+                ends, lines_before, windows = trio.current_time() + TURN_S, self._lines, count()
+
+                def should_pause() -> bool:
+                    if usage is not None:
+                        return next(windows) > 0  # one has been saved up for
+                    has_committed = self._lines > lines_before  # or turns that are too short would get nowhere
+                    is_over = has_committed and trio.current_time() >= ends
+                    return is_over and self._turns.is_wanted_by_others(batch.owner)
+
+                has_ended = await self._run_lines(batch, compute, should_pause)
+        if has_ended:
+            await self.store.advance(batch.id, "finalizing")
+        elif scope.cancelled_caught and self._is_over(batch):
+            await self.store.advance(batch.id, "finalizing", is_expired=True)
+
+    def _cost_of_next(self, batch: StoredBatch) -> tuple[int, int]:
+        """Return the requests of a batch's next window, and how many tokens it may have. Runs in a thread."""
+        path, done = self.folder.file(batch.input_file_id), batch.position
+        with storage_errors(path), path.open("rb") as file:
+            window = read_window(file, done.line, done.offset, self.max_line_bytes)
+        if window is None:
+            return 0, 0
+        nbytes = window.next_offset - done.offset
+        guess = min(nbytes, WINDOW_BYTES) // 4  # of English text
+        return len(window.lines), nbytes * done.tokens // done.offset if done.tokens else guess
+
+    async def _run_lines(
+        self, batch: StoredBatch, compute: ComputeLines, should_pause: Callable[[], bool] = lambda: False
+    ) -> bool:
+        run = LineRun(
+            input=self.folder.file(batch.input_file_id),
+            output=self.folder.file(batch.output_id),
+            errors=self.folder.file(batch.error_id),
+            compute=compute,
+            write=write_result,
+            commit=partial(self.store.commit, batch.id),
+            offload=self.offload,
+            max_line_bytes=self.max_line_bytes,
+            on_progress=self._count_lines,
+            should_pause=should_pause,
+        )
+        return await run_lines(run, batch.position)
+
+    def _count_lines(self, lines: int) -> None:
+        self._lines += lines
+
+    async def _finalize(self, batch: StoredBatch) -> None:
+        if batch.is_expired:
+            await self._run_lines(batch, refuse_by(EXPIRED, digest=batch.digest))
+            batch = await self.store.batch(None, batch.id)
+        await self._end(batch, "expired" if batch.is_expired else "completed")
+
+    async def _end(self, batch: StoredBatch, status: BatchStatus, errors: tuple[BatchError, ...] = ()) -> None:
+        """Make files of the results that have been committed, and bring the batch into its last state."""
+        results = []
+        for file_id, length, kind in (
+            (batch.output_id, batch.position.output_bytes, "output"),
+            (batch.error_id, batch.position.error_bytes, "error"),
+        ):
+            if await self.offload.run("files", partial(self._cut, file_id, length)):
+                results.append(self._result(batch, file_id, length, kind))
+        ids = {file.id for file in results}
+        await self.store.advance(
+            batch.id,
+            status,
+            results,
+            errors=errors,
+            output_file_id=batch.output_id if batch.output_id in ids else None,
+            error_file_id=batch.error_id if batch.error_id in ids else None,
+        )
+
+    def _result(self, batch: StoredBatch, file_id: str, length: int, kind: str) -> StoredFile:
+        now = int(self.store.clock())
+        return StoredFile(
+            id=file_id,
+            owner=batch.owner,
+            purpose="batch_output",
+            filename=f"{batch.id}_{kind}.jsonl",
+            bytes=length,
+            created_at=now,
+            expires_at=None if batch.results_expire_s is None else now + batch.results_expire_s,
+        )
+
+    def _cut(self, file_id: str, length: int) -> bool:
+        """Cut a result off at its committed length; remove an empty one. Runs in a thread."""
+        path = self.folder.file(file_id)
+        if length:
+            with closing(open_appended(path, length)) as file:
+                file.sync()
+            return True
+        with storage_errors(path):
+            path.unlink(missing_ok=True)
+        return False
+
+    async def _fail(self, batch_id: str, error: BatchError) -> None:
+        """Bring a batch into the state ``failed``, with what it has of its results."""
+        try:
+            batch = await self.store.batch(None, batch_id)
+            try:
+                await self._end(batch, "failed", (error,))
+            except StorageLostError:
+                await self.store.advance(batch_id, "failed", errors=(error,))
+        except Exception as failure:  # it is tried again when the batch goes on
+            logger.warning("the batch %s waits: %s", batch_id, failure)
+            await trio.sleep(RETRY_PAUSE_S)
+
+    async def _is_unfinished(self, batch_id: str) -> bool:
+        try:
+            return (await self.store.batch(None, batch_id)).status not in FINAL
+        except NotFoundError:
+            return False
+
+    @contextmanager
+    def _working_on(self, batch: StoredBatch) -> Iterator[trio.CancelScope]:
+        """Have a scope around the block, which ends with the batch's time or when it is cancelled."""
+        with trio.CancelScope(deadline=self._deadlines[batch.id]) as scope:
+            self._working[batch.id] = scope
+            if batch.id in self._cancelled:
+                scope.cancel(reason="the batch has been cancelled")
+            try:
+                yield scope
+            finally:
+                del self._working[batch.id]

@@ -1,0 +1,339 @@
+"""Files and batches in the database. Each method is one transaction; cancellation of all: as ``Database.run``."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from attrs import define, evolve, frozen
+
+from trio_pool_serve.errors import ConflictError, InvalidRequestError, NotFoundError, QuotaExceededError
+from trio_pool_serve.runs.batch_api.stored_records import (
+    FINAL,
+    TRANSITIONS,
+    BatchStatus,
+    StoredBatch,
+    StoredFile,
+    time_of,
+)
+from trio_pool_serve.runs.requests.line_run import Position
+from trio_pool_serve.storage.database import Database
+
+T = TypeVar("T", StoredFile, StoredBatch)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS files_by_owner ON files (owner, number);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    is_final INTEGER NOT NULL,
+    input_file_id TEXT NOT NULL,
+    ended_at INTEGER,
+    idempotency_key TEXT,
+    request BLOB,
+    record BLOB NOT NULL,
+    UNIQUE (owner, idempotency_key)
+);
+CREATE INDEX IF NOT EXISTS batches_by_owner ON batches (owner, number);
+CREATE INDEX IF NOT EXISTS unfinished_batches ON batches (number) WHERE NOT is_final;
+CREATE INDEX IF NOT EXISTS inputs ON batches (input_file_id) WHERE NOT is_final;
+"""
+"""The columns beside ``record`` (JSON) are those that rows are looked for by."""
+
+
+@frozen
+class Page:
+    """What a list asks for: at most ``limit`` entries behind the id ``after``, the newest first or the oldest."""
+
+    limit: int
+    after: str | None = None
+    newest_first: bool = True
+
+
+MAX_UNFINISHED = 100
+"""Batches of one owner: quotas are computed from the records of all of them."""
+
+
+@define(eq=False)
+class BatchStore:
+    """The files and batches of all owners. What another owner has is not found: ``NotFoundError``.
+
+    ``max_stored_bytes`` are those of all files of one owner; 0 is any number.
+    """
+
+    database: Database
+    max_stored_bytes: int = 0
+    clock: Callable[[], float] = time.time
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    async def add_file(self, file: StoredFile) -> None:
+        """Store a file, whose bytes are on the disk. Raises ``QuotaExceededError``."""
+
+        def add(connection: sqlite3.Connection) -> None:
+            self._check_bytes(connection, file.owner, file.bytes)
+            _insert_file(connection, file)
+
+        await self.database.run(add)
+
+    async def check_room(self, owner: str, nbytes: int) -> None:
+        """Raise ``QuotaExceededError`` if an owner may not store so many bytes more."""
+        await self.database.run(lambda connection: self._check_bytes(connection, owner, nbytes))
+
+    async def file(self, owner: str, file_id: str) -> StoredFile:
+        """Return a file. Raises ``NotFoundError``."""
+        return await self.database.run(lambda connection: _find_file(connection, owner, file_id))
+
+    async def files(self, owner: str, page: Page, purpose: str | None = None) -> tuple[list[StoredFile], bool]:
+        """Return a page of files, and whether there are more behind it. Raises ``NotFoundError`` for its ``after``."""
+        where, values = ("AND purpose = ?", (purpose,)) if purpose else ("", ())
+        return await self.database.run(
+            lambda connection: _page(connection, "files", StoredFile, owner, page, where, values)
+        )
+
+    async def remove_file(self, owner: str, file_id: str) -> None:
+        """Remove a file from the database; then its bytes are not needed.
+
+        Raises ``NotFoundError``, and ``ConflictError`` while a batch reads it.
+        """
+
+        def remove(connection: sqlite3.Connection) -> None:
+            _find_file(connection, owner, file_id)
+            used_by = connection.execute(
+                "SELECT id FROM batches WHERE input_file_id = ? AND NOT is_final", (file_id,)
+            ).fetchone()
+            if used_by is not None:
+                raise ConflictError(f"The file {file_id} is the input of {used_by['id']}, which has not ended.")
+            connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+        await self.database.run(remove)
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    async def add_batch(
+        self, batch: StoredBatch, *, idempotency_key: str | None = None, request: bytes = b""
+    ) -> StoredBatch:
+        """Store a new batch, and return it; or the one that was created by the same request with the same key.
+
+        ``digest`` and ``input_created_at`` are taken from the input file. Raises ``NotFoundError`` if there is no such
+        file, ``InvalidRequestError`` if it is not for batches, ``QuotaExceededError``, and ``ConflictError`` if another
+        request had that key.
+        """
+
+        def add(connection: sqlite3.Connection) -> StoredBatch:
+            if idempotency_key is not None and (known := _of_key(connection, batch.owner, idempotency_key, request)):
+                return known
+            source = _find_file(connection, batch.owner, batch.input_file_id)
+            if source.purpose != "batch":
+                raise InvalidRequestError(
+                    f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
+                )
+            self._check_bytes(connection, batch.owner, 0)
+            _check_number(connection, batch.owner)
+            times = {"created_at": int(self.clock()), **batch.times}
+            added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
+            connection.execute(
+                "INSERT INTO batches (id, owner, is_final, input_file_id, idempotency_key, request, record) "
+                "VALUES (?, ?, 0, ?, ?, ?, ?)",
+                (added.id, added.owner, added.input_file_id, idempotency_key, request, msgspec.json.encode(added)),
+            )
+            return added
+
+        return await self.database.run(add)
+
+    async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
+        """Return a batch of an owner, or of any. Raises ``NotFoundError``."""
+        return await self.database.run(lambda connection: _find_batch(connection, owner, batch_id))
+
+    async def batches(self, owner: str, page: Page) -> tuple[list[StoredBatch], bool]:
+        """Return a page of batches, and whether there are more behind it. Raises ``NotFoundError`` for ``after``."""
+        return await self.database.run(lambda connection: _page(connection, "batches", StoredBatch, owner, page))
+
+    async def unfinished(self) -> list[StoredBatch]:
+        """Return all batches that have not ended, of all owners, in the order of their creation."""
+
+        def find(connection: sqlite3.Connection) -> list[StoredBatch]:
+            rows = connection.execute("SELECT record FROM batches WHERE NOT is_final ORDER BY number")
+            return [_decode(row, StoredBatch) for row in rows]
+
+        return await self.database.run(find)
+
+    async def advance(
+        self, batch_id: str, to: BatchStatus, results: Sequence[StoredFile] = (), **changes: Any
+    ) -> StoredBatch:
+        """Bring a batch into a state, with other changes to it, and return it; ``results`` become files.
+
+        Raises ``ConflictError`` if that state does not follow the one that it is in.
+        """
+
+        def change(connection: sqlite3.Connection) -> StoredBatch:
+            batch = _find_batch(connection, None, batch_id)
+            if to not in TRANSITIONS[batch.status]:
+                raise ConflictError(f"The batch {batch_id} is {batch.status}, and cannot become {to}.")
+            for file in results:
+                _insert_file(connection, file)
+            times = {**batch.times, time_of(to): int(self.clock())}
+            return _update_batch(connection, evolve(batch, **{**changes, "status": to, "times": times}))
+
+        return await self.database.run(change)
+
+    async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
+        """Bring a batch into the state ``cancelling``, and return it; one that is, or is cancelled, stays as it is.
+
+        Raises ``NotFoundError``, and ``ConflictError`` for a batch that has ended otherwise, or is about to.
+        """
+        batch = await self.batch(owner, batch_id)
+        if batch.status in ("cancelling", "cancelled"):
+            return batch
+        return await self.advance(batch_id, "cancelling")
+
+    async def commit(self, batch_id: str, position: Position) -> None:
+        """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
+            self._check_bytes(connection, batch.owner, 0)
+
+        await self.database.run(change)
+
+    # -- retention --------------------------------------------------------------------------------------------------
+
+    async def remove_expired(self, retention_s: float) -> None:
+        """Remove files past their time and, if ``retention_s`` is not 0, files and ended batches of before that.
+
+        The input of a batch that has not ended stays.
+        """
+        now = int(self.clock())
+        before = now - retention_s if retention_s else 0.0
+
+        def remove(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM batches WHERE is_final AND ended_at < ?", (before,))
+            connection.execute(
+                "DELETE FROM files WHERE (created_at < ? OR expires_at <= ?) "
+                "AND id NOT IN (SELECT input_file_id FROM batches WHERE NOT is_final)",
+                (before, now),
+            )
+
+        await self.database.run(remove)
+
+    async def known_ids(self) -> set[str]:
+        """Return the ids of all files: those that are complete, and the results of batches that have not ended."""
+
+        def find(connection: sqlite3.Connection) -> set[str]:
+            ids = {row["id"] for row in connection.execute("SELECT id FROM files")}
+            for row in connection.execute("SELECT record FROM batches WHERE NOT is_final"):
+                batch = _decode(row, StoredBatch)
+                ids |= {batch.output_id, batch.error_id}
+            return ids
+
+        return await self.database.run(find)
+
+    def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
+        if not self.max_stored_bytes:
+            return
+        row = connection.execute("SELECT COALESCE(SUM(bytes), 0) AS stored FROM files WHERE owner = ?", (owner,))
+        stored = row.fetchone()["stored"]
+        for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
+            position = _decode(unfinished, StoredBatch).position
+            stored += position.output_bytes + position.error_bytes
+        if stored + nbytes > self.max_stored_bytes:
+            raise QuotaExceededError(
+                f"All files together may have {self.max_stored_bytes} bytes; there are {stored} already. Delete some."
+            )
+
+
+def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
+    connection.execute(
+        "INSERT INTO files (id, owner, purpose, bytes, created_at, expires_at, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(file.id, file.owner, file.purpose, file.bytes, file.created_at, file.expires_at),
+            msgspec.json.encode(file),
+        ),
+    )
+
+
+def _update_batch(connection: sqlite3.Connection, batch: StoredBatch) -> StoredBatch:
+    is_final = batch.status in FINAL
+    ended_at = batch.times[time_of(batch.status)] if is_final else None
+    connection.execute(
+        "UPDATE batches SET is_final = ?, ended_at = ?, record = ? WHERE id = ?",
+        (is_final, ended_at, msgspec.json.encode(batch), batch.id),
+    )
+    return batch
+
+
+def _find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
+    row = connection.execute("SELECT record FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
+    if row is None:
+        raise NotFoundError(f"No such File object: {file_id}")
+    return _decode(row, StoredFile)
+
+
+def _find_batch(connection: sqlite3.Connection, owner: str | None, batch_id: str) -> StoredBatch:
+    row = connection.execute("SELECT record, owner FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    if row is None or owner not in (None, row["owner"]):
+        raise NotFoundError(f"No batch found with id '{batch_id}'.")
+    return _decode(row, StoredBatch)
+
+
+def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, request: bytes) -> StoredBatch | None:
+    row = connection.execute(
+        "SELECT record, request FROM batches WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
+    ).fetchone()
+    if row is None:
+        return None
+    if row["request"] != request:
+        raise ConflictError("Another request has been sent with this Idempotency-Key.")
+    return _decode(row, StoredBatch)
+
+
+def _check_number(connection: sqlite3.Connection, owner: str) -> None:
+    row = connection.execute(
+        "SELECT COUNT(*) AS unfinished FROM batches WHERE owner = ? AND NOT is_final", (owner,)
+    ).fetchone()
+    if row["unfinished"] >= MAX_UNFINISHED:
+        raise QuotaExceededError(f"There may be {MAX_UNFINISHED} unfinished batches, and there are.")
+
+
+def _page(
+    connection: sqlite3.Connection,
+    table: str,
+    kind: type[T],
+    owner: str,
+    page: Page,
+    where: str = "",
+    values: Sequence[object] = (),
+) -> tuple[list[T], bool]:
+    conditions = f"owner = ? {where}"
+    bound: list[object] = [owner, *values]
+    if page.after is not None:
+        row = connection.execute(
+            f"SELECT number FROM {table} WHERE id = ? AND owner = ?",  # noqa: S608  (names of ours)
+            (page.after, owner),
+        ).fetchone()
+        if row is None:
+            raise NotFoundError(f"There is no {page.after} to list what is behind it.")
+        conditions += f" AND number {'<' if page.newest_first else '>'} ?"
+        bound.append(row["number"])
+    order = "DESC" if page.newest_first else "ASC"
+    rows = connection.execute(
+        f"SELECT record FROM {table} WHERE {conditions} ORDER BY number {order} LIMIT ?",  # noqa: S608  (likewise)
+        (*bound, page.limit + 1),
+    ).fetchall()
+    return [_decode(row, kind) for row in rows[: page.limit]], len(rows) > page.limit
+
+
+def _decode(row: Mapping[str, Any], kind: type[T]) -> T:
+    return msgspec.json.decode(row["record"], type=kind)
