@@ -23,7 +23,7 @@ from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingRequest, RenderedPrompt
@@ -334,10 +334,10 @@ async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_l
     await warm_up(floor)
     floor.put(*[16] * 10)
     await floor.pass_time(1.0)
-    floor.put(BULK_TOKENS + 1)
+    floor.put(SHORT_TOKENS + 1)
     await floor.settle()
     (computing,) = [device for device in (first, second) if device.in_flight]
-    floor.put(BULK_TOKENS + 1)
+    floor.put(SHORT_TOKENS + 1)
     await floor.settle()
     assert len(computing.in_flight) == 2
 

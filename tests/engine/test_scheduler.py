@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, BulkBudget, length_class
+from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, ShortBatchBudget, length_class
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
@@ -24,9 +24,14 @@ def entry(tokens: int, priority: int = 0, group: int = 0, **fields) -> QueueEntr
 
 
 def take(
-    queue: Scheduler, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False, **limits: bool
+    queue: Scheduler,
+    max_tokens: int,
+    short_batch_tokens: int | None = None,
+    *,
+    leaves_long: bool = False,
+    **limits: bool,
 ) -> list[QueueEntry]:
-    return queue.take(BatchLimits(max_tokens, bulk_tokens, **limits), leaves_long=leaves_long)
+    return queue.take(BatchLimits(max_tokens, short_batch_tokens, **limits), leaves_long=leaves_long)
 
 
 def queue_of(*entries: QueueEntry) -> Scheduler:
@@ -138,7 +143,7 @@ def test_a_long_row_is_not_overtaken_for_ever_by_short_ones():
         for _ in range(16):
             queue.put_nowait(entry(16))
         take(queue, 16 * 16)
-    assert long.queue_class is None
+    assert long not in [*queue]
     assert queue.tokens > 0
 
 
@@ -170,7 +175,7 @@ def test_the_rest_of_a_large_request_gets_its_eighth_while_others_never_stop_com
         for _ in range(8):
             queue.put_nowait(entry(32))
         take(queue, 8 * 32)
-    assert all(row.queue_class is None for row in large)
+    assert not {*large} & {*queue}
 
 
 # -- what rides together ------------------------------------------------------------------------------
@@ -228,10 +233,10 @@ def test_a_budget_is_full_when_no_row_fits():
     assert not budget.try_add(1)
 
 
-# -- bulk ---------------------------------------------------------------------------------------------
+# -- long work ------------------------------------------------------------------------------------------
 
 
-def test_while_small_requests_come_bulk_rides_apart_in_small_batches():
+def test_while_small_requests_come_long_work_has_short_batches_of_its_own():
     queue = queue_of(entry(34, group=1))
     take(queue, 2048, 100)
     for _ in range(100):
@@ -244,7 +249,7 @@ def test_while_small_requests_come_bulk_rides_apart_in_small_batches():
     assert [len(take(queue, 2048, 100)) for _ in range(3)] == [2, 2, 2]
 
 
-def test_bulk_has_full_batches_when_no_small_request_has_come_for_long():
+def test_long_work_has_full_batches_when_no_small_request_has_come_for_long():
     queue = queue_of(entry(34, group=1))
     take(queue, 2048, 100)
     for _ in range(2048):
@@ -259,7 +264,7 @@ def test_a_large_request_alone_has_full_batches_from_the_start():
     assert len(take(queue, 2048, 100)) == 2048 // 34
 
 
-def test_small_requests_that_devices_compute_for_other_processes_keep_bulk_short():
+def test_small_requests_that_devices_compute_for_other_processes_keep_batches_of_long_work_short():
     queue = queue_of(*[entry(34, group=2) for _ in range(2048)])
     assert len(take(queue, 2048, 100)) == 2048 // 34, "no small request has come"
     queue.small_elsewhere += 1
@@ -279,7 +284,7 @@ def test_only_rows_with_the_key_of_the_first_are_computed_together():
     assert take(queue, 1000) == images
 
 
-def settle(budget: BulkBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:
+def settle(budget: ShortBatchBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:
     """Compute many rows of so many tokens; return how many of them the last batches had."""
     rows = []
     for _ in range(100):
@@ -288,17 +293,17 @@ def settle(budget: BulkBudget, tokens: int, seconds: Callable[[int], float]) -> 
     return set(rows[-20:])
 
 
-def test_batches_of_bulk_grow_to_what_takes_the_time_they_may_whatever_a_batch_of_one_row_takes():
-    budget = BulkBudget()
+def test_short_batches_grow_to_their_target_duration_whatever_a_batch_of_one_row_takes():
+    budget = ShortBatchBudget()
     assert settle(budget, 34, lambda tokens: 0.008 + 1e-4 * tokens) <= {3, 4}, "0.0182 and 0.0216 s"
     assert settle(budget, 512, lambda tokens: 0.06) == {1}
     assert settle(budget, 34, lambda tokens: 0.004 + 1e-4 * tokens) <= {4, 5}, "0.0176 and 0.021 s"
-    assert settle(BulkBudget(), 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
+    assert settle(ShortBatchBudget(), 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
 
 
-def test_batches_of_bulk_are_not_made_so_small_that_most_of_their_time_is_constant():
-    """With a model whose row alone takes longer than a batch of bulk may, and hardly longer than two rows."""
-    budget = BulkBudget()
+def test_short_batches_are_not_made_so_small_that_most_of_their_time_is_constant():
+    """With a model whose row alone takes longer than a short batch may, and hardly longer than two rows."""
+    budget = ShortBatchBudget()
     for _ in range(20):
         budget.observe(2048, 0.018 + 2.6e-4 * 2048)
     assert settle(budget, 34, lambda tokens: 0.018 + 2.6e-4 * tokens) <= {3, 4}, "0.045 and 0.053 s, alone 0.027"
@@ -306,8 +311,8 @@ def test_batches_of_bulk_are_not_made_so_small_that_most_of_their_time_is_consta
     assert settle(budget, 34, lambda tokens: 4e-4 * tokens) <= {1, 2}, "no part is constant"
 
 
-def test_small_and_full_batches_say_nothing_about_batches_of_bulk():
-    budget = BulkBudget()
+def test_small_and_full_batches_do_not_change_the_budget_of_short_batches():
+    budget = ShortBatchBudget()
     settle(budget, 34, lambda tokens: 1e-4 * tokens)
     before = budget.tokens
     for _ in range(100):
@@ -329,9 +334,9 @@ def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_af
     waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it its virtual deadline is at the latest
     of_group: Counter[int] = Counter()
 
-    def take_some(max_tokens: int, bulk_tokens: int | None) -> None:
+    def take_some(max_tokens: int, short_batch_tokens: int | None) -> None:
         began = queue.clock
-        taken = take(queue, max_tokens, bulk_tokens)
+        taken = take(queue, max_tokens, short_batch_tokens)
         assert bool(taken) == bool(waiting)
         if not taken:
             return
@@ -357,8 +362,8 @@ def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_af
                 row = list(waiting)[index]
                 del waiting[row]
                 queue.withdraw(row)
-            case "take", max_tokens, bulk_tokens:
-                take_some(max_tokens, bulk_tokens)
+            case "take", max_tokens, short_batch_tokens:
+                take_some(max_tokens, short_batch_tokens)
         assert len(queue) == len(waiting)
         assert set(queue) == set(waiting)
         assert queue.tokens == sum(row.request.tokens for row in waiting)

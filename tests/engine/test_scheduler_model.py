@@ -16,7 +16,7 @@ from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS, FAIRNESS
+from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
 from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -133,13 +133,13 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(
         max_tokens=BUDGETS,
-        bulk_tokens=st.none() | BUDGETS,
+        short_batch_tokens=st.none() | BUDGETS,
         leaves_long=st.booleans(),
         pads=st.booleans(),
     )
-    def take_a_batch(self, max_tokens: int, bulk_tokens: int | None, leaves_long: bool, pads: bool) -> None:
+    def take_a_batch(self, max_tokens: int, short_batch_tokens: int | None, leaves_long: bool, pads: bool) -> None:
         before = [*self.waiting]
-        taken = self.queue.take(BatchLimits(max_tokens, bulk_tokens, pads), leaves_long=leaves_long)
+        taken = self.queue.take(BatchLimits(max_tokens, short_batch_tokens, pads), leaves_long=leaves_long)
         virtual_times = dict(self.virtual_times)
         for entry in taken:
             self.virtual_times[entry.request.client] += entry.request.tokens
@@ -148,7 +148,7 @@ class QueueModel(RuleBasedStateMachine):
             self.go(entry)
         self.taken_tokens += sum(entry.request.tokens for entry in taken)
         if not taken:
-            assert not before or (leaves_long and all(entry.request.tokens > BULK_TOKENS for entry in before))
+            assert not before or (leaves_long and all(entry.request.tokens > SHORT_TOKENS for entry in before))
             return
         least = min(self.virtual_times.values(), default=last_virtual_time)
         self.least_virtual_time = max(self.least_virtual_time, least)
@@ -161,8 +161,8 @@ class QueueModel(RuleBasedStateMachine):
     ) -> None:
         """The right row of the right client opens the batch, and no other comes before one that is more urgent."""
         opening = taken[0].request
-        candidates = [entry for entry in before if not (leaves_long and entry.request.tokens > BULK_TOKENS)]
-        if opening.tokens > BULK_TOKENS:
+        candidates = [entry for entry in before if not (leaves_long and entry.request.tokens > SHORT_TOKENS)]
+        if opening.tokens > SHORT_TOKENS:
             candidates = before
         for other in (entry.request for entry in candidates):
             assert opening.rank <= other.rank

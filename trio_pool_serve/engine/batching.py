@@ -1,9 +1,9 @@
-"""The limits of a batch: its token budget, its padding, and its tokens if it is bulk."""
+"""The limits of a batch: its token budget, its padding, and its tokens if it should be short."""
 
 import math
 from functools import lru_cache
 
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 MAX_PADDING_SHARE = 0.1
 """Share of a batch's padded tokens that may be padding."""
@@ -11,16 +11,15 @@ MAX_PADDING_SHARE = 0.1
 FREE_PADDING_DIVISOR = 64
 """A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
-BULK_BATCH_S = 0.02
-"""Target duration of a batch of bulk while small requests arrive, which wait behind it."""
+SHORT_BATCH_S = 0.02
+"""Target duration of a short batch: of long work while small requests arrive, which wait behind it."""
 
 FEW_TOKENS, MOST_SLOWER = 256, 1.5
-"""Batches of bulk are not made smaller if they have ``FEW_TOKENS`` at most, and a token of them takes more than
-``MOST_SLOWER`` times as long as one of a larger batch: most of their time is then constant. With large models it is the
-time in which the weights are read."""
+"""A short batch of at most ``FEW_TOKENS`` is not made smaller if a token takes more than ``MOST_SLOWER`` times as long
+as in a larger batch: most of its time is then constant. With large models this is the time to read the weights."""
 
 BUDGET_STEP = 1.25
-"""Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
+"""Factor by which ``ShortBatchBudget`` grows and shrinks, and ``TokenBudget`` grows."""
 
 GROW_AFTER = 8
 """Full batches that must succeed before ``TokenBudget`` grows."""
@@ -28,7 +27,7 @@ GROW_AFTER = 8
 
 @define
 class BatchBudget:
-    """The token budget of a batch that is being formed, and what its rows have used of it."""
+    """The token budget of a batch that is being formed, and how much of it its rows use."""
 
     max_tokens: int
     """Includes padding if padding is computed."""
@@ -62,13 +61,14 @@ class BatchBudget:
 
 @frozen
 class BatchLimits:
-    """What a batch of a device may have.
+    """The limits of a device's next batch.
 
-    ``max_tokens`` is the token budget. While small requests arrive, a batch of bulk has at most ``bulk_tokens``.
+    ``max_tokens`` is the token budget. While small requests arrive, a batch of long work has at most
+    ``short_batch_tokens``.
     """
 
     max_tokens: int
-    bulk_tokens: int | None = None
+    short_batch_tokens: int | None = None
     pads: bool = True
     """Whether padding is computed."""
 
@@ -78,32 +78,32 @@ class BatchLimits:
 
 
 @define
-class BulkBudget:
-    """The token budget with which a batch of bulk takes about ``BULK_BATCH_S`` seconds, or longer if less is wasteful.
+class ShortBatchBudget:
+    """The token budget with which a batch takes about ``SHORT_BATCH_S`` seconds, or longer if less is wasteful.
 
-    Found by trial and not from tokens per second: a batch's duration has a constant part, so batches of one row look
+    It is found by trial, not from tokens per second: part of a batch's duration is constant, so batches of one row look
     so slow that the next ones would have one row again.
     """
 
     _tokens: float = field(default=1.0, init=False)
     _usual_s: float = field(default=math.inf, init=False)
-    """Seconds for a token of a larger batch, lately."""
+    """Seconds per token of a larger batch, as a moving average."""
 
     @property
     def tokens(self) -> int:
-        """The budget; a longer row is a batch by itself."""
+        """The budget; a longer row is a batch of its own."""
         return int(self._tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Update the budget: down if a batch within it took too long, up if one of at least half of it did not.
+        """Shrink the budget if a batch within it took too long; grow it if a batch of at least half of it did not.
 
-        A batch of few tokens has not taken too long if most of its time is constant: see ``MOST_SLOWER``.
+        If most of its time is constant, a batch of few tokens has not taken too long: see ``MOST_SLOWER``.
         """
         is_wasteful = tokens <= FEW_TOKENS and seconds > MOST_SLOWER * tokens * self._usual_s
         if tokens > FEW_TOKENS:
             each = seconds / tokens
             self._usual_s = each if math.isinf(self._usual_s) else 0.9 * self._usual_s + 0.1 * each
-        if seconds > BULK_BATCH_S and not is_wasteful:
+        if seconds > SHORT_BATCH_S and not is_wasteful:
             if tokens <= self._tokens:
                 self._tokens = max(1.0, self._tokens / BUDGET_STEP)
         elif 2 * tokens >= self._tokens:
@@ -112,24 +112,20 @@ class BulkBudget:
 
 @define
 class TokenBudget:
-    """The token budget of batches: halved when the device runs out of memory, and raised again step by step."""
+    """The token budget of batches: halved when the device runs out of memory, then raised step by step."""
 
     max_tokens: int
-    tokens: int = field(init=False)
-    """The budget; a longer row is a batch by itself."""
+    tokens: int = field(init=False, default=Factory(lambda self: self.max_tokens, takes_self=True))
+    """The budget; a longer row is a batch of its own."""
     _full_batches: int = field(default=0, init=False)
 
-    @tokens.default
-    def _all(self) -> int:
-        return self.max_tokens
-
     def halve(self, tokens: int) -> None:
-        """Update the budget: a batch of ``tokens``, counted as the budget does, ran out of memory."""
+        """Shrink the budget: a batch of ``tokens``, counted as the budget does, ran out of memory."""
         self.tokens = max(1, min(self.tokens, tokens // 2))
         self._full_batches = 0
 
     def observe(self, tokens: int) -> None:
-        """Update the budget: a batch of ``tokens`` succeeded."""
+        """Grow the budget after ``GROW_AFTER`` batches of at least half of it: one of ``tokens`` has succeeded."""
         if self.tokens >= self.max_tokens or 2 * tokens < self.tokens:
             return
         self._full_batches += 1

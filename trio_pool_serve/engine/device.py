@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.batching import BatchLimits, BulkBudget
+from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
 from trio_pool_serve.engine.in_flight import InFlightBatch, RowValues
 from trio_pool_serve.types import PoolingRequest
 
@@ -40,7 +40,7 @@ class Device(ABC):
     """Whether it takes a batch while it computes another: further long rows then delay no short ones there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
-    bulk: BulkBudget = field(init=False, factory=BulkBudget)
+    short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
     zone: str = field(default="", init=False)
     """Where it is."""
     freed_at: float = field(default=0.0, init=False)
@@ -106,7 +106,7 @@ class Device(ABC):
         self.tokens_per_s += (rate - self.tokens_per_s) * (PASS_WEIGHT if self.tokens_per_s else 1.0)
         before = self._pass_s.get(octave, batch.device_s)
         self._pass_s[octave] = before + (batch.device_s - before) * PASS_WEIGHT
-        self.bulk.observe(tokens, batch.device_s)
+        self.short_batch.observe(tokens, batch.device_s)
 
     @property
     def shortest_pass_s(self) -> float:

@@ -10,7 +10,7 @@ from attrs import define, field
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.compute_rates import work_class
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
 MAX_DELIVERED_ROWS = 512
@@ -59,7 +59,7 @@ class InFlightBatch:
     @property
     def is_long(self) -> bool:
         """Whether its rows take so long that short ones should not wait behind it."""
-        return not self.is_planned and self.batch.longest > BULK_TOKENS
+        return not self.is_planned and self.batch.longest > SHORT_TOKENS
 
     @property
     def work_class(self) -> int:

@@ -47,7 +47,7 @@ class LaunchThread(Device):
     """Held for each launch: a batch that is computed again takes turns with new ones."""
 
     def __attrs_post_init__(self) -> None:
-        self.bulk = self.worker.bulk
+        self.short_batch = self.worker.short_batch
 
     @property
     def takes_ahead(self) -> bool:  # noqa: D102
@@ -57,7 +57,7 @@ class LaunchThread(Device):
     def room(self) -> int:  # noqa: D102
         if self.kind == "ahead":
             worker = self.worker
-            is_needed = worker.queue.tokens <= self.bulk.tokens and worker.dispatcher.all_compute
+            is_needed = worker.queue.tokens <= self.short_batch.tokens and worker.dispatcher.all_compute
             return 1 - len(self.in_flight) if is_needed and not worker.offload.waiting("launch") else 0
         return MAX_IN_FLIGHT - len(self.in_flight) if self.kind == "launch" else 0
 
@@ -69,9 +69,9 @@ class LaunchThread(Device):
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
         worker = self.worker
-        # What arrives meanwhile waits behind a batch that is computed next: it is as short as one of bulk.
-        most = self.bulk.tokens if self.kind == "ahead" else worker.budget.tokens
-        return BatchLimits(most, self.bulk.tokens, worker.loaded.pads)
+        # Rows that arrive meanwhile wait behind a batch that is taken ahead, so it is a short one.
+        most = self.short_batch.tokens if self.kind == "ahead" else worker.budget.tokens
+        return BatchLimits(most, self.short_batch.tokens, worker.loaded.pads)
 
     @property
     def launches(self) -> int:  # noqa: D102

@@ -2,21 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
-
-if TYPE_CHECKING:
-    from trio_pool_serve.engine.waiting_rows import QueueClass
 
 
 class QueueEntry(msgspec.Struct, eq=False):
     """One row in the queue.
 
     ``settled`` is called on the loop with entries that are finished or have failed. It is the same object for all rows
-    of one submitter, which gets those of one batch together. ``number`` identifies the row there.
+    of one submitter, which gets its rows of one batch together. ``number`` identifies the row there.
 
     Not an attrs class: see ``types.py``.
     """
@@ -26,21 +23,19 @@ class QueueEntry(msgspec.Struct, eq=False):
     queued_at: float = msgspec.field(default_factory=time.perf_counter)
     number: int = 0
     key: str = ""
-    """The batch key: only rows with the same one are computed together."""
+    """The batch key: only rows with the same key are computed together."""
     output: PoolingOutput | None = None
     error: Exception | None = None
     is_abandoned: bool = False
     """No client waits for the row any more: if it has been launched, it is not computed again."""
     holder: Any = None
-    """The ``RemoteDevice`` that it was sent to; at a device server, the ``SentBatch`` that it came with."""
+    """The ``RemoteDevice`` that it was sent to; in a device server, the ``SentBatch`` that it came with."""
     losses: int = 0
     """Devices that were lost while they had the row."""
     tokens: int = 0
-    """Those of the request; set by the queue, as the next."""
+    """Tokens of the request; set by the queue."""
     virtual_deadline: int = 0
-    """In tokens on its client's clock."""
-    queue_class: "QueueClass | None" = None
-    """Set while the row waits."""
+    """In tokens on its client's clock; set by the queue."""
 
     @property
     def is_settled(self) -> bool:
@@ -53,7 +48,7 @@ class QueueEntry(msgspec.Struct, eq=False):
         self.settled([self])
 
     def __repr__(self) -> str:
-        state = "settled" if self.is_settled else "waiting" if self.queue_class else "not settled"
+        state = "settled" if self.is_settled else "not settled"
         return f"<QueueEntry {self.number}, {self.request.tokens} tokens, {state}>"
 
 

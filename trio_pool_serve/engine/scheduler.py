@@ -1,20 +1,20 @@
 """The queue of a model's rows: whose turn it is, and which rows are computed together.
 
-When a device has room, ``take`` forms a batch from everything that waits at that moment. Clients take turns by
-start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the one of which the fewest tokens have been taken, since
-it began to wait, opens the next batch. Only ``rank`` comes before that.
+When a device has room, ``take`` forms a batch from all rows that wait at that moment. Clients take turns by start-time
+fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the client with the fewest tokens taken since it began to wait opens
+the next batch. Only ``rank`` comes before that.
 
-Of one client's rows those with the lowest priority number come first, then the one with the earliest virtual deadline:
-the client's clock at its arrival plus ``FAIRNESS`` times the tokens of its request that wait up to and including the
-row (virtual finish time: Demers, Keshav and Shenker, SIGCOMM 1989). So a single text passes its client's 2,048, and no
-row starves. Every second batch is opened by a row that has waited for ``max_age_s``, if any has.
+Within a client, rows with the lowest priority number come first, then the row with the earliest virtual deadline: the
+client's clock at its arrival plus ``FAIRNESS`` times the tokens of its request that wait up to and including the row
+(virtual finish time: Demers, Keshav and Shenker, SIGCOMM 1989). So a single text passes its client's 2,048, and no row
+starves. If any row has waited for ``max_age_s``, the oldest opens every second batch.
 
-A batch is filled with the rows nearest in length to the one that opens it, if they have the same key. There are three
-lanes. Short rows go anywhere. Long rows may be left to the devices that compute long ones already. While small requests
-arrive, bulk (long rows and the rest of large requests) has short batches of its own. Planned batches are taken when
-nothing else waits, exactly as they were planned.
+The rows nearest in length to the first one fill the batch, if they have the same key. There are three lanes. Short rows
+go anywhere. Long rows may be left to devices that already compute long ones. While small requests arrive, long work
+(long rows and the rest of large requests) gets short batches of its own. Planned batches are taken when nothing else
+waits, exactly as they were planned.
 
-Nothing is sorted: rows wait in queue classes, in which all wait equally long, so only the first of each is compared.
+Nothing is sorted: all rows of a queue class wait equally long, so only the first of each is compared.
 """
 
 import heapq
@@ -31,8 +31,8 @@ from trio.lowlevel import ParkingLot
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, length_class
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.waiting_rows import (
-    BULK_TOKENS,
     FAIRNESS,
+    SHORT_TOKENS,
     PlannedBatches,
     QueueClass,
     RequestGroup,
@@ -41,23 +41,23 @@ from trio_pool_serve.engine.waiting_rows import (
 from trio_pool_serve.errors import DeadlineExceededError
 
 MAX_TOKENS_BEFORE_LONG = 2048
-"""Most tokens of long rows that wait while a device is kept free for short ones."""
+"""Maximum tokens of long rows that wait while a device is kept free for short ones."""
 
 MAX_KEPT_TOGETHER = 8192
-"""Most tokens of long rows that are kept together on account of earlier short rows."""
+"""Maximum tokens of long rows that are kept together on account of earlier short rows."""
 
 MAX_BATCHES_SINCE_SMALL = 4
-"""Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
+"""Long work gets full batches again once this many full batches of tokens were taken since the last small request."""
 
 MAX_CLIENTS_OF_BATCH = 64
-"""Clients whose rows are compared for one batch: those whose turn it is soonest."""
+"""Clients compared for one batch, the next in turn first."""
 
 
 @define(eq=False)
 class Scheduler:
     """The rows of one model that wait in this process. Withdrawn rows leave at once.
 
-    ``seconds_of`` estimates how long a batch takes: rows that would be late are failed in place of being computed.
+    ``seconds_of`` estimates how long a batch takes: rows that would be late fail instead of being computed.
     """
 
     max_age_s: float = math.inf
@@ -67,25 +67,25 @@ class Scheduler:
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
-    """Tokens of all rows that have been taken."""
+    """Tokens of all rows taken so far."""
     small_requests: int = field(default=0, init=False)
-    """Small requests of which all rows have been taken."""
+    """Small requests whose rows have all been taken."""
     small_elsewhere: int = field(default=0, init=False)
     """Small requests that the devices have computed for other processes."""
-    _entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
-    """In order of arrival."""
+    _entries: OrderedDict[QueueEntry, QueueClass] = field(init=False, factory=OrderedDict)
+    """The waiting rows, in order of arrival."""
     _clients: dict[int, WaitingClient] = field(init=False, factory=dict)
     _virtual_time: int = field(default=0, init=False)
-    """The least of the clients that waited when a batch had been taken: where clients begin."""
+    """Where a client begins: the lowest virtual time of the clients that waited after the latest batch."""
     _turns: Iterator[int] = field(init=False, factory=itertools.count)
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
     _opened_old: bool = field(default=False, init=False)
     _small_requests_seen: int = field(default=0, init=False)
     _small_request_at: int | None = field(default=None, init=False)
     _long_tokens: int = field(default=0, init=False)
-    """Tokens of the long rows that wait."""
+    """Tokens of the waiting long rows."""
     _kept_together: int = field(default=0, init=False)
-    """Tokens of long rows that are still to be kept together."""
+    """Tokens of long rows still to be kept together."""
     changed: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when rows arrive."""
     planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
@@ -95,13 +95,8 @@ class Scheduler:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the waiting entries, in order of arrival; last those of background work."""
+        """Iterate over the waiting entries in order of arrival, then over those of background work."""
         return itertools.chain(self._entries, self.planned)
-
-    @property
-    def clients(self) -> int:
-        """Number of clients that have rows waiting."""
-        return len(self._clients)
 
     def put_nowait(self, *entries: QueueEntry) -> None:
         """Add entries."""
@@ -114,7 +109,9 @@ class Scheduler:
                 self.planned_changed.unpark_all()
                 continue
             tokens = entry.tokens = len(request.prompt.token_ids)
-            client = clients.get(request.client) or self._open_client(request.client)
+            client = clients.get(request.client)
+            if client is None:
+                client = clients[request.client] = WaitingClient(request.client, next(self._turns), self._virtual_time)
             clock = client.virtual_time
             group = groups.get(request.group) or RequestGroup()
             if request.group:  # 0 is a group of this row alone
@@ -127,9 +124,9 @@ class Scheduler:
             wait_tokens = 1 << (wait - 1).bit_length()
             entry.virtual_deadline = clock + wait_tokens
             key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
-            entry.queue_class = waiting = client.classes.get(key) or client.open_class(key)
-            waiting.entries[entry] = arrived[entry] = None
-            if tokens > BULK_TOKENS:
+            arrived[entry] = waiting = client.classes.get(key) or client.open_class(key)
+            waiting.entries[entry] = None
+            if tokens > SHORT_TOKENS:
                 long_tokens += tokens
             else:
                 short_tokens += tokens
@@ -138,26 +135,20 @@ class Scheduler:
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
         self.changed.unpark_all()
 
-    def _open_client(self, number: int) -> WaitingClient:
-        client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
-        return client
-
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
-        if entry.queue_class is not None:
+        if entry in self._entries:
             self._remove([entry])
         elif entry.request.planned is not None:
             self.planned.withdraw(entry.request.planned.number)
 
     def _remove(self, entries: Sequence[QueueEntry]) -> int:
-        """Take waiting entries out of the queue; return of how many small requests no rows are left."""
+        """Take waiting entries out of the queue; return the number of small requests that have no rows left."""
         groups, arrived = self._groups, self._entries
         long_tokens = tokens = ended = 0
         for entry in entries:
-            waiting = entry.queue_class
-            assert waiting is not None  # noqa: S101  (it waits)
-            entry.queue_class = None
-            del waiting.entries[entry], arrived[entry]
+            waiting = arrived.pop(entry)
+            del waiting.entries[entry]
             if not waiting.entries:
                 self._drop(waiting)
             group = groups.get(entry.request.group)
@@ -166,9 +157,9 @@ class Scheduler:
                 if not group.rows:
                     del groups[entry.request.group]
             if group is None or not group.rows:
-                ended += not waiting.is_bulk
+                ended += not waiting.is_long_work
             tokens += entry.tokens
-            if entry.tokens > BULK_TOKENS:
+            if entry.tokens > SHORT_TOKENS:
                 long_tokens += entry.tokens
         self.tokens -= tokens
         self._long_tokens -= long_tokens
@@ -181,10 +172,10 @@ class Scheduler:
             del self._clients[client.number]
 
     def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
-        """Take the rows of one batch within the limits, all with the same batch key; fail those that would be late.
+        """Take the rows of one batch within the limits, all with the same batch key; fail rows that would be late.
 
-        With ``leaves_long``, long rows are left to other devices as long as short ones are at least an eighth of all
-        tokens and not too many long ones wait. Empty if no row may be taken.
+        With ``leaves_long``, long rows are left to other devices while short rows are at least an eighth of all tokens
+        and not too many long ones wait. Empty if no row may be taken.
         """
         while entries := self._form(limits, leaves_long=leaves_long):
             if in_time := self._without_late(entries):
@@ -201,7 +192,7 @@ class Scheduler:
         return self.planned.take()
 
     def take_all(self) -> list[QueueEntry]:
-        """Take all rows, those of background work included."""
+        """Take all rows, background work included."""
         entries = [*self]
         self._remove([*self._entries])
         self.planned = PlannedBatches()
@@ -209,7 +200,7 @@ class Scheduler:
 
     @property
     def oldest_s(self) -> float:
-        """Seconds for which the oldest row has waited; 0 if none waits."""
+        """Seconds that the oldest row has waited; 0 if none waits."""
         oldest = next(iter(self._entries), None)
         return 0.0 if oldest is None else time.perf_counter() - oldest.queued_at
 
@@ -220,10 +211,10 @@ class Scheduler:
         if opening is None:
             return []
         budget = limits.budget()
-        if limits.bulk_tokens is not None and self._has_recent_small_requests(limits.max_tokens):
-            classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
-            if opening.is_bulk:
-                budget.max_tokens = min(limits.max_tokens, limits.bulk_tokens)
+        if limits.short_batch_tokens is not None and self._has_recent_small_requests(limits.max_tokens):
+            classes = [waiting for waiting in classes if waiting.is_long_work == opening.is_long_work]
+            if opening.is_long_work:
+                budget.max_tokens = min(limits.max_tokens, limits.short_batch_tokens)
         taken = [opening.first]
         budget.try_add(taken[0].tokens)
         self._note_taken(taken)
@@ -238,7 +229,7 @@ class Scheduler:
     def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
         """Return the entries that can be answered before their deadline, and fail the others.
 
-        How long a batch takes counts only while others wait: an estimate that is wrong is corrected by batches only.
+        The duration of the batch counts only while others wait: only batches correct a wrong estimate.
         """
         soonest = min([entry.request.deadline for entry in entries])
         if soonest == math.inf:
@@ -252,22 +243,22 @@ class Scheduler:
         return [entry for entry in entries if not entry.is_settled]
 
     def _classes_in_turn(self, *, leaves_long: bool) -> list[QueueClass]:
-        """Return the queue classes of the clients whose turn it is, those of short rows with ``leaves_long``."""
+        """Return the queue classes of the clients next in turn; with ``leaves_long`` only those of short rows."""
         clients: Iterable[WaitingClient] = self._clients.values()
         if len(self._clients) > MAX_CLIENTS_OF_BATCH:
             clients = heapq.nsmallest(
                 MAX_CLIENTS_OF_BATCH, clients, key=lambda client: (client.rank, client.virtual_time)
             )
         classes = [waiting for client in clients for waiting in client.classes.values()]
-        return [waiting for waiting in classes if waiting.first.tokens <= BULK_TOKENS] if leaves_long else classes
+        return [waiting for waiting in classes if waiting.first.tokens <= SHORT_TOKENS] if leaves_long else classes
 
     def _opening(self, classes: list[QueueClass], *, leaves_long: bool) -> QueueClass | None:
         """Return the queue class whose first row opens the next batch."""
         if not self._opened_old and self.oldest_s > self.max_age_s:
-            oldest = next(iter(self._entries))
-            if not (leaves_long and oldest.tokens > BULK_TOKENS):
+            oldest, waiting = next(iter(self._entries.items()))
+            if not (leaves_long and oldest.tokens > SHORT_TOKENS):
                 self._opened_old = True
-                return oldest.queue_class
+                return waiting
         self._opened_old = False
         return min(
             classes,
@@ -297,9 +288,9 @@ class Scheduler:
         return taken
 
     def _take_in_turns(self, budget: BatchBudget, classes: Iterable[QueueClass], taken: list[QueueEntry]) -> None:
-        """Add to ``taken`` rows of these queue classes within the budget: of the clients in turns, by their deadlines.
+        """Add rows of these queue classes to ``taken`` within the budget: clients in turns, by virtual deadline.
 
-        They are left in the queue.
+        The rows stay in the queue.
         """
         classes = [*classes]
         if len(classes) == 1:  # as below, without turns
@@ -336,7 +327,7 @@ class Scheduler:
                 heapq.heappop(turns)
 
     def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
-        """Take entries out of the queue, which a batch will have."""
+        """Take entries that a batch will contain out of the queue."""
         tokens, long_tokens = self.tokens, self._long_tokens
         self.small_requests += self._remove(entries)
         self.clock += tokens - self.tokens

@@ -1,18 +1,18 @@
-"""What the scheduler's rows wait in: clients, queue classes, request groups and planned batches."""
+"""Where rows wait in the scheduler: clients, queue classes, request groups and planned batches."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.engine.queue_entry import QueueEntry
 
 FAIRNESS = 8
-"""Most tokens taken in all per token of one group: a group that always has rows waiting gets at least an eighth."""
+"""Maximum tokens taken in all per token of one group: a group that always has rows waiting gets at least an eighth."""
 
-BULK_TOKENS = 256
-"""A row is bulk if more than this many tokens of its group wait up to and including it."""
+SHORT_TOKENS = 256
+"""Maximum tokens of a short row. A row is long work if more tokens of its group wait up to and including it."""
 
 ClassKey: TypeAlias = tuple[int, int, int, int, str]
 """Rank, priority, length class, wait and batch key."""
@@ -20,9 +20,9 @@ ClassKey: TypeAlias = tuple[int, int, int, int, str]
 
 @define(eq=False)
 class WaitingClient:
-    """A client that has rows waiting: the ``turn``-th that began to wait.
+    """A client that has rows waiting, the ``turn``-th that began to wait.
 
-    ``virtual_time``, its clock, is where it began, plus the tokens taken of it since.
+    ``virtual_time`` is its clock: where it began plus the tokens taken of it since.
     """
 
     number: int
@@ -43,9 +43,9 @@ class WaitingClient:
 
 @define(eq=False)
 class QueueClass:
-    """Entries of one client, rank, priority and batch key, about one length and one wait, in order of arrival.
+    """Entries of one client, rank, priority, batch key, length class and wait, in order of arrival.
 
-    The wait is counted in tokens, from arrival to virtual deadline, and rounded up to a power of two.
+    The wait, from arrival to virtual deadline, is counted in tokens and rounded up to a power of two.
     """
 
     client: WaitingClient
@@ -55,12 +55,10 @@ class QueueClass:
     wait_tokens: int
     key: str
     entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
-    is_bulk: bool = field(init=False)
+    is_long_work: bool = field(
+        init=False, default=Factory(lambda self: self.wait_tokens > FAIRNESS * SHORT_TOKENS, takes_self=True)
+    )
     """Whether its entries are long rows, or follow many tokens of their group."""
-
-    @is_bulk.default
-    def _follows_many(self) -> bool:
-        return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
     @property
     def first(self) -> QueueEntry:
@@ -70,7 +68,7 @@ class QueueClass:
 
 @define(eq=False)
 class RequestGroup:
-    """The waiting rows of one request: their number, and the virtual deadline of the last one, not rounded."""
+    """The waiting rows of one request: their number, and the virtual deadline of the last one before rounding."""
 
     rows: int = 0
     virtual_deadline: int = 0
@@ -78,10 +76,10 @@ class RequestGroup:
 
 @define(eq=False)
 class PlannedBatches:
-    """Planned batches in order of arrival; one can be taken when all of its rows have arrived.
+    """Planned batches in order of arrival; a batch can be taken when all of its rows have arrived.
 
-    It is computed with all of them, those included that are withdrawn meanwhile: what is computed from a row depends on
-    the rows beside it in the last bits. A batch of withdrawn rows alone leaves at once.
+    It is computed with all of them, including rows withdrawn meanwhile: in its last bits, a row's output depends on the
+    rows beside it. If all rows are withdrawn, the batch leaves at once.
     """
 
     _batches: dict[int, list[QueueEntry]] = field(init=False, factory=dict)
@@ -103,7 +101,7 @@ class PlannedBatches:
             del self._batches[number]
 
     def take(self) -> list[QueueEntry]:
-        """Take the entries of the first batch that is complete; none if there is none."""
+        """Take the entries of the first complete batch; empty if there is none."""
         for number, entries in self._batches.items():
             planned = entries[0].request.planned
             if planned is not None and len(entries) >= planned.rows:

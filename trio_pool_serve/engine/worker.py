@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
+from trio_pool_serve.engine.batching import ShortBatchBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import BatchSource, Dispatcher
@@ -45,7 +45,7 @@ class Worker:
     computed_by: ComputedBy = field(default=ComputedBy(), init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
     budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
-    bulk: BulkBudget = field(init=False, factory=BulkBudget)
+    short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
     batches: int = field(default=0, init=False)
     failed_batches: int = field(default=0, init=False)
     _state: EngineState = field(default="loading", init=False)

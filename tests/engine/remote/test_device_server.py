@@ -24,7 +24,7 @@ from trio_pool_serve.engine.remote.wire import (
     QueueState,
     Submit,
 )
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
@@ -202,7 +202,7 @@ async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
     replica.runner.gate.clear()
     async with replica.listen(), replica.live(), processes(replica, 1) as (process,):
         for _ in range(2):
-            await process.send(request(*[5] * (BULK_TOKENS + 1)))
+            await process.send(request(*[5] * (SHORT_TOKENS + 1)))
         await until(lambda: len(replica.runner.batches) == 2)
         replica.runner.gate.set()
 

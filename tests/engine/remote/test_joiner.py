@@ -15,7 +15,7 @@ from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS
+from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
@@ -141,11 +141,11 @@ def test_planned_batches_are_whole_whoever_waits_for_their_rows(joiner, sender):
 
 
 def test_long_batches_are_left_to_other_threads_while_short_ones_come(joiner, sender):
-    long, short = sender.send([BULK_TOKENS + 1]), sender.send([64])
+    long, short = sender.send([SHORT_TOKENS + 1]), sender.send([64])
     assert joiner.take(limits(2048), leaves_long=True) == short
     assert joiner.take(limits(2048), leaves_long=True) == []
     assert joiner.take(limits(2048)) == long
-    again = sender.send([BULK_TOKENS + 1])
+    again = sender.send([SHORT_TOKENS + 1])
     assert joiner.take(limits(2048), leaves_long=True) == again, "short ones are less than an eighth of all"
 
 
@@ -232,8 +232,8 @@ class JoinerModel(RuleBasedStateMachine):
         assert len(batches) == 1 or not any(batch.facts.is_suspect for batch in batches)
         assert not any(batch.facts.is_planned for batch in batches)
         firsts = {entry.holder: entry for entry in reversed(waiting)}
-        if leaves_long and taken[0].tokens <= BULK_TOKENS:
-            firsts = {batch: row for batch, row in firsts.items() if row.tokens <= BULK_TOKENS}
+        if leaves_long and taken[0].tokens <= SHORT_TOKENS:
+            firsts = {batch: row for batch, row in firsts.items() if row.tokens <= SHORT_TOKENS}
         assert first.facts.rank == min(batch.facts.rank for batch in firsts)
         for batch in batches:
             of_batch = [entry for entry in waiting if entry.holder is batch]

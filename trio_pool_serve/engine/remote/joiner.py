@@ -20,7 +20,7 @@ from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
-from trio_pool_serve.engine.waiting_rows import BULK_TOKENS, FAIRNESS
+from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
 
 
 @define(eq=False)
@@ -91,7 +91,7 @@ class Joiner:
         else:
             self._batches[batch] = None
             self.tokens += batch.tokens
-            if batch.first.tokens <= BULK_TOKENS:
+            if batch.first.tokens <= SHORT_TOKENS:
                 self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * batch.tokens)
         self.changed.unpark_all()
 
@@ -114,7 +114,7 @@ class Joiner:
         """Take the rows of one pass; empty if none may be taken."""
         batches = sorted(self._batches, key=lambda each: each.facts.rank)
         if leaves_long:
-            short = [each for each in batches if each.first.tokens <= BULK_TOKENS]
+            short = [each for each in batches if each.first.tokens <= SHORT_TOKENS]
             long_tokens = sum([each.tokens for each in batches if each not in short])
             if long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG):  # as in a scheduler
                 batches = short
@@ -126,7 +126,7 @@ class Joiner:
         taken = _joined(batches, limits)
         self._batches = {batch: None for batch in self._batches if batch.rows}
         self.tokens -= sum([entry.tokens for entry in taken])
-        long_tokens = sum([entry.tokens for entry in taken if entry.tokens > BULK_TOKENS])
+        long_tokens = sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS])
         self._kept_together = max(0, self._kept_together - long_tokens)
         return taken
 

@@ -146,7 +146,7 @@ class RemoteDevice(Device):
     def limits(self) -> BatchLimits:  # noqa: D102
         assert self.hello is not None  # noqa: S101  (it has room)
         budget = self.hello.max_batch_tokens if self.told is None else self.told.budget
-        return BatchLimits(budget, self.bulk.tokens, self.hello.pads)
+        return BatchLimits(budget, self.short_batch.tokens, self.hello.pads)
 
     @property
     def launches(self) -> int:  # noqa: D102
