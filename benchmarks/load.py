@@ -14,8 +14,7 @@ from attrs import Factory, define, field, frozen
 
 from benchmarks.thread_clocks import clocks_since, read_clocks
 from trio_pool_serve.load.client_connection import Target, request_bytes
-from trio_pool_serve.load.load_run import LoadPlan, LoadRun
-from trio_pool_serve.load.outcomes import quantile
+from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile
 
 ROOT = Path(__file__).parent.parent
 

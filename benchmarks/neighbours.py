@@ -37,7 +37,7 @@ from benchmarks.report import (
 from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_ours
 from benchmarks.variants import OURS, known
-from trio_pool_serve.load.outcomes import NOT_SENT
+from trio_pool_serve.load.client_connection import NOT_SENT
 
 TOKENS = 34
 

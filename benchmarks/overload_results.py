@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from benchmarks.open_loop import UNANSWERED, OpenLoopResult, counts
 from benchmarks.report import open_figure, print_table, write_figure
-from trio_pool_serve.load.outcomes import NOT_SENT
+from trio_pool_serve.load.client_connection import NOT_SENT
 
 KEEP_ALIVE_CLIENTS = 64
 

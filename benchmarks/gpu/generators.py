@@ -14,7 +14,7 @@ from attrs import Factory, frozen
 
 from benchmarks.gpu.failure import text_of
 from benchmarks.load import ROOT, Load, LoadJob, UnexpectedAnswerError
-from trio_pool_serve.load.outcomes import quantile
+from trio_pool_serve.load.load_run import quantile
 
 SATURATED = 0.9
 """Share of a core's time from which a process may have been what limited the rate: it has one thread."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.open_loop import OpenLoopJob, counts, merged, run_job
-from trio_pool_serve.load.outcomes import CUT, NO_CONNECTION, RESET, TIMEOUT
+from trio_pool_serve.load.client_connection import CUT, NO_CONNECTION, RESET, TIMEOUT
 
 ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 2\r\n%s\r\nok"
 

@@ -23,8 +23,7 @@ from tests.server.server_process import ROOT
 from trio_pool_serve.load import run_bench as module
 from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, histogram, print_results, ratios
-from trio_pool_serve.load.request_bodies import BenchError, bodies_of
-from trio_pool_serve.load.run_bench import first_model, measure, run_bench, target_of
+from trio_pool_serve.load.run_bench import BenchError, bodies_of, first_model, measure, run_bench, target_of
 from trio_pool_serve.service import Service
 
 BENCH = (sys.executable, "-m", "trio_pool_serve", "bench")

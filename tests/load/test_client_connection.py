@@ -12,15 +12,16 @@ import trustme
 
 from tests.load.raw_server import ANSWER, RawServer, answering, raw_server
 from trio_pool_serve.load.client_connection import (
+    CUT,
     KEPT_BODY,
     MAX_HEAD,
+    NOT_HTTP,
+    RESET,
     ClientConnection,
-    ConnectionEndedError,
-    NotHttpError,
+    NoResponseError,
     Target,
     request_bytes,
 )
-from trio_pool_serve.load.outcomes import CUT, RESET
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
@@ -29,12 +30,7 @@ CHUNKS = b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 FORMS = {
     "length": ([ANSWER], 200, b"hello", True),
     "in pieces": ([ANSWER[:9], ANSWER[9:30], ANSWER[30:]], 200, b"hello", True),
-    "chunked": (
-        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"],
-        200,
-        b"hello",
-        True,
-    ),
+    "chunked": ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", CHUNKS], 200, b"hello", True),
     "until the end": ([HEAD + b"\r\nhello", b""], 200, b"hello", False),
     "interim": ([b"HTTP/1.1 103 Early Hints\r\n\r\n" + ANSWER], 200, b"hello", True),
     "closing": ([HEAD + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello"], 200, b"hello", False),
@@ -80,8 +76,9 @@ async def test_bodies_are_kept_only_where_they_are_wanted():
 )
 async def test_what_is_no_response_is_said_to_be_none(parts: list[bytes]):
     async with raw_server(answering(*parts)) as server, await ClientConnection.open(server.target) as connection:
-        with pytest.raises(NotHttpError):
+        with pytest.raises(NoResponseError) as raised:
             await connection.ask(request_bytes("/"))
+        assert raised.value.outcome == NOT_HTTP
         assert not connection.keeps_alive
 
 
@@ -97,7 +94,7 @@ async def reset(_: RawServer, stream: trio.SocketStream) -> None:
 )
 async def test_a_response_that_is_cut_off_is_none(respond, outcome: str):
     async with raw_server(respond) as server, await ClientConnection.open(server.target) as connection:
-        with pytest.raises(ConnectionEndedError) as raised:
+        with pytest.raises(NoResponseError) as raised:
             await connection.ask(request_bytes("/", b"{}"))
     assert raised.value.outcome == outcome
     assert not raised.value.is_stale
@@ -106,7 +103,7 @@ async def test_a_response_that_is_cut_off_is_none(respond, outcome: str):
 async def test_a_connection_that_the_server_has_closed_in_between_is_stale():
     async with raw_server(answering(ANSWER, b"")) as server, await ClientConnection.open(server.target) as connection:
         await connection.ask(request_bytes("/", b"{}"))
-        with pytest.raises(ConnectionEndedError) as raised:
+        with pytest.raises(NoResponseError) as raised:
             await connection.ask(request_bytes("/", b"{}"))
     assert raised.value.is_stale
 

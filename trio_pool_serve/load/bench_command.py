@@ -1,4 +1,4 @@
-"""``trio-pool-serve bench`` and its options: sends requests to servers and says how fast they answer."""
+"""``trio-pool-serve bench`` and its options: sends requests to servers and shows how fast they respond."""
 
 import re
 import signal
@@ -16,30 +16,30 @@ from trio_pool_serve.config.help import help_
 CLIENTS = 32
 
 HEADER_VALUE = re.compile(r"[\x21-\x7e]*")
-"""What a key may consist of, so that it is no further header."""
+"""Characters of a key: none of them ends a header."""
 
 
 @Parameter(name="*", group=Group("Load", sort_key=0))
 @frozen(kw_only=True)
 class LoadOptions:
-    """How many requests are sent, and when."""
+    """The number of requests and their timing."""
 
     clients: Annotated[
         int | None,
         help_(
-            "Closed loop: so many clients, of which each sends its next request when it has its response.",
+            "Closed loop: number of clients. Each sends its next request when it has its response.",
             default=f"{CLIENTS}, without `--rate`",
         ),
     ] = field(default=None, validator=optional([gt(0), le(10_000)]))
     rate: Annotated[
         float | None,
         help_(
-            "Open loop: so many requests a second, at random times (Poisson), whether or not earlier ones have been "
-            "answered. Latencies count from the time at which a request was to begin.",
+            "Open loop: requests per second, at random times (Poisson), whether or not earlier ones have been "
+            "answered. Latencies count from the time at which a request was due.",
             default="none",
         ),
     ] = field(default=None, validator=optional([gt(0), le(100_000)]))
-    duration: Annotated[float, help_("Seconds for which requests are measured.")] = field(
+    duration: Annotated[float, help_("Duration of the measurement in seconds.")] = field(
         default=10.0, validator=[gt(0), le(86_400)]
     )
 
@@ -51,7 +51,7 @@ class LoadOptions:
 @Parameter(name="*", group=Group("Requests", sort_key=1))
 @frozen(kw_only=True)
 class RequestOptions:
-    """What a request has."""
+    """The contents of a request."""
 
     route: Annotated[
         str,
@@ -69,12 +69,12 @@ class RequestOptions:
     texts: Annotated[int, help_("Texts in a request; documents of a query to rerank.")] = field(
         default=1, validator=[gt(0), le(100_000)]
     )
-    tokens: Annotated[int, help_("About how many tokens a text has: it consists of so many common English words.")] = (
-        field(default=32, validator=[gt(0), le(1_000_000)])
+    tokens: Annotated[int, help_("Approximate tokens of a text, which consists of common English words.")] = field(
+        default=32, validator=[gt(0), le(1_000_000)]
     )
-    body_file: Annotated[
-        Path | None, help_("File with the body of a request in each line, which is sent as it is.", default="none")
-    ] = None
+    body_file: Annotated[Path | None, help_("File with one request body per line, sent unchanged.", default="none")] = (
+        None
+    )
 
 
 LOAD = LoadOptions()
@@ -85,8 +85,8 @@ def bench(
     url: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Server, such as `http://127.0.0.1:8000`: this one or another with OpenAI's API. Several are measured "
-            "in turns, and compared with the first.",
+            help="URL of a server with OpenAI's API, such as `http://127.0.0.1:8000`. Several servers are measured in "
+            "turns, and compared with the first.",
             negative=(),
         ),
     ],
@@ -97,10 +97,10 @@ def bench(
         Path | None, help_("File for the results, with the latency of each request.", default="none")
     ] = None,
 ) -> int:
-    """Measure how fast servers answer: latencies, throughput and errors.
+    """Measure how fast servers respond: latencies, throughput and errors.
 
-    The exit status is 0, or 3 if requests failed, 1 if all of them did or none could be sent, and 130 after Ctrl-C,
-    which shows the results so far.
+    The exit status is 0; 3 if some requests failed; 1 if all failed or none could be sent; 130 after Ctrl-C, which
+    shows the results so far.
     """
     from trio_pool_serve.load.run_bench import run_bench  # imported here: for --help it is not needed
 

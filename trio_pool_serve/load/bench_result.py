@@ -1,7 +1,7 @@
-"""What was measured of one server."""
+"""Results of servers: quantities, ratios, tables on the terminal, and the document of ``--json``."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -9,20 +9,20 @@ import attrs
 import numpy as np
 from attrs import frozen
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
-from trio_pool_serve.load.outcomes import ANSWERED, quantile
+from trio_pool_serve.load.load_run import ANSWERED, quantile
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
 @frozen(kw_only=True)
 class Round:
-    """One run of a load. Latencies are in milliseconds, sorted, of requests answered with 200.
+    """One run of a load. ``latencies_ms`` are sorted, of requests answered with 200.
 
-    ``tokens`` are those that the responses count, ``None`` if they count none.
+    ``tokens`` is the sum of the usage in responses; ``None`` if any response has none.
     """
 
     seconds: float
@@ -34,10 +34,6 @@ class Round:
     tokens: int | None
     unfinished: int = 0
     """Requests without a response when the run was stopped."""
-
-    def latency_ms(self, share: float) -> float:
-        """Return the latency that ``share`` of the answered requests stayed within; NaN without any."""
-        return quantile(self.latencies_ms, share)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -65,7 +61,7 @@ class ServerResult:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What was the matter, by outcome: the first of its kind."""
+        """The first error message of each outcome."""
         return {name: text for each in reversed(self.rounds) for name, text in each.reasons.items()}
 
     @property
@@ -75,7 +71,7 @@ class ServerResult:
 
     @property
     def latencies_ms(self) -> list[float]:
-        """Those of all rounds, sorted."""
+        """Latencies of all rounds, sorted."""
         return sorted(latency for each in self.rounds for latency in each.latencies_ms)
 
     @property
@@ -85,13 +81,13 @@ class ServerResult:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second: the median of the rounds that know it."""
+        """Tokens per second: the median of the rounds in which every response has a usage."""
         known = [each.tokens_per_s for each in self.rounds if each.tokens_per_s is not None]
         return median(known) if known else None
 
     @property
     def late_p99_ms(self) -> float:
-        """How much later than planned requests began in this process: the worst round's p99."""
+        """How much later than planned requests began: the p99 of the worst round."""
         return max(each.late_p99_ms for each in self.rounds)
 
     @property
@@ -100,23 +96,28 @@ class ServerResult:
         return sum(each.unfinished for each in self.rounds)
 
 
+COMPARED: Mapping[str, Callable[[Round], float]] = {
+    "requests/s": lambda measured: measured.requests_per_s,
+    "p50": lambda measured: quantile(measured.latencies_ms, SHARES["p50"]),
+    "p99": lambda measured: quantile(measured.latencies_ms, SHARES["p99"]),
+}
+"""The quantities of a round of which ratios are shown."""
+
+
 def ratios(result: ServerResult, base: ServerResult) -> dict[str, float]:
     """Return quantities of a server divided by those of another: the medians of each round's ratio."""
-    pairs = [(ours, theirs) for ours, theirs in zip(result.rounds, base.rounds, strict=False)]
+    pairs = [*zip(result.rounds, base.rounds, strict=False)]
     pairs = [(ours, theirs) for ours, theirs in pairs if ours.latencies_ms and theirs.latencies_ms]
     if not pairs:
         return {}
-    found = {"requests/s": median(ours.requests_per_s / theirs.requests_per_s for ours, theirs in pairs)}
-    for name in ("p50", "p99"):
-        share = SHARES[name]
-        found[name] = median(ours.latency_ms(share) / theirs.latency_ms(share) for ours, theirs in pairs)
-    return found
+    return {name: median(of(ours) / of(theirs) for ours, theirs in pairs) for name, of in COMPARED.items()}
 
 
 def histogram(latencies: Sequence[float], buckets: int) -> list[tuple[float, float, int]]:
     """Return buckets from the least to the greatest latency, each wider than the last by the same factor.
 
-    Each is its lower bound, its upper bound and the number of latencies in it; ``latencies`` are sorted and positive.
+    A bucket is its lower bound, its upper bound and the number of latencies in it. ``latencies`` are sorted and
+    positive.
     """
     if not latencies:
         return []
@@ -128,14 +129,14 @@ def histogram(latencies: Sequence[float], buckets: int) -> list[tuple[float, flo
 
 BUCKETS = 14
 BAR = 40
-"""Characters of the longest bar."""
+"""Width of the longest bar, in characters."""
 
 LATE_MS = 5.0
-"""From here on the generator's own delay is pointed out."""
+"""A longer delay of the generator itself is shown."""
 
 
 def print_results(results: Sequence[ServerResult], console: Console) -> None:
-    """Print what was measured of each server, and of several how they compare."""
+    """Print the results of each server, and the ratios of several."""
     for result in results:
         console.print(Text(result.url, style="bold"), soft_wrap=True)
         facts = Table.grid(padding=(0, 2))
@@ -149,8 +150,7 @@ def print_results(results: Sequence[ServerResult], console: Console) -> None:
 
 
 def _facts(result: ServerResult) -> Iterator[tuple[str, str]]:
-    answered = result.outcomes[ANSWERED]
-    yield "answered", f"{answered} of {result.outcomes.total()} requests"
+    yield "answered", f"{result.outcomes[ANSWERED]} of {result.outcomes.total()} requests"
     speed = f"{result.requests_per_s:.1f} requests/s"
     if result.texts_per_request > 1:
         speed += f", {result.requests_per_s * result.texts_per_request:.1f} texts/s"
@@ -173,9 +173,7 @@ def _facts(result: ServerResult) -> Iterator[tuple[str, str]]:
 
 
 def _histogram_table(result: ServerResult) -> Table:
-    table = Table("ms", "requests", "", box=None)
-    for index in (0, 1):
-        table.columns[index].justify = "right"
+    table = Table(Column("ms", justify="right"), Column("requests", justify="right"), "", box=None)
     buckets = histogram(result.latencies_ms, BUCKETS)
     most = max(count for _, _, count in buckets)
     for low, high, count in buckets:
@@ -185,12 +183,10 @@ def _histogram_table(result: ServerResult) -> Table:
 
 
 def _ratio_table(results: Sequence[ServerResult]) -> Table:
-    table = Table("÷ the first, medians of rounds", "requests/s", "p50", "p99")
-    base = results[0]
+    table = Table("÷ the first, medians of rounds", *COMPARED)
     for result in results[1:]:
-        found = ratios(result, base)
-        cells = (found.get(name) for name in ("requests/s", "p50", "p99"))
-        table.add_row(Text(result.url), *("–" if cell is None else f"{cell:.2f}" for cell in cells))
+        found = ratios(result, results[0])
+        table.add_row(Text(result.url), *(f"{found[name]:.2f}" if found else "–" for name in COMPARED))
     return table
 
 

@@ -1,4 +1,4 @@
-"""A keep-alive HTTP/1.1 connection that costs its process little, and what came back over it."""
+"""A keep-alive HTTP/1.1 connection that costs its process little CPU time, and its responses."""
 
 import ssl
 from contextlib import suppress
@@ -8,7 +8,12 @@ import httptools
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.load.outcomes import CUT, RESET
+TIMEOUT, RESET, CUT, NO_CONNECTION, NOT_SENT, NOT_HTTP = (
+    "timeout", "reset", "cut off", "no connection", "not sent", "not HTTP",
+)  # fmt: skip
+"""How a request ends without a status: no whole response in time; the connection reset after it was accepted, or closed
+before a whole response; never accepted; never begun, for want of file descriptors or ports in the generator; the
+response is not HTTP/1.1."""
 
 CHUNK = 256 * 1024
 
@@ -21,20 +26,19 @@ KEPT_BODY = 2**20
 INFORMATIONAL = range(100, 200)
 
 
-class ConnectionEndedError(Exception):
-    """The connection ended before a whole response.
+class NoResponseError(Exception):
+    """No whole response arrived.
 
-    ``outcome`` is ``RESET`` or ``CUT``; ``is_stale`` is whether it had been used before, and nothing came.
+    ``outcome`` is ``RESET``, ``CUT`` or ``NOT_HTTP``. ``is_stale``: the connection had been used before, and nothing
+    arrived.
     """
 
-    def __init__(self, outcome: str, *, is_stale: bool) -> None:
-        super().__init__("the connection ended before a whole response")
+    def __init__(
+        self, outcome: str, reason: str = "the connection ended before a whole response", *, is_stale: bool = False
+    ) -> None:
+        super().__init__(reason)
         self.outcome = outcome
         self.is_stale = is_stale
-
-
-class NotHttpError(Exception):
-    """What came is no response in HTTP/1.1."""
 
 
 @frozen(kw_only=True)
@@ -45,7 +49,7 @@ class Target:
     port: int
     tls: ssl.SSLContext | None = None
     path: str = ""
-    """What precedes every route."""
+    """Prefix of every route."""
 
     @property
     def authority(self) -> str:
@@ -56,7 +60,7 @@ class Target:
 
 @frozen
 class Response:
-    """The status and the body, of which at most ``KEPT_BODY`` bytes are kept, or none."""
+    """The status, and up to ``KEPT_BODY`` bytes of the body."""
 
     status: int
     body: bytes
@@ -72,7 +76,7 @@ class ResponseReader:
     is_complete: bool = field(init=False, default=False)
     keeps_alive: bool = field(init=False, default=False)
     has_length: bool = field(init=False, default=False)
-    """Whether its end is told by a header, and not by the end of the connection."""
+    """Whether a header says where the body ends; otherwise the connection ends with it."""
     _head_bytes: int = field(init=False, default=0)
     _parser: httptools.HttpResponseParser = field(init=False)
 
@@ -80,15 +84,15 @@ class ResponseReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived. Raises ``NotHttpError``."""
+        """Parse received bytes. Raises ``NoResponseError``."""
         if not self.status:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise NotHttpError(f"not a response in HTTP/1.1: {data[:100]!r}") from error
+            raise NoResponseError(NOT_HTTP, f"not an HTTP/1.1 response: {data[:100]!r}") from error
         if not self.status and self._head_bytes > MAX_HEAD:
-            raise NotHttpError(f"a response whose head has more than {MAX_HEAD} bytes")
+            raise NoResponseError(NOT_HTTP, f"the head of a response exceeds {MAX_HEAD} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002, D102  (httptools')
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -110,9 +114,9 @@ class ResponseReader:
 
 
 class ClientConnection(trio.abc.AsyncResource):
-    """Sends requests that are already bytes, one after the other, and reads their responses.
+    """Sends encoded requests one after the other, and reads their responses.
 
-    The body of a response is kept with ``keeps_body``, or if the status is not 200.
+    With ``keeps_body``, and for other statuses than 200, the body of a response is kept.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, keeps_body: bool = False) -> None:
@@ -139,30 +143,30 @@ class ClientConnection(trio.abc.AsyncResource):
     async def ask(self, request: bytes) -> Response:
         """Send one request and read its response to the end.
 
-        Raises ``ConnectionEndedError`` and ``NotHttpError``. Cancellation: at once; the connection is then of no use.
+        Raises ``NoResponseError``. Cancellation: at once; the connection cannot be used again.
         """
         reader = ResponseReader(self._keeps_body)
         was_used, self._used = self._used, True
         self.keeps_alive = False  # until there is a whole response
         arrived = False
-        with suppress(trio.BrokenResourceError):  # it may be answered before its end: what has arrived is read
+        with suppress(trio.BrokenResourceError):  # the server may respond before it has read all: read that
             await self._stream.send_all(request)
         while not reader.is_complete:
             try:
                 data = bytes(await self._stream.receive_some(CHUNK))
             except trio.BrokenResourceError as error:
-                raise ConnectionEndedError(RESET, is_stale=was_used and not arrived) from error
+                raise NoResponseError(RESET, is_stale=was_used and not arrived) from error
             if not data:
                 if reader.status and not reader.has_length:
                     return Response(reader.status, bytes(reader.body))
-                raise ConnectionEndedError(CUT, is_stale=was_used and not arrived)
+                raise NoResponseError(CUT, is_stale=was_used and not arrived)
             arrived = True
             reader.feed(data)
         self.keeps_alive = reader.keeps_alive
         return Response(reader.status, bytes(reader.body))
 
     async def aclose(self) -> None:
-        """Close the connection. Cancellation: it is closed all the same."""
+        """Close the connection. Cancellation: the connection is closed anyway."""
         await trio.aclose_forcefully(self._stream)
 
 

@@ -1,4 +1,4 @@
-"""Sends requests to one server for some time, and counts how each of them ended."""
+"""Sends requests to one server for some time, and counts how each ends. Also quantiles of latencies."""
 
 import gc
 import itertools
@@ -10,35 +10,39 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.load.client_connection import (
+    NO_CONNECTION,
+    NOT_SENT,
+    TIMEOUT,
     ClientConnection,
-    ConnectionEndedError,
-    NotHttpError,
+    NoResponseError,
     Response,
     Target,
 )
-from trio_pool_serve.load.outcomes import ANSWERED, NO_CONNECTION, NOT_HTTP, NOT_SENT, TIMEOUT
+
+ANSWERED = "200"
 
 MAX_IN_FLIGHT = 10_000
-"""Requests of an open loop that are not answered yet: file descriptors are few."""
+"""Maximum unanswered requests of an open loop: file descriptors are few."""
 
 PAUSE_S = 0.05
-"""A closed-loop client whose request has failed waits for so long: servers refuse in microseconds."""
+"""How long a closed-loop client waits after a failed request: servers refuse in microseconds."""
 
 KEPT_REASON = 300
 """Characters of an error that are kept."""
 
 
-def _ignore(outcome: str, reason: str) -> None:
-    """Default callback: does nothing."""
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest of ``values`` that a ``share`` of them does not exceed; NaN if there are none."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
 
 
 @frozen(kw_only=True)
 class LoadPlan:
-    """Which requests are sent, and when.
+    """The requests, which are sent in turns, and their timing.
 
-    ``clients`` send their next request when they have the response to the last one (closed loop). Else requests begin
-    ``per_s`` times a second, whether or not earlier ones have been answered (open loop), evenly or, with ``poisson``,
-    at random. ``requests`` are sent in turns.
+    With ``clients``, each client sends its next request when it has its response (closed loop). Otherwise ``per_s``
+    requests begin per second, whether or not earlier ones have been answered (open loop): evenly, or with ``poisson``
+    at random.
     """
 
     target: Target
@@ -48,7 +52,7 @@ class LoadPlan:
     poisson: bool = False
     seed: int = 0
     ramp_s: float = 0.0
-    """Seconds before those that are measured."""
+    """Seconds of load before measuring begins."""
     seconds: float = 10.0
     timeout_s: float = math.inf
 
@@ -57,9 +61,9 @@ class LoadPlan:
 class LoadRun:
     """One plan being run.
 
-    Latencies count from when a request was to begin: a stall of the server is as many slow requests as it would have
-    met. A request is counted if it begins before the end and ends after the ramp, however long it takes; for the
-    throughput with the share of its time that lies between the two, so that a few long requests count as rightly as
+    Latencies count from the time at which a request was due: a stall of the server shows in every request that was due
+    during it. A request counts if it begins before the end and ends after the ramp, however long it takes. For the
+    throughput it counts by the share of its duration between the two, so that a few long requests weigh as much as
     many short ones.
     """
 
@@ -67,19 +71,19 @@ class LoadRun:
     keeps_body: bool = False
     on_response: Callable[[Response], object] | None = None
     """Called for each counted response of status 200."""
-    on_failure: Callable[[str, str], object] = _ignore
-    """Called with the outcome and the reason of each request that ends otherwise; what it raises ends the run."""
+    on_failure: Callable[[str, str], object] | None = None
+    """Called with the outcome and the reason of each request that ends otherwise; its exceptions end the run."""
     begin: float = field(init=False, default=math.inf)
     """When measuring begins, by trio's clock."""
     end: float = field(init=False, default=math.inf)
     outcomes: dict[str, list[float]] = field(init=False, factory=dict)
-    """The latencies in seconds of requests, by status or, without one, by the names of ``outcomes.py``."""
+    """Latencies of requests in seconds, by status or, without a status, by ``TIMEOUT``, ``RESET`` and so on."""
     reasons: dict[str, str] = field(init=False, factory=dict)
-    """By outcome, what came back or was raised the first time."""
+    """The first response body or error message of each outcome."""
     finished: float = field(init=False, default=0.0)
-    """Requests answered with 200, by the share of their time between begin and end."""
+    """Requests answered with 200, each by the share of its duration between begin and end."""
     late_s: list[float] = field(init=False, factory=list)
-    """How much later than planned requests began, for want of time in this process."""
+    """How much later than planned requests began, because this process was busy."""
     in_flight: int = field(init=False, default=0)
     unfinished: int = field(init=False, default=0)
     """Requests that were in flight when the run was cancelled."""
@@ -88,7 +92,7 @@ class LoadRun:
     async def run(self) -> None:
         """Send the requests until the end, and wait for all responses.
 
-        Raises what ``on_failure`` raises, in a group. Cancellation: at once; requests without a response are not
+        Raises the exceptions of ``on_failure``, in a group. Cancellation: at once; requests without a response are not
         counted.
         """
         turns = itertools.cycle(self.plan.requests)
@@ -109,7 +113,7 @@ class LoadRun:
 
     @property
     def latencies(self) -> list[float]:
-        """Seconds that the requests answered with 200 took."""
+        """Latencies of the requests answered with 200, in seconds."""
         return self.outcomes.get(ANSWERED, [])
 
     @property
@@ -123,7 +127,7 @@ class LoadRun:
                 await trio.sleep(PAUSE_S)
 
     async def _arrive(self, turns: Iterator[bytes], nursery: trio.Nursery) -> None:
-        """Begin requests on a timetable that does not depend on when others end."""
+        """Begin requests on a timetable, whether or not earlier ones have ended."""
         random_number = random.Random(self.plan.seed)  # noqa: S311  (for times)
         first = due = trio.current_time()
         for number in itertools.count(1):
@@ -141,7 +145,7 @@ class LoadRun:
                 due = first + number / self.plan.per_s
 
     async def _send(self, request: bytes, due: float) -> bool:
-        """Send a request that was to begin at ``due``; return whether it was answered with 200."""
+        """Send a request that was due at ``due``; return whether it was answered with 200."""
         self.in_flight += 1
         try:
             with trio.fail_after(self.plan.timeout_s):
@@ -151,10 +155,8 @@ class LoadRun:
             raise
         except trio.TooSlowError:
             self._fail(TIMEOUT, f"no whole response within {self.plan.timeout_s:g} s", due)
-        except ConnectionEndedError as error:
+        except NoResponseError as error:
             self._fail(error.outcome, str(error), due)
-        except NotHttpError as error:
-            self._fail(NOT_HTTP, str(error), due)
         except (OSError, trio.BrokenResourceError) as error:
             self._fail(NO_CONNECTION, str(error.__cause__ or error), due)
         else:
@@ -167,14 +169,14 @@ class LoadRun:
         return False
 
     async def _ask(self, request: bytes) -> Response:
-        """Send a request over a connection of earlier ones, or a new one.
+        """Send a request over an idle connection, or over a new one.
 
-        One that the server has closed in the meantime is not the request's failure: it is sent again over a new one.
+        If the server has closed the idle connection in the meantime, the request is sent again: it has not failed.
         """
         while self._idle:
             try:
                 return await self._ask_over(self._idle.pop(), request)
-            except ConnectionEndedError as error:
+            except NoResponseError as error:
                 if not error.is_stale:
                     raise
         connection = await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
@@ -205,4 +207,5 @@ class LoadRun:
         if now >= self.begin:
             self.outcomes.setdefault(outcome, []).append(now - due)
             self.reasons.setdefault(outcome, reason)
-        self.on_failure(outcome, reason)
+        if self.on_failure is not None:
+            self.on_failure(outcome, reason)

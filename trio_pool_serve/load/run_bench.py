@@ -1,9 +1,11 @@
 """Runs a load against servers in turns, and shows the results."""
 
+import json
 import os
+import random
 import signal
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -13,43 +15,74 @@ from urllib.parse import urlsplit
 
 import msgspec
 import trio
-from attrs import define, evolve
+from attrs import evolve
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.bulk.stop_signals import stop_signals
+from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
-from trio_pool_serve.load.client_connection import (
-    ClientConnection,
-    ConnectionEndedError,
-    NotHttpError,
-    Response,
-    Target,
-    request_bytes,
-)
-from trio_pool_serve.load.load_run import LoadPlan, LoadRun
-from trio_pool_serve.load.outcomes import quantile
-from trio_pool_serve.load.request_bodies import BenchError, bodies_of
+from trio_pool_serve.load.client_connection import ClientConnection, NoResponseError, Response, Target, request_bytes
+from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile
 from trio_pool_serve.threads.offload import Offload
 
 SOME_FAILED = 3
-"""Exit status when some requests have failed."""
+"""Exit status if some requests failed."""
 
 ROUNDS_OF_SEVERAL = 3
 
 WARMUP_S = 1.0
-"""For which requests are sent before those that are measured: connections are opened, and caches filled."""
+"""Seconds of load before measuring begins, in which connections are opened and caches filled."""
 
 TIMEOUT_S = 60.0
-"""After which a request without a response counts as failed: most clients give up no later."""
+"""After this time a request without a response counts as failed: most clients give up no later."""
 
 SHOW_EVERY_S = 0.25
 
 DISCOVERY_TIMEOUT_S = 10.0
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+
+COMMON_WORDS = """
+the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
+what all were we when your can said there use an each which she do how their if will up other about out many then them
+these so some her would make like him into time has look two more write go see number no way could people my than
+first water been call who oil its now find long down day did get come made may part over new sound take only little
+work know place year live me back give most very after thing our just name good sentence man think say great where
+help through much before line right too mean old any same tell boy follow came want show
+"""
+"""The most common English words, each of which is one token to most tokenizers."""
+
+SPECIAL_TOKENS = 2
+"""Tokens that most models add to a text."""
+
+BODIES = 512
+"""Number of different bodies of random texts: servers may cache the results of texts that they have seen."""
+
+MAX_FILE_BYTES = 256 * 2**20
+
+
+class BenchError(PoolServeError):
+    """The requests cannot be made; the message is for the user at the terminal."""
+
+
+def _input(texts: Sequence[str]) -> dict[str, Any]:
+    return {"input": texts[0] if len(texts) == 1 else list(texts)}
+
+
+ROUTES: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {
+    "/embeddings": _input,
+    "/pooling": _input,
+    "/classify": _input,
+    "/rerank": lambda texts: {"query": texts[0], "documents": list(texts[1:])},
+    "/score": lambda texts: {"text_1": texts[0], "text_2": list(texts[1:])},
+    "/embed": lambda texts: {"inputs": list(texts)},
+}
+"""Functions from texts to the fields of a body, by the last part of a route's path."""
+
+WITH_QUERY = frozenset({"/rerank", "/score"})
 
 
 async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOptions, file: Path | None) -> int:
@@ -85,7 +118,7 @@ def check_folder(file: Path | None) -> None:
 async def measure(
     urls: Sequence[str], load: LoadOptions, requests: RequestOptions, console: Console
 ) -> tuple[list[ServerResult], bool]:
-    """Return what was measured of each server, and whether a signal has ended it early.
+    """Return the results of each server, and whether a signal ended the measurement early.
 
     Raises ``BenchError``. Cancellation: at once.
     """
@@ -110,7 +143,10 @@ async def measure(
 
 
 def target_of(url: str, route: str) -> Target:
-    """Return where the requests to a server go; both the URL and the route may have ``/v1``. Raises ``BenchError``."""
+    """Return the target of a route of a server; the URL and the route may both contain ``/v1``.
+
+    Raises ``BenchError``.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -155,7 +191,7 @@ async def first_model(target: Target, api_key: str | None) -> str:
         with trio.fail_after(DISCOVERY_TIMEOUT_S):
             async with await ClientConnection.open(target, keeps_body=True) as connection:
                 response = await connection.ask(request)
-    except (OSError, trio.BrokenResourceError, ConnectionEndedError, NotHttpError, trio.TooSlowError) as error:
+    except (OSError, trio.BrokenResourceError, NoResponseError, trio.TooSlowError) as error:
         raise BenchError(f"{target.authority} does not answer: {error.__cause__ or error!r}") from error
     if response.status == 200:
         try:
@@ -165,28 +201,54 @@ async def first_model(target: Target, api_key: str | None) -> str:
     raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}): --model is needed.")
 
 
+def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
+    """Return the bodies of the requests, which are sent in turns. Blocks. Raises ``BenchError``."""
+    if options.body_file is not None:
+        return [line.encode() for line in _lines_of(options.body_file)]
+    kind = "/" + options.route.rpartition("/")[2]
+    make = ROUTES.get(kind)
+    if make is None:
+        known = ", ".join(ROUTES)
+        raise BenchError(f"--route {options.route}: its body is not known. Known are {known}; others take --body-file.")
+    named = {} if model is None else {"model": model}
+    size = options.texts + (kind in WITH_QUERY)
+    texts = _texts(options, size)
+    return [json.dumps({**named, **make(texts[begin : begin + size])}).encode() for begin in range(0, len(texts), size)]
+
+
+def _texts(options: RequestOptions, size: int) -> list[str]:
+    """Return random texts for whole requests of ``size`` texts, the same in each run."""
+    choose = random.Random(0)  # noqa: S311  (for texts)
+    words = max(1, options.tokens - SPECIAL_TOKENS)
+    bodies = max(1, min(BODIES, MAX_FILE_BYTES // (8 * words * size)))
+    return [" ".join(choose.choices(COMMON_WORDS.split(), k=words)) for _ in range(bodies * size)]
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BenchError(f"{path} exceeds {MAX_FILE_BYTES // 2**20} MiB.")
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{path} cannot be read: {error}") from error
+    if not lines:
+        raise BenchError(f"{path} has no lines.")
+    return lines
+
+
 class WithUsage(msgspec.Struct):
-    """A response, all but its usage left out."""
+    """The usage in a response."""
 
     usage: dict[str, Any] | None = None
 
 
-@define(eq=False)
-class TokenCount:
-    """Adds up the tokens that responses count."""
-
-    total: int | None = 0
-    """``None`` once a response has not counted them."""
-
-    def add(self, response: Response) -> None:
-        """Take note of a response."""
-        if self.total is None:
-            return
-        try:
-            tokens = (msgspec.json.decode(response.body, type=WithUsage).usage or {}).get("total_tokens")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            tokens = None
-        self.total = self.total + tokens if isinstance(tokens, int) and tokens > 0 else None
+def total_tokens_of(response: Response) -> int | None:
+    """Return the number of tokens in a response's usage; ``None`` if there is none."""
+    try:
+        tokens = (msgspec.json.decode(response.body, type=WithUsage).usage or {}).get("total_tokens")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], object]) -> Round | None:
@@ -194,21 +256,18 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
 
     Cancellation: at once.
     """
-    tokens = TokenCount()
-    run = LoadRun(plan, keeps_body=True, on_response=tokens.add)
+    tokens: list[int | None] = []
+    run = LoadRun(plan, keeps_body=True, on_response=lambda response: tokens.append(total_tokens_of(response)))
     async with trio.open_nursery() as nursery:
 
-        async def stop_early() -> None:
-            await stop.wait()
+        async def show_until_stopped() -> None:
+            while not stop.is_set():
+                with trio.move_on_after(SHOW_EVERY_S):
+                    await stop.wait()
+                show(run)
             nursery.cancel_scope.cancel(reason="a signal")
 
-        async def show_now_and_then() -> None:
-            while True:
-                await trio.sleep(SHOW_EVERY_S)
-                show(run)
-
-        nursery.start_soon(stop_early)
-        nursery.start_soon(show_now_and_then)
+        nursery.start_soon(show_until_stopped)
         await run.run()
         nursery.cancel_scope.cancel(reason="all requests have ended")
     seconds = run.measured_s
@@ -221,14 +280,14 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
         outcomes={name: len(latencies) for name, latencies in run.outcomes.items()},
         reasons=run.reasons,
         late_p99_ms=1e3 * quantile(run.late_s, 0.99) if run.late_s else 0.0,
-        tokens=tokens.total if run.latencies else None,
+        tokens=sum(filter(None, tokens)) if tokens and None not in tokens else None,
         unfinished=run.unfinished,
     )
 
 
 @contextmanager
 def _showing(console: Console, title: str, load: LoadOptions) -> Iterator[Callable[[LoadRun], object]]:
-    """Show a bar and what has come back so far, on a terminal."""
+    """Show a progress bar and the counts of responses so far, on a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[counts]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(title, total=load.duration, counts="")
