@@ -1,8 +1,8 @@
 """Overload at 0.106 ms of CPU time per request: ``trio_pool_serve.load`` takes 0.34 ms, and sends 0.4 s late.
 
 Measured at 1,533 requests/s, five times the capacity of all-MiniLM-L6-v2 on two cores of an Intel Xeon, medians of
-three rounds: with a new connection per request, this loop over epoll sends within 8 ms of the timetable (p99). At ten times
-the capacity, tasks would take a whole core of the two that the server needs.
+three rounds: with a new connection per request, this loop over epoll sends within 8 ms of the timetable (p99). At
+ten times the capacity, tasks would take one of the two cores that the server needs.
 
 Requests arrive on a timetable, each over a connection of its own, whether or not earlier ones have been answered. Each
 ends with a status, or with the reason for there being none. ``run_jobs`` starts a process for each job, which reads
