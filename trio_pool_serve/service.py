@@ -39,9 +39,9 @@ from trio_pool_serve.serving.model_maker import ModelMaker
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.serving.served_models import MAX_MODELS, ServedModels
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.gauges import Gauges
-from trio_pool_serve.telemetry.live_history import LiveHistory
+from trio_pool_serve.telemetry.live_samples import LiveHistory
+from trio_pool_serve.telemetry.logs import AccessLog
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag, thread_gauges
 from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots

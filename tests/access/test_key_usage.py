@@ -3,8 +3,8 @@
 import pytest
 import trio
 
+from trio_pool_serve.access.api_keys import RECHECK_S, KeyUsage, TokenBucket
 from trio_pool_serve.access.key_file import ApiKey
-from trio_pool_serve.access.key_usage import RECHECK_S, KeyUsage, TokenBucket
 from trio_pool_serve.errors import OverloadedError
 
 pytestmark = pytest.mark.unit

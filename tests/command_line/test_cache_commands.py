@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from trio_pool_serve.cli import make_app
-from trio_pool_serve.storage.entry_record import RecordBase
-from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.storage.model_cache import ModelCache, RecordBase
 
 RECORD = RecordBase(what="backbone in int8", versions={"openvino": "2026.4.1", "torch": "2.9"})
 

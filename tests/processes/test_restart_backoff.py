@@ -1,6 +1,6 @@
 """The pauses between restarts."""
 
-from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.processes.child_process import RestartBackoff
 
 
 def test_pauses_follow_each_other_and_the_last_repeats():

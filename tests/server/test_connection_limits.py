@@ -15,8 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scarcity import open_files
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.server.acceptor import serve_app
-from trio_pool_serve.server.listener import connections_of
+from trio_pool_serve.server.listener import serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 
@@ -137,7 +136,7 @@ async def test_what_the_server_opens_itself_has_a_reserve(service, files, for_co
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
-        made = connections_of(service).limits
+        made = Connections.of(service).limits
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert made.max_connections + made.max_refused == for_connections

@@ -22,15 +22,14 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.server import acceptor, early_refusals
-from trio_pool_serve.server.acceptor import Acceptor, serve_app
-from trio_pool_serve.server.arrival import seconds_since_arrival
+from trio_pool_serve.server import early_refusals, listener
+from trio_pool_serve.server.client_socket import seconds_since_arrival
 from trio_pool_serve.server.early_refusals import MAX_LAG_S, EarlyRefusals
-from trio_pool_serve.server.listener import connections_of, hypercorn_config
+from trio_pool_serve.server.listener import Acceptor, hypercorn_config, serve_app
 from trio_pool_serve.server.listening_socket import REFUSAL, open_listening_socket
-from trio_pool_serve.server.server_context import ServerContext
+from trio_pool_serve.server.server_context import Connections, ServerContext
 from trio_pool_serve.service import Service
-from trio_pool_serve.telemetry import access_log
+from trio_pool_serve.telemetry import logs
 from trio_pool_serve.types import Client
 
 BODY = b'{"input": "hello"}'
@@ -80,7 +79,7 @@ async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
     monkeypatch.setattr(PoolServeApp, "refuse_early", noting)
     monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
     app, stop = create_app(service.config, service), trio.Event()
-    context = ServerContext(connections=connections_of(service))
+    context = ServerContext(connections=Connections.of(service))
     with open_listening_socket(NetworkConfig(port=0)) as listening:
         async with trio.open_nursery() as nursery:
             serve = partial(serve_app, refusing=app)
@@ -179,7 +178,7 @@ async def test_a_refusal_is_given_again_only_to_requests_like_it(server, service
 
 
 async def test_refusals_are_counted_and_logged(server, service, caplog):
-    caplog.set_level(logging.INFO, logger=access_log.__name__)
+    caplog.set_level(logging.INFO, logger=logs.logger.name)
     service.access_log.only_failures = False
     counters = service.metrics.requests, service.metrics.failures
     before = [value_of(counter) for counter in counters]
@@ -187,7 +186,7 @@ async def test_refusals_are_counted_and_logged(server, service, caplog):
         await server.ask(post("X-Request-Id: mine"))
     assert server.refused_early == [True]
     assert [value_of(counter) for counter in counters] == [value + 1 for value in before]
-    assert [record.request_id for record in caplog.records if record.name == access_log.__name__] == ["mine"]
+    assert [record.request_id for record in caplog.records if record.name == logs.logger.name] == ["mine"]
 
 
 def value_of(counter) -> float:
@@ -308,7 +307,7 @@ def observe_rate(service: Service, *, seconds_per_token: float) -> None:
 
 
 async def test_what_connects_soon_after_a_refusal_is_accepted_all_at_once(server, service, monkeypatch):
-    monkeypatch.setattr(acceptor, "REFUSING_PAUSE_S", 1.0)
+    monkeypatch.setattr(listener, "REFUSING_PAUSE_S", 1.0)
     rounds = []
     accept_some = Acceptor._accept_some
 

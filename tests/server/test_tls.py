@@ -25,7 +25,7 @@ from tests.server.test_connection_limits import app
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server import tls
-from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server.listener import serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.server.tls import Certificates

@@ -18,8 +18,7 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
-from trio_pool_serve.server.acceptor import serve_app
-from trio_pool_serve.server.listener import hypercorn_config
+from trio_pool_serve.server.listener import hypercorn_config, serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.service import Service

@@ -18,8 +18,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import StorageError
 from trio_pool_serve.storage import file_digests, model_cache
-from trio_pool_serve.storage.entry_record import RecordBase
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, written
 
 
 @frozen

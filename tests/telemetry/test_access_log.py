@@ -5,7 +5,7 @@ import logging
 import pytest
 import trio
 
-from trio_pool_serve.telemetry.access_log import AccessLog
+from trio_pool_serve.telemetry.logs import AccessLog
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 @pytest.fixture
 def log(clock, caplog, monkeypatch) -> AccessLog:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("trio_pool_serve.telemetry.access_log.MAX_PER_PERIOD", 3)
+    monkeypatch.setattr("trio_pool_serve.telemetry.logs.MAX_PER_PERIOD", 3)
     return AccessLog(clock=clock)
 
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_pool_serve.telemetry.live_history import AT_ONCE, KEPT, LiveHistory
+from trio_pool_serve.telemetry.live_samples import AT_ONCE, KEPT, LiveHistory
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 

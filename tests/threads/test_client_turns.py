@@ -6,8 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.threads.backlog import Backlog
-from trio_pool_serve.threads.client_turns import ClientTurns
+from trio_pool_serve.threads.client_turns import Backlog, ClientTurns
 
 pytestmark = pytest.mark.unit
 

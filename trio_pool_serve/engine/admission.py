@@ -21,7 +21,7 @@ from attrs import Factory, define, evolve, field, frozen
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES, SecondsPerToken, class_of, work_class
 from trio_pool_serve.engine.waiting_rows import FAIRNESS
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.threads.backlog import Backlog
+from trio_pool_serve.threads.client_turns import Backlog
 from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0

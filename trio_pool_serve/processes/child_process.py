@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.processes.standard_error import StandardError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +29,26 @@ Job = TypeVar("Job")
 
 EXIT_TIMEOUT_S = 5.0
 """Time for a child to exit by itself after its channel is closed, before it is killed."""
+
+
+@define
+class RestartBackoff:
+    """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one again and again.
+
+    After a run of more than ``stable_after_s`` seconds they begin again. The defaults suit child processes.
+    """
+
+    pauses_s: Sequence[float] = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
+    stable_after_s: float = 60.0
+    crashes_in_a_row: int = field(default=0, init=False)
+
+    def next_pause_s(self, ran_s: float) -> float:
+        """Return how many seconds to wait after a crash that ended a run of ``ran_s`` seconds."""
+        if ran_s > self.stable_after_s:
+            self.crashes_in_a_row = 0
+        pause_s = self.pauses_s[min(self.crashes_in_a_row, len(self.pauses_s) - 1)]
+        self.crashes_in_a_row += 1
+        return pause_s
 
 
 @define(eq=False)

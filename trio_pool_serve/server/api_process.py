@@ -11,7 +11,7 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
-from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.processes.large_imports import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, NotServed, Ready, Reload
 from trio_pool_serve.server.listener import drain, serve_listeners
 from trio_pool_serve.server.tls import open_tls

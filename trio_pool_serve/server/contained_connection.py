@@ -10,7 +10,6 @@ for another request, until the server stops waiting for it.
 import contextlib
 import logging
 import math
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -28,15 +27,11 @@ from hypercorn.typing import AppWrapper
 
 from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.errors import unwrap_exception_groups
-from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
+from trio_pool_serve.server.client_socket import end_sending
+from trio_pool_serve.server.early_refusals import EarlyRefusals
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
 from trio_pool_serve.server.incoming_request import MAX_HEADERS
 from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
-
-LINGER_S = 1.0
-"""Seconds for which a connection that the server closes waits for the client to close it too."""
-
-LINGER_BYTES = 2**20
 
 NOT_READ = "the client does not read"
 
@@ -242,19 +237,6 @@ async def closing(stream: Any) -> AsyncIterator[None]:
             stream.socket.close()
         else:
             await trio.aclose_forcefully(stream)
-
-
-async def end_sending(connection: trio.socket.SocketType) -> None:
-    """Close the sending half, and throw away what the client still sends, for ``LINGER_S`` at most.
-
-    Bytes that arrive at a closed connection reset it, and the client may not get to read the response. Cancellation:
-    at once.
-    """
-    with contextlib.suppress(OSError, trio.ClosedResourceError), trio.move_on_after(LINGER_S):
-        connection.shutdown(socket.SHUT_WR)
-        left = LINGER_BYTES
-        while left > 0 and (data := await connection.recv(MAX_RECEIVED)):
-            left -= len(data)
 
 
 async def serve_counted(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:

@@ -19,17 +19,18 @@ from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.app import PoolServeApp
-from trio_pool_serve.server.arrival import seconds_since_arrival
-from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
+from trio_pool_serve.server.client_socket import MAX_RECEIVED, seconds_since_arrival
+from trio_pool_serve.server.incoming_request import (
+    BadRequestError,
+    IncomingRequest,
+    LeftToHypercornError,
+    RequestBuffer,
+)
 from trio_pool_serve.server.listening_socket import REFUSAL
 from trio_pool_serve.server.outgoing_response import head_bytes
-from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import ServerContext
 
 logger = logging.getLogger(__name__)
-
-MAX_RECEIVED = 2**16
-"""Bytes that are read at once, and so the most that can have been read behind a request that is running."""
 
 MAX_LAG_S = 0.25
 """How long after its arrival a request is read at the latest, before some are refused unread."""

@@ -1,6 +1,8 @@
 """One request and its response, as an ASGI app sees them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context
+from types import coroutine
 from typing import Any
 
 import trio
@@ -137,3 +139,30 @@ class Exchange:
         if self._change is not None:
             self._change.set()
             self._change = None
+
+
+@coroutine
+def call_in_context(
+    call: Coroutine[Any, Any, Any], context: Context, before_waiting: Callable[[], object]
+) -> Generator[Any, Any, None]:
+    """Run ``call`` in a context; ``before_waiting()`` is called when it waits for the first time, if it does.
+
+    A request that is answered without waiting, such as one that is refused, costs no second task: who calls this
+    starts the task that notices a disconnect in ``before_waiting``. Cancellation: as ``call``.
+    """
+    try:
+        waits_for = context.run(call.send, None)
+    except StopIteration:
+        return
+    before_waiting()
+    trio.lowlevel.current_task().context = context  # for the steps that trio makes from now on
+    while True:
+        try:
+            try:
+                outcome = yield waits_for
+            except BaseException as error:
+                waits_for = call.throw(error)  # raises it, or what ``call`` makes of it
+            else:
+                waits_for = call.send(outcome)
+        except StopIteration:
+            return

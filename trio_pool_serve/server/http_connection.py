@@ -11,14 +11,11 @@ from hypercorn.typing import AppWrapper, LifespanState
 from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.api.http.connection import EXCHANGE
-from trio_pool_serve.server.app_call import call_in_context
-from trio_pool_serve.server.arrival import has_arrived, seconds_since_arrival
-from trio_pool_serve.server.early_refusals import MAX_RECEIVED, EarlyRefusals
-from trio_pool_serve.server.exchange import Exchange
-from trio_pool_serve.server.half_closed import wait_until_gone
-from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
+from trio_pool_serve.server.client_socket import MAX_RECEIVED, has_arrived, seconds_since_arrival, wait_until_gone
+from trio_pool_serve.server.early_refusals import EarlyRefusals
+from trio_pool_serve.server.exchange import Exchange, call_in_context
+from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError, RequestBuffer
 from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, OutgoingResponse, head_bytes
-from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
 
 LAST_REQUEST_S = 1.0

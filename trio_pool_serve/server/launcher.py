@@ -15,7 +15,7 @@ from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
-from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.processes.large_imports import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify

@@ -1,7 +1,9 @@
-"""What all connections of a process share: limits, the number of open connections, and the shutdown."""
+"""State shared by all connections of a process: limits, the number of open connections, and the shutdown."""
 
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import trio
 from attrs import define, field, frozen
@@ -9,51 +11,71 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 
 from trio_pool_serve.server.outgoing_response import ServerHeaders
+from trio_pool_serve.service import Service
 
 WRITE_PIECE = 256 * 1024
-"""Responses are written in pieces of so many bytes, each of which has a time limit."""
+"""Responses are written in pieces of this many bytes, each with a time limit."""
+
+RESERVED_FILES = 256
+"""File descriptors kept for models, child processes, uploads and fetched images, not for connections, refused ones
+included. At most half of all."""
 
 
 @frozen(kw_only=True)
 class ConnectionLimits:
     """How many connections are served at once, and how long their clients may take.
 
-    In ``client_timeout_s`` a client must send a request's head, or read ``WRITE_PIECE`` bytes of a response.
+    Within ``client_timeout_s`` a client must send a request's head, or read ``WRITE_PIECE`` bytes of a response.
     """
 
     client_timeout_s: float = 60.0
     max_connections: int = 4096
-    """More than there are clients that wait for a response: ``--max-queue-s`` refuses the requests of others."""
+    """More than can wait for a response: ``--max-queue-s`` refuses further requests."""
     max_refused: int = 256
-    """That are kept open until their clients have had time to read why; older ones are closed."""
+    """Refused connections that stay open until their clients have had time to read why; the oldest are closed first."""
 
 
 @define(eq=False)
 class Connections:
-    """The connections of a process: how many are open, and how many have been refused."""
+    """The number of open connections of a process, and of refused ones."""
 
     limits: ConnectionLimits = ConnectionLimits()
     on_refusal: Callable[[], object] = lambda: None
     open: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
 
+    @classmethod
+    def of(cls, service: Service) -> Self:
+        """Return the connections of a service's process, with limits that fit its files, and show them as gauges."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = files - min(RESERVED_FILES, files // 2)
+        max_refused = min(ConnectionLimits().max_refused, room // 8)
+        limits = ConnectionLimits(
+            client_timeout_s=service.config.time_limits.client_timeout_s,
+            max_connections=max(1, min(ConnectionLimits().max_connections, room - max_refused)),
+            max_refused=max_refused,
+        )
+        connections = cls(limits, service.metrics.connections_refused.inc)
+        service.metrics.add_gauges(lambda: {"connections": {"open": connections.open, "limit": limits.max_connections}})
+        return connections
+
     def refuses(self) -> bool:
-        """Return whether there is no room for one more connection, and count it as refused then."""
+        """Return whether there is no room for another connection, which then counts as refused."""
         is_refused = self.open >= self.limits.max_connections
         if is_refused:
             self.note_refusal()
         return is_refused
 
     def note_refusal(self) -> None:
-        """Count a connection that is refused."""
+        """Count a refused connection."""
         self.refused += 1
         self.on_refusal()
 
 
 class Termination(EventWrapper):
-    """hypercorn's event that the server shuts down; it also wakes the connections that wait for a request.
+    """hypercorn's event for the server's shutdown; it also wakes connections that wait for a request.
 
-    So those need no task for it.
+    So they need no task to wait for it.
     """
 
     def __init__(self) -> None:
@@ -61,14 +83,14 @@ class Termination(EventWrapper):
         self._waiting: dict[trio.CancelScope, float] = {}
 
     async def set(self) -> None:
-        """Set the event, and end what waits in ``waiting``. Cancellation: none."""
+        """Set the event, and end the blocks of ``waiting``. Cancellation: none."""
         await super().set()
         for scope, grace_s in self._waiting.items():
             scope.deadline = min(scope.deadline, trio.current_time() + grace_s)
 
     @contextmanager
     def waiting(self, until: float, grace_s: float = 0.0) -> Iterator[trio.CancelScope]:
-        """Cancel the block at the time ``until``, and ``grace_s`` seconds after the server begins to shut down."""
+        """Cancel the block at ``until``, or ``grace_s`` seconds after the server begins to shut down."""
         with trio.CancelScope(deadline=until) as scope:
             self._waiting[scope] = grace_s
             try:
@@ -78,7 +100,7 @@ class Termination(EventWrapper):
 
 
 class ServerContext(WorkerContext):
-    """hypercorn's context of a worker, with what connections of ours need in addition."""
+    """hypercorn's worker context, with the state that our own connections need."""
 
     terminated: Termination
 
@@ -89,7 +111,7 @@ class ServerContext(WorkerContext):
         self._server_headers: ServerHeaders | None = None
 
     def server_headers(self, config: Config) -> ServerHeaders:
-        """Return the headers that the server adds to all responses; they are the same for all connections."""
+        """Return the headers that the server adds to all responses; all connections share them."""
         if self._server_headers is None:
             self._server_headers = ServerHeaders(config)
         return self._server_headers

@@ -15,15 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
 
-from attrs import frozen
+import msgspec
+from attrs import field, frozen
 
 from trio_pool_serve.errors import StorageError, StorageFullError
 from trio_pool_serve.storage.durable_files import publish, storage_errors
-from trio_pool_serve.storage.entry_record import RECORD, RecordBase, read_record, write_record
 from trio_pool_serve.storage.file_digests import SETTLED_S, RememberedFile, file_digests, read_file, remember
 from trio_pool_serve.storage.file_lock import locked
 
@@ -42,7 +43,57 @@ ENTRY = re.compile(r"[^.].*-[0-9a-f]{16}")
 UNFINISHED = re.compile(r"\.(.*-)?[0-9a-f]{16}\..*")
 """Names of folders of this cache. Others are never removed: the folder may be used for more than the cache."""
 
+FORMAT = 5
+"""Version of what is cached; increased whenever the conversion, the quantisation or the record changes."""
+
+RECORD = "record.json"
+
 T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class RecordBase:
+    """What the record of any entry may tell about it: what it is, and the versions of the libraries that made it."""
+
+    what: str = ""
+    versions: dict[str, str] = field(factory=dict)
+
+
+@frozen
+class _Stored:
+    """The content of a record's file. ``files`` has the SHA-256 of each file by its path in the entry."""
+
+    format: int
+    files: dict[str, str]
+    record: msgspec.Raw
+
+
+def installed_versions(*libraries: str) -> dict[str, str]:
+    """Return the versions of libraries, as far as they are installed."""
+    versions = {}
+    for library in libraries:
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
+    return versions
+
+
+def write_record(path: Path, files: dict[str, str], record: object) -> None:
+    """Write a record with the SHA-256 of each file, by its path in the entry. Raises ``OSError``."""
+    stored = _Stored(FORMAT, files, msgspec.Raw(msgspec.json.encode(record)))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
+    path.chmod(0o600)
+
+
+def read_record(path: Path, record_type: type[T]) -> tuple[T, dict[str, str]] | None:
+    """Return the record of an entry's folder, and the SHA-256 of each file.
+
+    ``None`` if there is none, if it is of another ``FORMAT``, or cannot be decoded.
+    """
+    try:
+        stored = msgspec.json.decode((path / RECORD).read_bytes(), type=_Stored)
+        return (msgspec.json.decode(stored.record, type=record_type), stored.files) if stored.format == FORMAT else None
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
 
 
 @frozen

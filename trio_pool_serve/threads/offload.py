@@ -17,8 +17,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import PoolServeError, StartFailedError, forget_frames
-from trio_pool_serve.threads.backlog import Backlog
-from trio_pool_serve.threads.client_turns import ClientTurns
+from trio_pool_serve.threads.client_turns import Backlog, ClientTurns
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
 

@@ -12,7 +12,7 @@ import trio
 
 from tests.conftest import client_of, listening, running
 from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line
-from trio_pool_serve.access import key_usage
+from trio_pool_serve.access import api_keys
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
 from trio_pool_serve.runs.batch_api import batch_store
 from trio_pool_serve.service import Service
@@ -375,7 +375,7 @@ async def test_a_batch_waits_for_the_limits_of_its_key_and_no_other_batch_for_it
     config, scripted, tmp_path, monkeypatch
 ):
     """Not a token is computed before it has been saved up for; the wait ends with the batch, or with the limit."""
-    monkeypatch.setattr(key_usage, "RECHECK_S", 0.01)
+    monkeypatch.setattr(api_keys, "RECHECK_S", 0.01)
     path = tmp_path / "keys.toml"
     path.write_text(LIMITED)
     path.chmod(0o600)

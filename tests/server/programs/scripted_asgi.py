@@ -1,7 +1,7 @@
 """``trio_pool_serve.asgi`` over a scripted runner."""
 
 from tests.server.programs.script import load_scripted
-from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.processes.large_imports import do_without_torch
 
 do_without_torch()  # nothing here computes, and to import it takes two seconds
 

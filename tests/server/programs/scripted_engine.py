@@ -4,7 +4,7 @@ import sys
 
 from tests.server.programs.script import load_scripted
 from trio_pool_serve.cli import run_command
-from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.processes.large_imports import do_without_torch
 
 if __name__ == "__main__":
     do_without_torch()  # nothing here computes, and to import it takes two seconds

@@ -1,5 +1,5 @@
 """A plugin: the access log leaves out no request."""
 
-from trio_pool_serve.telemetry import access_log
+from trio_pool_serve.telemetry import logs
 
-access_log.MAX_PER_PERIOD = 100_000
+logs.MAX_PER_PERIOD = 100_000

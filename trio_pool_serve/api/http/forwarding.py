@@ -16,7 +16,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from trio_pool_serve.api.http.request import FORWARDED, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import PoolServeError, UnavailableError, unwrap_exception_groups
-from trio_pool_serve.processes.lazy_module import LazyModule
+from trio_pool_serve.processes.large_imports import LazyModule
 
 if TYPE_CHECKING:
     import httpx

@@ -11,8 +11,8 @@ import msgspec
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
-from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse

@@ -15,7 +15,7 @@ from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.places.engine_job import EngineJob
 from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
-from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.process_usage import engine_process_name

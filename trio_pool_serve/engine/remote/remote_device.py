@@ -38,8 +38,8 @@ from trio_pool_serve.engine.remote.wire import (
 )
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
+from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)

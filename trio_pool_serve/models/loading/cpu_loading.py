@@ -26,8 +26,7 @@ from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, Ch
 from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
-from trio_pool_serve.storage.entry_record import installed_versions
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, written
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions, written
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingRequest, Runner
 

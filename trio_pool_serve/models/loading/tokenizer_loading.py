@@ -18,8 +18,7 @@ from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, cha
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.storage.entry_record import installed_versions
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions
 
 logger = logging.getLogger(__name__)
 

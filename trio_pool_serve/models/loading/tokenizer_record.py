@@ -11,7 +11,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
-from trio_pool_serve.storage.entry_record import RecordBase
+from trio_pool_serve.storage.model_cache import RecordBase
 
 
 @frozen(kw_only=True)

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.processes.lazy_module import LazyModule
+from trio_pool_serve.processes.large_imports import LazyModule
 from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
 from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream

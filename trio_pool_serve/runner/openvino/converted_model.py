@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from trio_pool_serve.runner.cpu_features import cpu_name
 from trio_pool_serve.runner.openvino.heads import AnyHead
-from trio_pool_serve.storage.entry_record import installed_versions
+from trio_pool_serve.storage.model_cache import installed_versions
 from trio_pool_serve.types import (
     Classify,
     Embed,

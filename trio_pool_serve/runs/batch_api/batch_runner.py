@@ -11,7 +11,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.access.key_usage import KeyUsage
+from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.errors import (
     ConflictError,
     NotFoundError,

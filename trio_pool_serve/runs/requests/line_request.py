@@ -6,7 +6,7 @@ from typing import TypeAlias
 import msgspec
 from attrs import Factory, frozen
 
-from trio_pool_serve.access.key_usage import KeyUsage
+from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.types import Client
 
 

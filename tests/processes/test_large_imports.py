@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from trio_pool_serve.processes.without_torch import allow_torch, do_without_torch
+from trio_pool_serve.processes.large_imports import allow_torch, do_without_torch
 
 do_without_torch()
 try:
