@@ -35,9 +35,8 @@ from benchmarks.server_state import total_of
 from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote.api_connection import ApiConnection
 from trio_pool_serve.engine.remote.connectors import unix_connector
-from trio_pool_serve.engine.remote.device_server import DeviceServer
+from trio_pool_serve.engine.remote.device_server import ApiConnection, DeviceServer
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream

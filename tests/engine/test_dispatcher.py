@@ -14,12 +14,12 @@ from attrs import define, field
 from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from trio_pool_serve.engine import device as device_module
 from trio_pool_serve.engine import dispatcher as dispatcher_module
-from trio_pool_serve.engine import in_flight, scheduler
+from trio_pool_serve.engine import scheduler
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.device import Device
+from trio_pool_serve.engine.device import Device, InFlightBatch
 from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, QUIET_ROUNDS, Dispatcher
-from trio_pool_serve.engine.in_flight import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
@@ -163,7 +163,7 @@ def device_of(entry: QueueEntry) -> ScriptedDevice:
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is measured by the clock that the test moves."""
     clock = SimpleNamespace(perf_counter=trio.current_time)
-    for module in (dispatcher_module, in_flight, scheduler):
+    for module in (dispatcher_module, device_module, scheduler):
         monkeypatch.setattr(module, "time", clock)
 
     def launched_now(*args, **fields) -> InFlightBatch:

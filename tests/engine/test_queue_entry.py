@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trio_pool_serve.engine.in_flight import MAX_DELIVERED_ROWS, InFlightBatch, deliver
+from trio_pool_serve.engine.device import MAX_DELIVERED_ROWS, InFlightBatch, deliver
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 

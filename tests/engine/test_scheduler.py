@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, ShortBatchBudget, length_class
-from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
 from trio_pool_serve.engine.waiting_rows import FAIRNESS

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from trio_pool_serve.engine.admission import COMES_AGAIN, Admission, EstimatedWork
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SHARE, BatchLimits
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
-from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS

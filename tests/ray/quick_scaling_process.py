@@ -1,7 +1,7 @@
 """The process that talks to Ray, which adds a replica for a queue of 0.05 s and drains it after 5 s without need."""
 
-from trio_pool_serve.engine.places.ray import queue_scaling
-from trio_pool_serve.engine.places.ray.ray_placement import RayJob
+from trio_pool_serve.engine.places import queue_scaling
+from trio_pool_serve.engine.places.ray_places import RayJob
 from trio_pool_serve.processes.child_process import run_as_child
 from trio_pool_serve.server.ray_process import main
 

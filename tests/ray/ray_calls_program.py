@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.ray.cluster import RayCluster, open_cluster
+from trio_pool_serve.engine.places.ray_cluster import RayCluster, open_cluster
 from trio_pool_serve.errors import PoolServeError
 
 

@@ -37,7 +37,7 @@ from tests.server.server_process import (
 )
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.ray.cluster import open_cluster, resources_of
+from trio_pool_serve.engine.places.ray_cluster import open_cluster, resources_of
 from trio_pool_serve.errors import ModelLoadError
 
 

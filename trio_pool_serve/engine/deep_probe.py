@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.submission import require_finite
+from trio_pool_serve.engine.queue_entry import require_finite
 from trio_pool_serve.errors import PoolServeError
 
 logger = logging.getLogger(__name__)

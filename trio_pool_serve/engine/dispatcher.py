@@ -25,8 +25,7 @@ from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import ComputeRates, class_of
-from trio_pool_serve.engine.device import Device
-from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.device import Device, InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
 from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler

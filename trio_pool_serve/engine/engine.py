@@ -10,10 +10,9 @@ from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
-from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone, Submission
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.submission import RowDone, Submission
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest

@@ -11,8 +11,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.device import Device
-from trio_pool_serve.engine.in_flight import InFlightBatch, RowValues
+from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.types import PooledBatch

@@ -17,8 +17,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.submission import RowDone
+from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone
 from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
 
 _numbers = itertools.count(1 + secrets.randbits(62))

@@ -1,12 +1,16 @@
-"""A row in a queue."""
+"""A row in a queue, and the rows that one caller waits for together."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
+import trio
+from attrs import define, field
 
-from trio_pool_serve.types import PoolingOutput, PoolingRequest
+from trio_pool_serve.errors import NotFiniteError
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt, SparseVector
 
 
 class QueueEntry(msgspec.Struct, eq=False):
@@ -60,3 +64,64 @@ def fail_unsettled(entries: Iterable[QueueEntry], error: Exception) -> None:
     for entry in entries:
         if not entry.is_settled:
             entry.fail(error)
+
+
+RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
+"""Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""
+
+
+def require_finite(index: int, output: PoolingOutput) -> None:  # noqa: ARG001  (a ``RowDone``)
+    """Raise ``NotFiniteError`` if an output has numbers that are not finite: JSON cannot represent them."""
+    for value in output.values:
+        if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
+            raise NotFiniteError("The model computed numbers for an input that are not finite.")
+
+
+@define(eq=False)
+class Submission:
+    """The rows of one ``submit_all``: an entry for each and one event for all; a task for each would cost more."""
+
+    requests: Sequence[PoolingRequest]
+    row_done: RowDone | None = None
+    entries: dict[QueueEntry, int] = field(init=False)
+    """Entries that are not settled, with their indices."""
+    _outputs: list[PoolingOutput | None] = field(init=False)
+    _error: Exception | None = field(default=None, init=False)
+    _ended: trio.Event = field(init=False, factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        settled, now = self._settle, time.perf_counter()
+        self.entries = {
+            QueueEntry(request, settled, now, key=batch_key(request.prompt)): index
+            for index, request in enumerate(self.requests)
+        }
+        self._outputs = [None] * len(self.requests)
+
+    def _settle(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            index = self.entries.pop(entry)
+            self._outputs[index] = entry.output
+            error = entry.error
+            if entry.output is not None and self.row_done is not None and self._error is None:
+                try:
+                    self.row_done(index, entry.output)
+                except Exception as raised:
+                    error = raised  # not raised here: this runs in the engine, which has not failed
+            self._error = self._error or error
+        if self._error is not None or not self.entries:
+            self._ended.set()
+
+    async def wait(self) -> list[PoolingOutput]:
+        """Wait for all rows. Raises the error of the first that failed. Cancellation: at once."""
+        if self.requests:
+            await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return [output for output in self._outputs if output is not None]
+
+
+def batch_key(prompt: RenderedPrompt) -> str:
+    """Return what has to be equal for rows to be computed together: the kind of their input."""
+    if prompt.images is not None:
+        return "images"
+    return "" if prompt.embeds is None else "embeds"

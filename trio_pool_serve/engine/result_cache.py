@@ -1,13 +1,30 @@
-"""A cache of rows' outputs, for inputs that are computed again and again. Used on the event loop only."""
+"""A cache of rows' outputs, for inputs that are computed again and again. Used on the event loop only.
+
+``ResultCache`` is shared by all models; ``ModelResults`` looks up the rows of one loaded model in it.
+"""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from hashlib import blake2b
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
-from attrs import define, field, frozen
+import trio
+from attrs import define, evolve, field, frozen
 
-from trio_pool_serve.types import PooledValue, SparseVector
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.queue_entry import RowDone
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import (
+    PooledValue,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseVector,
+)
 
 Key: TypeAlias = tuple[Hashable, bytes]
 """A loaded model, and the digest of what it computes."""
@@ -103,3 +120,99 @@ def _read_only_copy(value: PooledValue) -> PooledValue:
     for array in copies:
         array.flags.writeable = False
     return SparseVector(*copies) if isinstance(value, SparseVector) else copies[0]
+
+
+SHARE_WEIGHT = 0.1
+"""Weight of the newest rows in the share of rows that are not cached."""
+
+
+@define(eq=False)
+class ModelResults:
+    """The results of one loaded model in a cache that all models share; a model that is loaded again has none.
+
+    Looked up are rows of token ids. Not looked up are those with images or token embeddings, whose digest would take
+    longer, and those that are scored against a query's vectors. Equal rows that are computed at the same time are
+    computed for each request: the later one would inherit the place in the queue, the priority and the failures of the
+    earlier one.
+    """
+
+    cache: ResultCache
+    _missing_share: float = field(init=False, default=1.0)
+    """Of rows that are looked up, a moving average."""
+    _is_cleared: bool = field(init=False, default=False)
+
+    def to_compute(self, work: EstimatedWork) -> EstimatedWork:
+        """Return what a request is expected to have the engine compute: without what is expected to be cached.
+
+        Otherwise requests would be refused for the sake of others whose rows are known, until those are tokenised, by
+        rates that are not measured again as long as nothing is computed.
+        """
+        return evolve(work, tokens=int(work.tokens * self._missing_share))
+
+    async def submit_all(
+        self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
+    ) -> None:
+        """Give ``row_done`` the outputs of all rows: cached ones at once, others when the engine has computed them.
+
+        A row is cached once it is computed and ``row_done`` has accepted it. Raises and is cancelled as
+        ``Engine.submit_all``; cancelled rows are not cached.
+        """
+        keys = self._keys_of(requests)
+        found = [None if key is None else self.cache.get(key) for key in keys]
+        missing = [index for index, values in enumerate(found) if values is None]
+        looked_up, cached = len(keys) - keys.count(None), len(keys) - len(missing)
+        timings.note_looked_up(rows=looked_up, cached=cached)
+        if looked_up:
+            self._missing_share += (1 - cached / looked_up - self._missing_share) * SHARE_WEIGHT
+        for index, values in enumerate(found):
+            if values is not None:
+                row_done(index, PoolingOutput(values, 0.0, 0.0, 0.0))
+
+        def computed(number: int, output: PoolingOutput) -> None:
+            index = missing[number]
+            row_done(index, output)
+            key = keys[index]
+            if key is not None and not self._is_cleared:
+                self.cache.put(key, output.values)
+
+        if missing:
+            await engine.submit_all([requests[index] for index in missing], computed)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def clear(self) -> None:
+        """Drop the results and cache no others, of rows in flight either: the model is not loaded any longer."""
+        self._is_cleared = True
+        self.cache.forget(self)
+
+    def _keys_of(self, requests: Sequence[PoolingRequest]) -> list[Key | None]:
+        """Return the keys of rows, ``None`` for those that are not looked up."""
+        keys: list[Key | None] = []
+        params, encoded = None, None
+        for request in requests:
+            if request.params is not params:  # which the rows of a request have in common
+                params, encoded = request.params, _encoded(request.params)
+            is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
+            keys.append((self, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
+        return keys
+
+
+def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
+    """Return bytes that are equal for equal params; ``None`` for those that cannot be encoded, as arrays."""
+    try:
+        return msgspec.msgpack.encode([(param.wire_name, param) for param in params])
+    except Exception:  # fields of params may be of any type
+        return None
+
+
+def _digest(prompt: RenderedPrompt, params: bytes) -> bytes:
+    """Return a digest of all that a row's outputs depend on, which no client can find another row for."""
+    arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks]
+    kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
+    # It says how long everything behind it is.
+    header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
+    digest = blake2b(header, digest_size=32)
+    for array in arrays:
+        if array is not None:
+            digest.update(array.tobytes())
+    return digest.digest()

@@ -10,13 +10,11 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.batching import ShortBatchBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
-from trio_pool_serve.engine.device import DeviceFacts
+from trio_pool_serve.engine.device import DeviceFacts, InFlightBatch
 from trio_pool_serve.engine.dispatcher import BatchSource, Dispatcher
-from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics
-from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics, ModelMemory
 from trio_pool_serve.engine.launch_thread import LaunchThread, ThreadKind
-from trio_pool_serve.engine.model_memory import ModelMemory
-from trio_pool_serve.engine.submission import Submission, require_finite
+from trio_pool_serve.engine.queue_entry import Submission, require_finite
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, PoolServeError, RunnerDeadError, innermost
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement
+from trio_pool_serve.engine.places.ray_places import RayPlacement
 from trio_pool_serve.engine.places.server_places import supervisor_of
 from trio_pool_serve.engine.places.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError

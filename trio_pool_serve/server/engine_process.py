@@ -11,7 +11,7 @@ from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.places.engine_job import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.places.place import EngineJob, Loaded, LoadFailed, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener

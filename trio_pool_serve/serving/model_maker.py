@@ -6,9 +6,8 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.places.server_places import ServerPlaces
-from trio_pool_serve.engine.result_cache import ResultCache
+from trio_pool_serve.engine.result_cache import ModelResults, ResultCache
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of

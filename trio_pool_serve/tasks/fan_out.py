@@ -11,7 +11,7 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.submission import require_finite
+from trio_pool_serve.engine.queue_entry import require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters

@@ -8,9 +8,9 @@ from attrs import frozen
 from trio_pool_serve.config.model_config import LongText
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.planned_window import WindowMember
-from trio_pool_serve.engine.submission import RowDone
+from trio_pool_serve.engine.queue_entry import RowDone
+from trio_pool_serve.engine.result_cache import ModelResults
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.files.model_digest import fingerprint_of
 from trio_pool_serve.models.model_kind import ModelFolder

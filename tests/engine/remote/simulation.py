@@ -18,10 +18,10 @@ from trio.testing import memory_stream_pair
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import dispatcher, in_flight, launch_thread, scheduler, submission
+from trio_pool_serve.engine import device, dispatcher, launch_thread, queue_entry, scheduler
+from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.in_flight import InFlightBatch
-from trio_pool_serve.engine.remote import api_connection, remote_device
+from trio_pool_serve.engine.remote import device_server, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -34,8 +34,8 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 T = TypeVar("T")
 
 TIMED = (
-    *(api_connection, dispatcher, in_flight),
-    *(launch_thread, remote_device, scheduler, submission),
+    *(device, device_server, dispatcher),
+    *(launch_thread, queue_entry, remote_device, scheduler),
 )
 """Modules that read ``time.perf_counter``."""
 

@@ -13,7 +13,7 @@ from tests.engine.remote.test_remote_engine import request, until
 from tests.engine.remote.test_wire import types_of
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import TokenBudget
-from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
     Answers,

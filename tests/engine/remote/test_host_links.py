@@ -11,10 +11,9 @@ from attrs import Factory, define, field
 from tests.engine.remote.replicas import asking, two_alive
 from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.remote.answers import answer_frames
 from trio_pool_serve.engine.remote.keys import LinkRefusedError
 from trio_pool_serve.engine.remote.link import wait_silent
-from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.parts import answer_frames, row_frames
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     BatchFacts,

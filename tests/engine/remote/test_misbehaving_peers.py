@@ -12,7 +12,7 @@ from tests.engine.remote.replicas import asking
 from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
 from tests.engine.remote.test_wire import types_of
 from trio_pool_serve.engine.batching import TokenBudget
-from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     BatchFacts,

@@ -22,8 +22,8 @@ from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
-from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,

@@ -13,7 +13,7 @@ from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchBudget
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote.api_connection import HEARTBEAT_S
+from trio_pool_serve.engine.remote.device_server import HEARTBEAT_S
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
 from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SHARE, BatchLimits
-from trio_pool_serve.engine.in_flight import InFlightBatch
+from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
@@ -67,9 +67,9 @@ class SharingModel(RuleBasedStateMachine):
         if len(sender.sent) >= CREDITS or not (rows := sender.queue.take(LIMITS)):
             return
         first = rows[0]
-        facts = BatchFacts(
-            len(sender.sent), len(rows), first.key, first.request.rank, QueueState(0, max(1, sender.queue.clients))
-        )
+        clients = {row.request.client for row in sender.queue}
+        state = QueueState(0, max(1, len(clients)))
+        facts = BatchFacts(len(sender.sent), len(rows), first.key, first.request.rank, state)
         batch = SentBatch(facts, lambda batch, _: None if batch.left else sender.sent.pop(batch))
         for row in rows:
             entry = QueueEntry(row.request, batch.settle, number=row.number, holder=batch, tokens=row.tokens)

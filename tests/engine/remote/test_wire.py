@@ -11,10 +11,13 @@ from hypothesis.extra import numpy as hnp
 from msgspec.structs import replace
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.remote.answers import FAILURES, answer_frames, read_answers
-from trio_pool_serve.engine.remote.arrays import ArrayHeader, Received
-from trio_pool_serve.engine.remote.frames import MAX_PART_BYTES, Frame, ReceivedPart, received_parts
-from trio_pool_serve.engine.remote.rows import read_rows, row_frames
+from trio_pool_serve.engine.remote.frames import (
+    MAX_PART_BYTES,
+    Frame,
+    ReceivedPart,
+    received_parts,
+)
+from trio_pool_serve.engine.remote.parts import FAILURES, answer_frames, read_answers, read_rows, row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, LonePrompt, Part, Rows, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -564,7 +567,7 @@ def test_outputs_with_a_missing_time_are_an_error():
 @pytest.mark.parametrize("kind", ["|O", "<U4", "|V4", "|S4", "<M8[s]", "i4,O", "nonsense"])
 def test_arrays_of_a_payload_hold_numbers(kind):
     with pytest.raises((ValueError, TypeError)):
-        Received(b"", memoryview(bytearray(64))).take(ArrayHeader(kind, (1,)))
+        ReceivedPart(msgspec.msgpack.encode([kind, (1,)]), memoryview(bytearray(64)), [1]).decode(np.ndarray)
 
 
 def rows_of(frames: Iterable[Frame]) -> list[list[int]]:

@@ -10,8 +10,8 @@ from typing import get_args
 import attrs
 import msgspec
 
-from trio_pool_serve.engine.remote.arrays import ArrayHeader
-from trio_pool_serve.engine.remote.greeting import WIRE_VERSION, AnyGreeting
+from trio_pool_serve.engine.remote.frames import ArrayHeader
+from trio_pool_serve.engine.remote.link import WIRE_VERSION, AnyGreeting
 from trio_pool_serve.engine.remote.wire import (
     BatchFacts,
     Done,

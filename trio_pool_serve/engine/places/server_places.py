@@ -14,9 +14,8 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.places.host_list import HostList
 from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.engine.places.local_places import LocalPlaces
-from trio_pool_serve.engine.places.ray.actor_places import ActorPlaces
-from trio_pool_serve.engine.places.ray.queue_scaling import SCALING_S, QueueSeconds
-from trio_pool_serve.engine.places.ray.ray_placement import RayPlacement, key_path
+from trio_pool_serve.engine.places.queue_scaling import SCALING_S, QueueSeconds
+from trio_pool_serve.engine.places.ray_places import ActorPlaces, RayPlacement, key_path
 from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
 from trio_pool_serve.engine.remote.connectors import file_connector, unix_connector
 from trio_pool_serve.engine.remote.keys import LinkKeys

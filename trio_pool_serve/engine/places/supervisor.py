@@ -12,8 +12,7 @@ from attrs import define, evolve, field
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.placement import replicas_of
-from trio_pool_serve.engine.places.engine_job import EngineJob
-from trio_pool_serve.engine.places.place import Place, Replica
+from trio_pool_serve.engine.places.place import EngineJob, Place, Replica
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.telemetry.gauges import GAUGES

@@ -4,22 +4,42 @@ There is no admission and no order between clients here: API processes have them
 credit for it. Credits stand: one comes back with the answers to its batch, or when the connection ends.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import COMES_AGAIN
+from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
-from trio_pool_serve.engine.in_flight import InFlightBatch
-from trio_pool_serve.engine.remote.api_connection import ApiConnection
-from trio_pool_serve.engine.remote.joiner import Joiner
-from trio_pool_serve.engine.remote.wire import CREDITS, Hello, ToEngine
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts
+from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, run_link
+from trio_pool_serve.engine.remote.parts import NumberedOutcome, answer_frames, read_rows
+from trio_pool_serve.engine.remote.wire import (
+    CREDITS,
+    MAX_SHARE,
+    Answers,
+    Done,
+    Heartbeat,
+    Hello,
+    Leaving,
+    QueueState,
+    Submit,
+    ToEngine,
+    Withdraw,
+)
 from trio_pool_serve.engine.worker import Worker
+from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import PlannedBatch, Runner
 
 
 @define(eq=False)
@@ -35,7 +55,7 @@ class DeviceServer:
     """Further fields of ``Hello``: what an engine for other machines says about itself."""
     worker: Worker = field(init=False)
     joiner: Joiner = field(init=False, factory=Joiner)
-    connections: dict[ApiConnection, None] = field(init=False, factory=dict)
+    connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
@@ -81,3 +101,185 @@ class DeviceServer:
 
     def __repr__(self) -> str:
         return f"<DeviceServer {self.worker.state}, {self.joiner!r}, {len(self.connections)} API processes>"
+
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+"""Longest pause between two messages to an API process."""
+
+HEARTBEATS_IN_STALL_TIMEOUT = 4
+"""Least number of heartbeats within ``stall_timeout_s``."""
+
+
+@define(eq=False)
+class ApiConnection:
+    """The connection of one API process; when it ends, its batches are withdrawn.
+
+    An exception ends this connection only, and a row that cannot be read or sent fails alone.
+    """
+
+    server: "DeviceServer"
+    stream: FramedStream[ToEngine]
+    timeout_s: float = math.inf
+    """Seconds of silence after which the API process counts as lost."""
+    queue: QueueState = field(init=False, factory=QueueState)
+    """What the API process has admitted, as it has said last."""
+    _says_leaving: bool = field(default=False, init=False)
+    """Whether the API process has still to be told that this one leaves."""
+    _batches: dict[int, SentBatch] = field(init=False, factory=dict)
+    """Those that are not answered."""
+    _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
+    _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
+    """Of each pass together."""
+    _done: list[Done] = field(init=False, factory=list)
+    _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
+
+    async def serve(self) -> None:
+        """Serve until the API process closes the connection. Cancellation: at once; its batches are withdrawn."""
+        self.server.connections[self] = None
+        try:
+            if silence := await run_link(self.stream, self.timeout_s, "API process", self._receive, self._answer):
+                logger.warning("an API process is lost, and its rows are withdrawn: %s", silence)
+        finally:
+            del self.server.connections[self]
+            self._withdraw([*self._waiting])
+            await self.stream.aclose()
+
+    def leave(self) -> None:
+        """Ask the API process to send no more rows, and to disconnect once all of its rows are answered."""
+        self._says_leaving = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Send answers, also if there are none."""
+        self._has_outcomes.set()
+
+    async def _receive(self, _: trio.Nursery, message: ToEngine, payload: memoryview) -> None:
+        match message:
+            case Submit():
+                await self._submit(message, payload)
+            case Heartbeat(queue):
+                self._note_queue(queue)
+            case Withdraw(ids):
+                self._withdraw(ids)
+        await trio.lowlevel.checkpoint()  # thousands may have been received at once
+
+    def _withdraw(self, ids: Sequence[int]) -> None:
+        for number in ids:
+            if (entry := self._waiting.pop(number, None)) is not None:
+                self.server.joiner.withdraw(entry)
+
+    async def _submit(self, message: Submit, payload: memoryview) -> None:
+        facts = message.batch
+        batch = self._batches.get(facts.number)
+        if batch is None:
+            if len(self._batches) >= self.server.most_batches:
+                raise ValueError(f"more than {self.server.most_batches} batches were sent before they were answered")
+            batch = self._batches[facts.number] = SentBatch(facts, self._settled)
+        elif not batch.arriving:
+            raise ValueError("a batch has the number of one that is not answered")
+        for part in received_parts(message.parts, payload):
+            batch.arriving -= len(part.ids)
+            if batch.arriving < 0:
+                raise ValueError("a batch has more rows than it was said to have")
+            self._read(part, batch)
+            await trio.lowlevel.checkpoint()
+        if not batch.arriving:
+            self._note_queue(facts.queue)
+            if batch.rows:
+                self.server.joiner.put_nowait(batch)
+
+    def _note_queue(self, queue: QueueState) -> None:
+        has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
+        self.queue = queue
+        if has_grown:
+            for each in self._others:  # their share of the device is smaller now
+                each.wake()
+
+    def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
+        facts = batch.facts
+        try:
+            requests = read_rows(part, PlannedBatch(facts.number, facts.rows) if facts.is_planned else None)
+        except UnsendableError as error:
+            batch.left -= len(part.ids)
+            self._finish(batch, [(number, error) for number in part.ids])
+            return
+        settle, now = batch.settle, time.perf_counter()
+        for number, request in zip(part.ids, requests, strict=True):
+            entry = QueueEntry(request, settle, now, number, holder=batch, tokens=request.tokens)
+            self._waiting[number] = entry
+            batch.rows[entry] = None
+
+    def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
+        outcomes: list[NumberedOutcome] = []
+        for entry in entries:
+            if self._waiting.get(entry.number) is entry:  # not withdrawn after its launch
+                del self._waiting[entry.number]
+                outcome = entry.output or entry.error
+                assert outcome is not None  # noqa: S101  (it is settled)
+                outcomes.append((entry.number, outcome))
+        self._finish(batch, outcomes)
+
+    def _finish(self, batch: SentBatch, outcomes: list[NumberedOutcome]) -> None:
+        if outcomes:
+            self._outcomes.append(outcomes)
+        if not batch.left:
+            del self._batches[batch.facts.number]
+            self._done.append(Done(batch.facts.number, batch.device_s))
+        self._has_outcomes.set()
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether some of its batches are not answered."""
+        return bool(self._batches)
+
+    @property
+    def _others(self) -> Sequence["ApiConnection"]:
+        """The connections of the other API processes."""
+        return [each for each in self.server.connections if each is not self]
+
+    @property
+    def _others_share(self) -> float:
+        """How much is computed of other API processes meanwhile, for each token that this one has admitted.
+
+        They share by their clients, and while a server is overloaded, as much again arrives as is admitted. The share
+        stays the same while all of them admit alike, as in a flood. A process without a batch here says no longer what
+        it has admitted, unless that was more than a batch.
+        """
+        own, budget = self.queue, self.server.worker.budget.tokens
+        others = [each.queue for each in self._others if each.has_batches or each.queue.tokens > budget]
+        shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
+        return min(MAX_SHARE, sum(shares))
+
+    async def _answer(self) -> None:
+        """Send outcomes; those that come while a frame is sent go together in the next. While there are none, say so.
+
+        A process that is silent has a loop that does not run: the API process then sends rows elsewhere.
+        """
+        server = self.server
+        within_stall_s = server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT
+        heartbeat_s = min(HEARTBEAT_S, within_stall_s, self.timeout_s / HEARTBEATS_IN_TIMEOUT)
+        await self.stream.send(server.hello())
+        while True:
+            with trio.move_on_after(heartbeat_s):
+                await self._has_outcomes.wait()
+            self._has_outcomes = trio.Event()
+            if self._says_leaving:
+                self._says_leaving = False
+                await self.stream.send(Leaving())
+            outcomes, self._outcomes = self._outcomes, []
+            done, self._done = self._done, []
+            frames = [*answer_frames(outcomes)] or [Frame()]
+            for frame in frames:
+                answers = Answers(
+                    frame.parts,
+                    done if frame is frames[-1] else [],
+                    server.worker.budget.tokens,
+                    server.computed_tokens,
+                    self._others_share,
+                    sum(each.queue.small_requests for each in self._others),
+                    server.worker.dispatcher.rates.latest,
+                    server.worker.stall_reason,
+                )
+                await self.stream.send(answers, frame.buffers)

@@ -8,10 +8,9 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.remote.api_connection import ApiConnection
-from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.remote.greeting import answer_greeting
+from trio_pool_serve.engine.remote.device_server import ApiConnection, DeviceServer
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
+from trio_pool_serve.engine.remote.link import answer_greeting
 from trio_pool_serve.engine.remote.wire import ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 

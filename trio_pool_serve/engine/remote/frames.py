@@ -1,30 +1,109 @@
-"""Frames of rows or answers: parts that are encoded separately, so that one which cannot be sent or read fails alone.
+"""Frames of rows or answers, and the arrays in them.
 
-What has everything in common but its number is one part; how much can be one part is found by trying: see
-``frames_of``. The frame's payload has the arrays in the order of the parts.
+A frame has parts that are encoded separately, so that a part which cannot be sent or read fails alone. Rows or answers
+that have everything in common but their numbers are one part; how many fit into one is found by trying: see
+``frames_of``. Dtypes and shapes of arrays are in the message, their bytes in the frame's payload: in the order of the
+parts, and within a part in the order of the message's fields.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.engine.remote.arrays import Received, encode
-from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Outputs, Part, Rows
+from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Array, Outputs, Part, Rows
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer
 
 T = TypeVar("T")
 
 FULL_FRAME_BYTES = 2**20
-"""A frame with this many bytes of arrays, or with ``FULL_FRAME_ROWS``, is sent before more are added to it: the
-receiver can begin, and no more is copied at once."""
+"""A frame with this many bytes of arrays, or with ``FULL_FRAME_ROWS``, is sent before more is added: the receiver can
+begin, and no more is copied at once."""
 
 MAX_PART_BYTES = MAX_HEADER_BYTES // FULL_FRAME_ROWS // 2
-"""Of a part without its arrays and what is of each row alone, so that a full frame's parts fit into a header."""
+"""Maximum size of a part without arrays and ``BYTES_OF_ROW``, so that a full frame's parts fit into a header."""
 
 BYTES_OF_ROW = 256
-"""Most bytes of a part that are of one row alone: numbers of up to nine bytes."""
+"""Maximum bytes of a part for each further row: numbers of up to nine bytes."""
+
+INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
+
+MAX_KIND = 8
+
+MAX_DIMENSIONS = 8
+
+NUMBERS = "biuf"
+"""The kinds of dtypes that are sent: booleans, integers and floats."""
+
+
+class ArrayHeader(msgspec.Struct, array_like=True):
+    """Stands for an array in a message."""
+
+    kind: str
+    """Its ``dtype.str``."""
+    shape: tuple[int, ...]
+
+
+def encode(content: object, buffers: list[Buffer]) -> bytes:
+    """Encode a message, and add the bytes of its arrays to ``buffers``. Raises what msgspec raises."""
+
+    def header_of(value: object) -> ArrayHeader:
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in NUMBERS:
+            raise TypeError(f"a {type(value).__name__} has no form in msgpack")
+        buffers.append(buffer_of(value))
+        return ArrayHeader(value.dtype.str, value.shape)
+
+    return msgspec.msgpack.encode(content, enc_hook=header_of)
+
+
+def buffer_of(array: Array) -> Buffer:
+    """Return an array's bytes, copied only if they are not contiguous."""
+    if array.size and array.flags.c_contiguous and array.dtype.isnative:
+        return array.data.cast("B")
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else b""  # type: ignore[arg-type]
+
+
+def concatenated(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    """Concatenate arrays; a single contiguous array is not copied.
+
+    Raises ``TypeError`` if the values are not of ``dtype``'s kind.
+    """
+    if len(arrays) > 1:
+        return np.concatenate(arrays, dtype=dtype, casting="same_kind")
+    array = arrays[0]
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array.astype(dtype, copy=False, casting="same_kind"))
+
+
+def of_rows(arrays: Sequence[Any], dtype: np.dtype[Any], lengths: Sequence[int]) -> Array:
+    """Concatenate rows' arrays, each of shape (its length,).
+
+    Raises ``ValueError`` for arrays of other shapes, and as ``concatenated``.
+    """
+    together = concatenated(arrays, dtype)
+    if together.shape != (sum(lengths),) or [*map(len, arrays)] != [*lengths]:
+        raise ValueError("an array of another length than its row")
+    return together
+
+
+def pieces(array: Array, dtype: np.dtype[Any], lengths: Sequence[int], *shape: int) -> list[Array]:
+    """Split an array between rows: each gets a piece of shape (its length, ``*shape``), which shares the memory.
+
+    Raises ``ValueError`` for an array of another dtype or shape.
+    """
+    if array.dtype != dtype or array.shape != (sum(lengths), *shape):
+        raise ValueError(f"{array.dtype} of shape {array.shape} where {sum(lengths)} of {dtype} are expected")
+    if len(lengths) == 1:
+        return [array]
+    if len({*lengths}) == 1:
+        return list(array.reshape(len(lengths), lengths[0], *shape))
+    ends = list(itertools.accumulate(lengths))
+    return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 @define(eq=False)
@@ -37,11 +116,11 @@ class Frame:
     _nbytes: int = field(init=False, default=0)
 
     def add(self, ids: list[int], content: Rows | Outputs) -> None:
-        """Add rows or their outcome. Raises what msgspec raises, and ``ValueError`` for a part that is too large."""
+        """Add rows or their outcome. Raises what msgspec raises, and ``ValueError`` if the part is too large."""
         buffers: list[Buffer] = []
         encoded = encode(content, buffers)
         nbytes = sum(map(len, buffers))
-        if len(encoded) > _most_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
+        if len(encoded) > _max_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
             raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")
         self.parts.append(Part(ids, nbytes, msgspec.Raw(encoded)))
         self.buffers += buffers
@@ -60,9 +139,9 @@ def frames_of(
     refuse: Callable[[Frame, int, Exception], None],
     divide: Callable[[Sequence[tuple[int, T]]], Sequence[Sequence[tuple[int, T]]]],
 ) -> Iterator[Frame]:
-    """Yield frames with numbered rows or outcomes: each group in as few parts as possible, divided where need be.
+    """Yield frames with numbered rows or outcomes: each group in as few parts as possible, divided where necessary.
 
-    ``refuse`` is called with the number of one that cannot be sent, even alone, and with the error.
+    ``refuse`` is called with the number of an item that cannot be sent even alone, and with the error.
     """
     frame = Frame()
     for group in groups:
@@ -84,47 +163,72 @@ def frames_of(
 
 
 def halves(group: Sequence[T]) -> Sequence[Sequence[T]]:
-    """Return both halves: one of the rows may be guilty, or they are too many."""
+    """Return both halves: one of the rows may be guilty, or there are too many."""
     middle = len(group) // 2
     return group[:middle], group[middle:]
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's class and message, whatever reading the message does."""
+    """Return an error's class and message, even if reading the message raises."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 
 def message_of(error: Exception) -> str:
-    """Return an error's message, whatever reading it does."""
+    """Return an error's message, even if reading it raises."""
     try:
         return str(error)
     except Exception:  # a plugin's class
         return "its message cannot be read"
 
 
-def _most_bytes(rows: int) -> int:
-    """Return how many bytes a part with ``rows`` rows may have, without its arrays."""
+def _max_bytes(rows: int) -> int:
+    """Return the maximum bytes of a part with ``rows`` rows, without its arrays."""
     return MAX_PART_BYTES + BYTES_OF_ROW * (rows - 1)
 
 
 def require_one_part(rows: int, nbytes: int) -> None:
-    """Raise ``ValueError`` if rows with ``nbytes`` bytes of arrays are too many for one part: one row never is."""
+    """Raise ``ValueError`` if rows with ``nbytes`` bytes of arrays are too many for one part; a single row never is."""
     if rows > 1 and nbytes > FULL_FRAME_BYTES:
         raise ValueError(f"{rows} rows with {nbytes} bytes are too many for one part")
 
 
 @define(eq=False)
-class ReceivedPart(Received):
-    """A part of a frame, and its bytes of the payload."""
+class ReceivedPart:
+    """A part of a frame, and its bytes of the frame's payload, whose memory the decoded arrays share."""
 
+    content: Buffer | msgspec.Raw
+    payload: memoryview
+    """The bytes of the arrays; some may be missing."""
     ids: list[int]
+    _taken: int = field(default=0, init=False)
 
     def decode(self, kind: Any) -> Any:
-        """Return the content. Raises ``ValueError``, too, if it is larger than any that is sent: it takes seconds."""
+        """Return the content as a ``kind``. Raises what msgspec raises.
+
+        Raises ``ValueError`` if arrays are invalid or incomplete, or if the content is larger than any that is sent,
+        which would take seconds.
+        """
         nbytes = memoryview(self.content).nbytes
-        if nbytes > _most_bytes(len(self.ids)):
+        if nbytes > _max_bytes(len(self.ids)):
             raise ValueError(f"{nbytes} bytes for {len(self.ids)} rows are too many")
-        return super().decode(kind)
+        return msgspec.msgpack.decode(self.content, type=kind, dec_hook=self._next_array)
+
+    def convert(self, fields: Any, kind: Any) -> Any:
+        """Return fields that ``decode`` has left unconverted as a ``kind``, with the next arrays. Raises likewise."""
+        return msgspec.convert(fields, kind, dec_hook=self._next_array)
+
+    def _next_array(self, _: object, fields: Any) -> Array:
+        header = msgspec.convert(fields, ArrayHeader)
+        kind, shape = header.kind, header.shape
+        if len(kind) > MAX_KIND or len(shape) > MAX_DIMENSIONS:  # numpy would spend seconds on a long one
+            raise ValueError(f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters")
+        dtype = np.dtype(kind)
+        count, left = math.prod(shape), len(self.payload) - self._taken
+        if dtype.kind not in NUMBERS or min(shape, default=0) < 0 or count * dtype.itemsize > left:
+            raise ValueError(f"an array {kind} of shape {shape} cannot be sent, or is incomplete")
+        array = np.frombuffer(self.payload, dtype, count, self._taken).reshape(shape)
+        self._taken += array.nbytes
+        return array
 
 
 def received_parts(parts: Sequence[Part], payload: memoryview) -> Iterator[ReceivedPart]:

@@ -1,12 +1,27 @@
-"""What both ends of a link do: they send while they receive, and notice that the other end is gone."""
+"""A link between an API process and an engine process: the greeting over TCP, heartbeats, and its end.
+
+API process → engine: ``Greeting``. Engine → API process: ``Challenge``. Then ``Proof`` from the API process, and
+``Proof`` from the engine. Either end may send ``Refusal`` instead of its message, and closes the connection. The frames
+are those of the link, but small, and all of them must arrive within ``GREETING_TIMEOUT_S``. Unix sockets have no
+greeting.
+
+The proofs show who is at the other end. What is sent afterwards is neither encrypted nor signed: anyone who can change
+packets between two machines can change rows. Run links on a private network or through an encrypted tunnel.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
+import msgspec
 import trio
 
-from trio_pool_serve.engine.remote.keys import LinkRefusedError
+import trio_pool_serve
+from trio_pool_serve.engine.remote.keys import LinkRefusedError, key_of_proof, proof
+from trio_pool_serve.engine.remote.wire import FromEngine, ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 logger = logging.getLogger(__name__)
@@ -72,3 +87,156 @@ async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
             raise LinkRefusedError(f"nothing was received for {timeout_s:g} s")
         if unread >= TICKS:
             raise LinkRefusedError(f"nothing could be sent for {timeout_s:g} s")
+
+
+WIRE_VERSION = 7
+"""Ends of different versions do not work together. Every change of the messages raises it, those of params included:
+``tests/engine/remote/test_wire_version.py`` tells."""
+
+MAGIC: Final = "trio_pool_serve engine link"
+
+NONCE_BYTES = 32
+
+MAX_GREETING_BYTES = 1024
+
+GREETING_TIMEOUT_S = 5.0
+
+Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
+
+Received = TypeVar("Received")
+
+
+class Greeting(msgspec.Struct, tag=True, array_like=True):
+    """The first message of an API process. After ``timeout_s`` of silence each end takes the other for lost."""
+
+    magic: Literal["trio_pool_serve engine link"]
+    wire_version: int
+    software: Text
+    nonce: Nonce
+    timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+
+
+class Challenge(msgspec.Struct, tag=True, array_like=True):
+    """The engine's answer to a greeting."""
+
+    wire_version: int
+    software: Text
+    nonce: Nonce
+
+
+class Proof(msgspec.Struct, tag=True, array_like=True):
+    """The proof of one end that it has a key: see ``keys.proof``."""
+
+    proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Refusal(msgspec.Struct, tag=True, array_like=True):
+    """The connection ends, and why."""
+
+    reason: Text
+
+
+AnyGreeting: TypeAlias = Greeting | Challenge | Proof | Refusal
+
+
+UNSENT_BYTES = 128 * 1024
+
+TCP_NOTSENT_LOWAT = 25
+"""Of Linux; the socket module of Python 3.11 does not have it."""
+
+
+def limit_waiting(stream: trio.SocketStream, timeout_s: float) -> None:
+    """Have the kernel break the connection when what was sent is not taken for so many seconds (Linux).
+
+    And have it take no more than ``UNSENT_BYTES`` that it cannot send yet. A slow path would otherwise look like one on
+    which nothing can be sent: the kernel takes megabytes, and then none until a third of them was sent.
+    """
+    with suppress(OSError):  # not a TCP socket
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
+        stream.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: float) -> FramedStream[FromEngine]:
+    """Greet the engine that has accepted a connection; return the stream of its messages.
+
+    Raises ``LinkRefusedError``, also when the engine does not answer within ``GREETING_TIMEOUT_S``, and
+    ``trio.BrokenResourceError``. Cancellation: at once; the stream cannot be used any more.
+    """
+    framed = _greeting_stream(stream)
+    nonce = os.urandom(NONCE_BYTES)
+    with _limited("the engine"):
+        await framed.send(Greeting(MAGIC, WIRE_VERSION, trio_pool_serve.__version__, nonce, timeout_s))
+        challenge = await _receive(framed, Challenge)
+        _require_version(challenge.wire_version, challenge.software, "engine")
+        transcript = nonce + challenge.nonce
+        await framed.send(Proof(proof(keys[0], "api", transcript)))
+        shown = await _receive(framed, Proof)
+    key_of_proof(keys, "engine", transcript, shown.proof)
+    limit_waiting(stream, timeout_s)
+    return framed.continued(FromEngine)
+
+
+async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> tuple[FramedStream[ToEngine], float]:
+    """Check the greeting on a connection that was accepted; return the stream of rows, and the link's ``timeout_s``.
+
+    Raises ``LinkRefusedError`` for all but an API process of this version that has a key, which is told the reason; and
+    ``trio.BrokenResourceError``. Cancellation: at once.
+    """
+    framed = _greeting_stream(stream)
+    try:
+        with _limited("the other end"):
+            greeting = await _receive(framed, Greeting)
+            _require_version(greeting.wire_version, greeting.software, "API process")
+            nonce = os.urandom(NONCE_BYTES)
+            await framed.send(Challenge(WIRE_VERSION, trio_pool_serve.__version__, nonce))
+            transcript = greeting.nonce + nonce
+            shown = await _receive(framed, Proof)
+            key = key_of_proof(keys, "api", transcript, shown.proof)
+            await framed.send(Proof(proof(key, "engine", transcript)))
+    except LinkRefusedError as error:
+        with suppress(trio.BrokenResourceError), trio.move_on_after(GREETING_TIMEOUT_S):
+            await framed.send(Refusal(str(error)[:300]))
+        raise
+    limit_waiting(stream, greeting.timeout_s)
+    return framed.continued(ToEngine), greeting.timeout_s
+
+
+def in_one_line(text: str) -> str:
+    """Return what the other end has said as a log may have it: what cannot be printed could pretend to be a line."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _greeting_stream(stream: trio.SocketStream) -> FramedStream[AnyGreeting]:
+    return FramedStream(stream, AnyGreeting, MAX_GREETING_BYTES, max_payload_bytes=0, logs_invalid_frames=False)
+
+
+@contextmanager
+def _limited(who: str) -> Iterator[None]:
+    """Raise ``LinkRefusedError`` if the block takes longer than ``GREETING_TIMEOUT_S``."""
+    with trio.move_on_after(GREETING_TIMEOUT_S) as limit:
+        yield
+    if limit.cancelled_caught:
+        raise LinkRefusedError(f"{who} has not finished its greeting in {GREETING_TIMEOUT_S:g} s")
+
+
+async def _receive(stream: FramedStream[AnyGreeting], kind: type[Received]) -> Received:
+    received = await stream.receive()
+    if received is None:
+        if stream.invalid_frame:
+            raise LinkRefusedError(f"what came is no greeting: {in_one_line(stream.invalid_frame)}")
+        raise trio.BrokenResourceError("the connection has ended within the greeting")
+    message, _ = received
+    if isinstance(message, Refusal) and kind is not Greeting:
+        raise LinkRefusedError(in_one_line(message.reason))
+    if not isinstance(message, kind):
+        raise LinkRefusedError("a message of the greeting came out of turn")
+    return message
+
+
+def _require_version(version: int, software: str, who: str) -> None:
+    if version != WIRE_VERSION:
+        raise LinkRefusedError(
+            f"the {who} is of version {in_one_line(software)}, with messages of version {version}; here it is "
+            f"{trio_pool_serve.__version__}, with messages of version {WIRE_VERSION}"
+        )

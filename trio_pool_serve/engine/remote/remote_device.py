@@ -13,16 +13,14 @@ from attrs import define, field
 
 from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.device import Device
+from trio_pool_serve.engine.device import Device, InFlightBatch, Outcome, deliver
 from trio_pool_serve.engine.dispatcher import Dispatcher
-from trio_pool_serve.engine.in_flight import InFlightBatch, Outcome, deliver
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.remote.answers import read_answers
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
 from trio_pool_serve.engine.remote.keys import LinkRefusedError
 from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, run_link
-from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.parts import read_answers, row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
     FULL_FRAME_ROWS,

@@ -13,8 +13,7 @@ from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
-from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics
-from trio_pool_serve.engine.model_memory import ModelMemory
+from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics, ModelMemory
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.wire import Hello

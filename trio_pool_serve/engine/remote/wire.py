@@ -8,8 +8,8 @@ is encoded once, and each kind of array is one array, the rows' concatenated.
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
+import numpy.typing as npt
 
-from trio_pool_serve.engine.remote.arrays import Array
 from trio_pool_serve.processes.framed_stream import MAX_TEXT
 from trio_pool_serve.types import ImageFeatures
 
@@ -17,6 +17,8 @@ FULL_FRAME_ROWS = 1024
 """A frame with this many rows is sent before more are added to it."""
 
 MAX_SHARE = 1e6
+
+Array: TypeAlias = npt.NDArray[Any]
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 

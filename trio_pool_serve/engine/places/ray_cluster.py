@@ -1,27 +1,30 @@
-"""The connection to a Ray cluster, for a few control calls: rows never travel by Ray.
+"""The connection to a Ray cluster, for a few control calls, and the actor that runs an engine process on a node.
 
-Ray is imported here only where it is used, in a thread: it takes seconds. ``ray.init`` replaces the handler of SIGTERM
-when it is called in the main thread, and holds the interpreter lock for about a second.
+Rows never travel by Ray. Ray is imported only where it is used, in a thread: the import takes seconds. ``ray.init``
+replaces the handler of SIGTERM if it is called in the main thread, and holds the interpreter lock for about a second.
 
-The threads are Trio's, and not those of ``Offload``: the process does nothing else, so there is no event loop to keep
-fast and no computing thread to give way to. What ends something has the default limiter, which has 40 tokens: a call
-that Ray does not answer is abandoned and keeps its place, and must not take one from the calls that place replicas.
+The threads are Trio's, not those of ``Offload``: the process does nothing else, so there is no event loop to keep fast
+and no computing thread to give way to. Calls that end something use the default limiter, which has 40 tokens: a call
+that Ray does not answer is abandoned and keeps its token, which must not be one of those that place replicas.
 """
 
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.ray.actor import THREADS, EngineActor
+from trio_pool_serve.engine.places.place import MODULE, EngineJob, EngineStatus, Leave, LoadFailed
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
+from trio_pool_serve.processes.child_process import ChildProcess, open_child
 
 logger = logging.getLogger(__name__)
 
@@ -189,3 +192,64 @@ def _connect() -> None:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise ModelLoadError(f"--engine ray: {error}") from error
+
+
+THREADS = 5
+"""``run`` has one for as long as the actor lives; the others are for calls that come meanwhile."""
+
+
+class EngineActor:
+    """An actor with several threads; it has no coroutine, with which Ray would run it on a single one, by asyncio.
+
+    The engine process computes with ``threads`` threads, and exits when its channel closes: it does not outlive the
+    actor, however that ends.
+    """
+
+    def __init__(self, threads: int) -> None:
+        # As many as CPUs are reserved, whatever the node has.
+        self.environment = {"OMP_NUM_THREADS": str(threads)}
+        self.statuses: SimpleQueue[tuple[float, EngineStatus]] = SimpleQueue()
+        self.child: ChildProcess[EngineStatus] | None = None
+        self.token: trio.lowlevel.TrioToken | None = None
+
+    def node(self) -> str:
+        """Return the id of the node."""
+        import ray
+
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def run(self, job: EngineJob) -> tuple[str, str]:
+        """Run an engine process; return how it has ended, and why its model could not be loaded, if that is why.
+
+        Blocks until then.
+        """
+        import ray
+
+        job.address = ray.util.get_node_ip_address()
+        return trio.run(run_child, self, job)
+
+    def status(self) -> tuple[float, EngineStatus]:
+        """Return when the engine process sent its next message, by this node's clock, and the message.
+
+        Blocks until there is one, which may be never.
+        """
+        return self.statuses.get()
+
+    def leave(self) -> None:
+        """Tell the engine process to compute what it has, and exit; ``run`` returns then."""
+        if self.child is not None and self.token is not None:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.RunFinishedError):
+                trio.from_thread.run(self.child.channel.send, Leave(), trio_token=self.token)
+
+
+async def run_child(actor: EngineActor, job: EngineJob) -> tuple[str, str]:
+    """Run the engine process of an actor, as ``run``. Cancellation: it is killed unless it exits in time."""
+    actor.token, failure = trio.lowlevel.current_trio_token(), ""
+    async with open_child(MODULE, job, EngineStatus, environment=actor.environment) as actor.child:
+        while (status := await actor.child.status()) is not None:
+            if isinstance(status, LoadFailed):
+                failure = status.message
+            else:
+                actor.statuses.put((time.monotonic(), status))
+        return await actor.child.wait(), failure

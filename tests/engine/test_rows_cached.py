@@ -16,8 +16,7 @@ from tests.engine.test_local import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.model_results import ModelResults, _digest, _encoded
-from trio_pool_serve.engine.result_cache import ResultCache
+from trio_pool_serve.engine.result_cache import ModelResults, ResultCache, _digest, _encoded
 from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, NotFiniteError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (

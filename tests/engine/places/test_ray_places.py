@@ -12,12 +12,11 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.cli import read_config
-from trio_pool_serve.engine.places import supervisor
-from trio_pool_serve.engine.places.engine_job import Loaded
-from trio_pool_serve.engine.places.ray import actor_places
-from trio_pool_serve.engine.places.ray.actor_places import AVOIDED_S, ActorPlaces
-from trio_pool_serve.engine.places.ray.cluster import NodeLostError
-from trio_pool_serve.engine.places.ray.queue_scaling import FRESH_S, QueueSeconds
+from trio_pool_serve.engine.places import ray_places, supervisor
+from trio_pool_serve.engine.places.place import Loaded
+from trio_pool_serve.engine.places.queue_scaling import FRESH_S, QueueSeconds
+from trio_pool_serve.engine.places.ray_cluster import NodeLostError
+from trio_pool_serve.engine.places.ray_places import AVOIDED_S, ActorPlaces
 from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S
 from trio_pool_serve.server.engine_process import SNAPSHOT_S
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -181,7 +180,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         async def open_cluster(_: object) -> AsyncIterator[MadeUpCluster]:
             yield cluster
 
-        monkeypatch.setattr(actor_places, "open_cluster", open_cluster)
+        monkeypatch.setattr(ray_places, "open_cluster", open_cluster)
         config = read_config(["m", "--engine", "ray", "--replicas", replicas])
         made = Running(
             cluster,

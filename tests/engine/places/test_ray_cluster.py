@@ -5,8 +5,8 @@ import threading
 import trio
 
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.ray import cluster as module
-from trio_pool_serve.engine.places.ray.cluster import CONTROL_CALLS, RayCluster
+from trio_pool_serve.engine.places import ray_cluster as module
+from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, RayCluster
 
 
 async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypatch):

@@ -14,8 +14,9 @@ import trio
 from tests.engine.remote.replicas import Replica, asking, keys_of
 from tests.engine.remote.test_remote_engine import request, until
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote import engine_listener, greeting
-from trio_pool_serve.engine.remote.greeting import (
+from trio_pool_serve.engine.remote import engine_listener, link
+from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError, key_of_proof, proof
+from trio_pool_serve.engine.remote.link import (
     MAGIC,
     WIRE_VERSION,
     AnyGreeting,
@@ -26,7 +27,6 @@ from trio_pool_serve.engine.remote.greeting import (
     answer_greeting,
     greet,
 )
-from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError, key_of_proof, proof
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -223,14 +223,14 @@ def test_keys_are_lines_without_comments_and_blanks(tmp_path):
 
 
 async def test_connections_that_stop_within_the_greeting_are_ended(replica, engine, monkeypatch):
-    monkeypatch.setattr(greeting, "GREETING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(link, "GREETING_TIMEOUT_S", 0.2)
     for sent in (b"", frame_of(greeting_of())[:20], frame_of(greeting_of())):
         assert b"Hello" not in await answers_to(await connect(replica), sent)
     assert replica.listener.refused == 3
 
 
 async def test_a_peer_that_sends_a_byte_at_a_time_has_no_longer_than_others(replica, engine, monkeypatch):
-    monkeypatch.setattr(greeting, "GREETING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(link, "GREETING_TIMEOUT_S", 0.3)
 
     async def drip(stream: trio.SocketStream) -> None:
         try:

@@ -11,7 +11,7 @@ import pytest
 from attrs import define, field
 
 from trio_pool_serve.engine.places.place import Place, Replica
-from trio_pool_serve.engine.places.ray.queue_scaling import (
+from trio_pool_serve.engine.places.queue_scaling import (
     FRESH_S,
     UP_AFTER_S,
     WINDOW_S,
