@@ -20,7 +20,6 @@ STAGES: tuple[tuple[str, str], ...] = (
     # The first match decides. A name after the colon is a function.
     ("trio_pool_serve/api/http/json_body.py:decode_json", "JSON"),
     ("trio_pool_serve/api/http/json_body.py", "JSON"),
-    ("trio_pool_serve/api/http/payloads.py", "JSON"),
     ("trio_pool_serve/api/fields/encodings.py", "encoding"),
     ("trio_pool_serve/api/fields/embedding_responses.py", "encoding"),
     ("trio_pool_serve/api/", "api"),

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.api.routes.console import OPEN_ROUTES
-from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES
+from trio_pool_serve.api.routes.models import MODEL_CHANGES
 from trio_pool_serve.api.routes.openapi import OPERATIONS
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES
 

@@ -20,8 +20,8 @@ from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.api.routes.console import console_files
-from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.api.routes.openapi import ASSETS
+from trio_pool_serve.api.routes.operations import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, ModelChangesConfig
 

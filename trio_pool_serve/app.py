@@ -10,27 +10,27 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
-from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
-from trio_pool_serve.api.dialects.vllm.tokenizer_info import tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
 from trio_pool_serve.api.http.forwarding import serve_forwarded
 from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
-from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.api.http.request_log import log_request
+from trio_pool_serve.api.http.request import HttpRequest, log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
 from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
-from trio_pool_serve.api.routes.host_routes import HOST_ROUTES, host_routes
-from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES, model_change_routes
-from trio_pool_serve.api.routes.model_list import model_routes
+from trio_pool_serve.api.routes.models import INFO_PATH, MODEL_CHANGES, model_change_routes, model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
-from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
+from trio_pool_serve.api.routes.operations import (
+    ADMIN_PATHS,
+    HOST_ROUTES,
+    PROBE_ROUTES,
+    host_routes,
+    operational_routes,
+)
 from trio_pool_serve.api.routes.stored_files import file_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
@@ -151,8 +151,6 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS, INVOCATIONS),
-            **info_routes(app.service),
-            **tokenizer_info_routes(app.service),
             **model_routes(app.service),
             **(model_change_routes(app.service) if config.model_changes.model_api else {}),
             **(stored_routes if config.batch.is_served else {}),

@@ -11,8 +11,7 @@ import trio
 from attrs import evolve, field, frozen
 from rich.console import Console
 
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions

@@ -12,7 +12,7 @@ from attrs import evolve
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trio_pool_serve.api.routes.model_list import tasks_of
+from trio_pool_serve.api.routes.models import tasks_of
 from trio_pool_serve.bulk.own_service import open_service
 from trio_pool_serve.checking.check_settings import CheckSettings
 from trio_pool_serve.checking.measuring import Speed, lengths_for, measure_speed, peak_of_largest_batch

@@ -8,8 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import reserving
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.errors import UnavailableError

@@ -1,12 +1,13 @@
 """The OpenAI dialect: ``/v1/embeddings``."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+import msgspec
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.contents import image_prompts
-from trio_pool_serve.api.fields.document_chunks import Chunk, document_of_chunks, document_with_chunks
 from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
     EncodingFormat,
@@ -16,14 +17,14 @@ from trio_pool_serve.api.fields.embedding_responses import (
     vectors_of,
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
-from trio_pool_serve.api.fields.given_fields import refused, the_same
+from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few_parts, the_same
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
-from trio_pool_serve.api.fields.numbers import Dimensions
+from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import Prompt
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 
@@ -32,6 +33,14 @@ EMBEDDINGS_FIELD_NAMES: FieldNames = {
     "instruction": "prompt",
     "chunks": ("chunks", "late_chunking"),
 }
+
+
+CharacterOffset: TypeAlias = Annotated[
+    int, msgspec.Meta(ge=0, le=2**31 - 1, description="A position in the text, in Unicode code points.")
+]
+
+Chunk: TypeAlias = tuple[CharacterOffset, CharacterOffset]
+"""The first character of a chunk and the one after its last."""
 
 
 @frozen(kw_only=True)
@@ -86,6 +95,41 @@ class EmbeddingsRequest(InputFields):
                 raise InvalidRequestError("Give chunks or late_chunking, not both.", param="chunks")
             return [document_with_chunks(prompts, self.chunks, network)]
         return [document_of_chunks(prompts)] if self.late_chunking else prompts
+
+
+def document_of_chunks(prompts: Sequence[Prompt]) -> ChunkedPrompt:
+    """Return the document whose consecutive chunks are the texts of ``input``, joined without anything between them.
+
+    That is how Jina's API reads ``input`` with ``late_chunking``. Raises ``InvalidRequestError`` for inputs that are
+    not texts, and for an empty one.
+    """
+    texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
+    if len(texts) < len(prompts):
+        message = "late_chunking is for texts in input: they are the chunks of one document."
+        raise InvalidRequestError(message, param="late_chunking")
+    if "" in texts:
+        raise EmptyInputError(f"Chunk {texts.index('')} is empty.", param="input")
+    return ChunkedPrompt("".join(texts), tuple(pairwise(accumulate(map(len, texts), initial=0))))
+
+
+def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], network: NetworkConfig) -> ChunkedPrompt:
+    """Return the document that is the only text of ``input``, with the chunks that are given by their positions.
+
+    Raises ``InvalidRequestError`` for other inputs, for too many chunks, and for one that is empty or not in the text.
+    """
+    document = prompts[0]
+    if len(prompts) != 1 or not isinstance(document, TextPrompt):
+        raise InvalidRequestError("chunks is for one text in input, the document.", param="chunks")
+    if not chunks:
+        raise EmptyInputError("chunks is empty.", param="chunks")
+    require_few_parts(len(chunks), "chunks", network, "chunks")
+    for number, (begin, end) in enumerate(chunks):
+        if not begin < end <= len(document.text):
+            problem = f"behind the {len(document.text)} characters of the text" if begin < end else "empty"
+            raise InvalidRequestError(
+                f"Chunk {number}, characters {begin} to {end}, is {problem} - at `$.chunks[{number}]`", param="chunks"
+            )
+    return ChunkedPrompt(document.text, tuple(chunks))
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:

@@ -1,29 +1,54 @@
 """The Voyage dialect: ``/v1/embeddings`` with its fields, ``/v1/rerank`` with ``top_k``, and images."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import jina, openai
-from trio_pool_serve.api.dialects.vllm import rerank
-from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
-from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL, OutputDtype, encoding_of
-from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
-from trio_pool_serve.api.fields.given_fields import refuse_given, the_same, with_truncation
-from trio_pool_serve.api.fields.numbers import Dimensions, TopK
-from trio_pool_serve.api.fields.ranking import require_top
+from trio_pool_serve.api.dialects.vllm import scoring_endpoints
+from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES
+from trio_pool_serve.api.fields.embedding_responses import (
+    EmbeddingItem,
+    EmbeddingsResponse,
+    EncodingFormat,
+    VectorEncoding,
+)
+from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
+from trio_pool_serve.api.fields.field_values import (
+    Dimensions,
+    TopK,
+    refuse_given,
+    require_some,
+    the_same,
+    with_truncation,
+)
+from trio_pool_serve.api.fields.input_fields import with_input_type
+from trio_pool_serve.api.fields.messages import ContentInput
+from trio_pool_serve.api.fields.ranking import require_top, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.prompts import ContentPrompt
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import check_dimensions, pool
 from trio_pool_serve.tasks.score import ScoreJob, Scores
+from trio_pool_serve.types import Vectors
+
+OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
 EMBEDDINGS_FIELD_NAMES: FieldNames = {
     **openai.EMBEDDINGS_FIELD_NAMES,
     "truncate_to": ("truncate_prompt_tokens", "truncate", "truncation"),
     "dimensions": ("output_dimension", "dimensions"),
 }
+
+
+def encoding_of(form: EncodingFormat | None, output: OutputDtype | None, order: Endianness | None) -> VectorEncoding:
+    """Return how vectors are encoded for Voyage's clients."""
+    dtype: EmbedDtype = "float32" if output is None or output == "float" else output
+    return VectorEncoding(form or "float", dtype, order, "output_dtype")
 
 
 @frozen(kw_only=True)
@@ -58,7 +83,7 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
 
 
 @frozen(kw_only=True)
-class RerankRequest(rerank.RerankRequest):
+class RerankRequest(scoring_endpoints.RerankRequest):
     """The body of ``/v1/rerank`` with ``top_k``, alongside vLLM's fields. The response has no ``request_id``."""
 
     documents: list[str]  # type: ignore[assignment]
@@ -106,7 +131,76 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
         return RerankResponse(data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
 
     top_n, document = call.wire.top_k or call.wire.top_n, str if call.wire.return_documents else None
-    return await rerank.respond_ranking(call, write, top_n=top_n, result=RerankItem, document=document)
+    return await respond_ranking(call, write, top_n=top_n, result=RerankItem, document=document)
+
+
+@frozen(kw_only=True)
+class MultimodalRequest:
+    """The body of ``/v1/multimodalembeddings``. ``encoding_format`` is what Voyage's client sends."""
+
+    inputs: list[ContentInput]
+    model: str | None = None
+    input_type: str | None = None
+    truncation: bool | None = None
+    output_dtype: OutputDtype | None = None
+    output_dimension: Dimensions | None = None
+    output_encoding: Literal["base64"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+    @property
+    def encoding(self) -> VectorEncoding:
+        """How the vectors are to be encoded."""
+        return encoding_of(self.output_encoding or self.encoding_format, self.output_dtype, None)
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        require_some(self.inputs, network, param="inputs")
+        the_same(self, "output_encoding", "encoding_format")
+        refuses = self.truncation is False
+        return PoolJob(
+            prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
+            input_params=InputParams(truncate_to=None if refuses else -1, refuses_longer=refuses),
+            dimensions=self.output_dimension,
+        )
+
+
+@frozen(kw_only=True)
+class MultimodalUsage:
+    """Numbers of tokens that the model read, in all and for inputs without an image. Pixels are not counted."""
+
+    text_tokens: int
+    total_tokens: int
+    image_pixels: int = 0
+
+
+@frozen(kw_only=True)
+class MultimodalResponse:
+    """A vector for each input."""
+
+    data: list[EmbeddingItem]
+    model: str
+    usage: MultimodalUsage
+    object: Literal["list"] = "list"
+
+
+async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResponse:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    call.model.require("embed")
+    check_dimensions(call.model, call.job.dimensions)
+    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
+    call.wire.encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    job = with_input_type(call.job, call.wire.input_type, call.model)
+    pooled = await pool(call.model, job, call.context)
+    of_prompts = zip(job.prompts, pooled.tokens, strict=True)
+    text_tokens = sum(tokens for prompt, tokens in of_prompts if not isinstance(prompt, ContentPrompt))
+    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
+    usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
+
+    def encode() -> HttpResponse:
+        items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
+        return HttpResponse.json(MultimodalResponse(data=items, model=call.model.name, usage=usage))
+
+    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
@@ -143,6 +237,14 @@ VOYAGE = Dialect(
                 "top_k": 1,
             },
         ),
-        MULTIMODAL,
+        Endpoint(
+            paths=("/v1/multimodalembeddings",),
+            wire=MultimodalRequest,
+            respond=respond_multimodal,
+            field_names={"prompts": "inputs", "truncate_to": "truncation", "dimensions": "output_dimension"},
+            response=MultimodalResponse,
+            summary="Embed inputs of texts and images: one vector each.",
+            example={"inputs": [{"content": [{"type": "text", "text": "A nursery owns its tasks."}]}]},
+        ),
     ),
 )

@@ -6,12 +6,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.contents import WireContent, image_part
-from trio_pool_serve.api.fields.given_fields import quoted
-from trio_pool_serve.api.fields.messages import ConversationFields, WireMessage, WireMessages
-from trio_pool_serve.api.fields.numbers import Priority, TokenId, TruncationLength, require_few
+from trio_pool_serve.api.fields.field_values import Priority, TokenId, TruncationLength, quoted, require_few
+from trio_pool_serve.api.fields.messages import ConversationFields, WireContent, WireMessage, WireMessages, image_part
 from trio_pool_serve.api.http.endpoint import FieldNames
-from trio_pool_serve.api.http.payloads import PromptEmbeds
+from trio_pool_serve.api.http.json_body import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide

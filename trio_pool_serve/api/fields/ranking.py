@@ -1,9 +1,19 @@
-"""Scores to a ranking, and the limits on it, for every dialect that reranks."""
+"""Rankings: documents by their scores, best first, for every dialect that reranks."""
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
+from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.http.endpoint import Call
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import text_of
+from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 Ranking = list[tuple[int, float]]
 """Indices and scores, best first."""
@@ -19,3 +29,101 @@ def require_top(top_n: int | None, *, least: int = 0, param: str = "top_n") -> N
     """Raise ``InvalidRequestError`` if fewer than ``least`` documents are wanted; more than there are is fine."""
     if top_n is not None and top_n < least:
         raise InvalidRequestError(f"{param} must be at least {least}, not {top_n}.", param=param)
+
+
+@frozen(kw_only=True)
+class ApiVersion:
+    """The version of the API, not of the server."""
+
+    version: str
+
+
+@frozen(kw_only=True)
+class Meta:
+    """The ``meta`` of each response of Cohere's API."""
+
+    api_version: ApiVersion
+    billed_units: dict[str, int]
+
+
+def meta_of(version: str, **billed_units: int) -> Meta:
+    """Return the ``meta`` of a response of a version of the API."""
+    return Meta(api_version=ApiVersion(version=version), billed_units=billed_units)
+
+
+@frozen
+class RerankDocument:
+    """A document as an object; only its text is ranked."""
+
+    text: str
+
+
+@frozen
+class RerankResult:
+    """One document's index in the request, and its score; with ``return_documents``, the document itself."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | msgspec.UnsetType = msgspec.UNSET
+
+
+@frozen(kw_only=True)
+class RankedDocuments:
+    """The documents, best first. Clients of vLLM read ``model`` and ``usage``, clients of Cohere read ``meta``."""
+
+    id: str
+    results: list[RerankResult]
+    meta: Meta
+    model: str
+    usage: Usage
+
+
+async def respond_ranking(
+    call: Call[Any, ScoreJob],
+    write: Callable[[Scores, list[Any]], object],
+    *,
+    top_n: int | None,
+    result: Callable[[int, float, Any], object] = RerankResult,
+    document: Callable[[str], object] | None,
+) -> HttpResponse:
+    """Rerank, and respond with ``write(scores, results)``, where ``result(index, score, document)`` makes each result.
+
+    ``document`` makes what a result shows of its text; ``None``: nothing. Raises what ``score`` raises. Cancellation:
+    at once.
+    """
+    scores = await score(call.model, call.job, call.context)
+    ranking = ranked(scores.values, top_n)
+    texts = [text_of(call.job.documents[index]) for index, _ in ranking] if document else []
+
+    def encode() -> HttpResponse:
+        documents = list(map(document, texts)) if document else [msgspec.UNSET] * len(ranking)
+        results = [result(*rank, shown) for rank, shown in zip(ranking, documents, strict=True)]
+        return HttpResponse.json(write(scores, results))
+
+    return await call.encode(encode, rows=len(ranking), nbytes=sum(map(len, texts)))
+
+
+async def respond_results(
+    call: Call[Any, ScoreJob],
+    *,
+    response: type[RankedDocuments],
+    version: str,
+    id_prefix: str = "",
+    with_texts: bool = False,
+) -> HttpResponse:
+    """Rerank as ``respond_ranking``, with the response of a version of Cohere's API.
+
+    ``with_texts`` is what the request has by default as its ``return_documents``.
+    """
+
+    def write(scores: Scores, results: list[RerankResult]) -> RankedDocuments:
+        return response(
+            id=call.response_id(id_prefix),
+            results=results,
+            meta=meta_of(version, search_units=1),
+            model=call.model.name,
+            usage=Usage.of(scores.prompt_tokens),
+        )
+
+    wanted = with_texts if call.wire.return_documents is None else call.wire.return_documents
+    return await respond_ranking(call, write, top_n=call.wire.top_n, document=RerankDocument if wanted else None)

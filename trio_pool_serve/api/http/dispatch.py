@@ -11,8 +11,14 @@ import trio
 from attrs import define, evolve, field, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
-from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body, refuse_many_values
-from trio_pool_serve.api.http.payloads import cut_payloads, find
+from trio_pool_serve.api.http.json_body import (
+    cut_payloads,
+    decode_json,
+    find,
+    model_named_in,
+    read_body,
+    refuse_many_values,
+)
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.response import HttpResponse

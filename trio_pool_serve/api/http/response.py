@@ -1,13 +1,19 @@
-"""HTTP responses: bytes, or a stream of server-sent events."""
+"""HTTP responses: bytes, a stream of server-sent events, or a file."""
 
 import math
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Any, Self, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeAlias
 
 import msgspec
 import trio
 from attrs import frozen
+
+from trio_pool_serve.storage.durable_files import storage_errors
+from trio_pool_serve.threads.offload import Offload
 
 ResponseBody: TypeAlias = AbstractAsyncContextManager[AsyncIterable[bytes | str]]
 """A body that is entered and iterated while it is sent, as Quart's own are."""
@@ -93,3 +99,52 @@ async def _encoded(unsent: trio.MemoryReceiveChannel[Callable[[], object]]) -> A
     async for event in unsent:
         yield b"data: " + msgspec.json.encode(event()) + b"\n\n"
     yield DONE
+
+
+PIECE_BYTES = 256 * 1024
+
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+"""One range; requests for several get the whole file, as RFC 9110 allows."""
+
+
+@asynccontextmanager
+async def _file_body(path: Path, begin: int, end: int, offload: Offload) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Return the bytes of a file from one offset to another, read in threads as they are sent."""
+    file = await offload.run("files", partial(_open_at, path, begin))
+    try:
+        async with aclosing(_pieces(file, end - begin, offload)) as pieces:
+            yield pieces
+    finally:
+        file.close()
+
+
+def _open_at(path: Path, begin: int) -> BinaryIO:
+    with storage_errors(path):
+        file = path.open("rb")
+    file.seek(begin)
+    return file
+
+
+async def _pieces(file: BinaryIO, left: int, offload: Offload) -> AsyncGenerator[bytes, None]:
+    while left and (data := await offload.run("files", partial(file.read, min(PIECE_BYTES, left)))):
+        left -= len(data)
+        yield data
+
+
+def file_response(path: Path, size: int, offload: Offload, *, byte_range: str, is_head: bool) -> HttpResponse:
+    """Return a file of ``size`` bytes, or the part that a ``Range`` header asks for: 206, or 416."""
+    begin, end, status = 0, size, 200
+    headers = [("accept-ranges", "bytes")]
+    asked = RANGE.fullmatch(byte_range)
+    first, last = asked.groups() if asked is not None else ("", "")
+    if (first or last) and not (first and last and int(last) < int(first)):
+        begin = int(first) if first else max(0, size - int(last))
+        end = min(size, int(last) + 1) if first and last else size
+        if begin >= end:
+            error = {"message": f"The file has {size} bytes.", "type": "RangeError", "param": "range", "code": 416}
+            return HttpResponse.json({"error": error}, 416).with_headers({"content-range": f"bytes */{size}"})
+        status = 206
+        headers.append(("content-range", f"bytes {begin}-{end - 1}/{size}"))
+    headers.append(("content-length", str(end - begin)))
+    body = _file_body(path, begin, begin if is_head else end, offload)
+    return HttpResponse(body, "application/octet-stream", status, tuple(headers))

@@ -1,7 +1,8 @@
-"""Operational endpoints: probes, metrics, load, version."""
+"""Operational endpoints: probes, metrics, load, version, and the engines on other machines."""
 
 from functools import partial
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import trio_pool_serve
@@ -9,8 +10,9 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.console import LIVE_PATH
-from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.engine.deep_probe import failures_of
+from trio_pool_serve.engine.places.host_places import HostPlaces
+from trio_pool_serve.errors import InvalidRequestError, PermissionDeniedError
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
@@ -28,6 +30,12 @@ PROBE_ROUTES = frozenset(
 
 DEEP = (b"deep", b"deep=1", b"deep=true")
 """Query strings of ``/readyz`` that ask for a deep probe."""
+
+HOSTS_PATH, DRAIN_PATH = "/engine_hosts", "/engine_hosts/drain"
+
+HOST_ROUTES = (("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH))
+
+MAX_BODY_BYTES = 4096
 
 ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", LIVE_PATH, HOSTS_PATH, DRAIN_PATH})
 """Tell of all clients, or act on all: of the keys of ``--api-keys-file``, only those with ``admin`` may use them."""
@@ -95,3 +103,35 @@ def operational_routes(service: Service) -> Routes:
 def _status(state: str, *, ok: bool, reason: str = "") -> HttpResponse:
     body = {"status": state, "reason": reason} if reason else {"status": state}
     return HttpResponse.json(body, 200 if ok else 503)
+
+
+class HostRequest(msgspec.Struct, frozen=True):
+    """The body of requests that change something."""
+
+    host: str
+
+
+def host_routes(service: Service, hosts: HostPlaces) -> Routes:
+    """Return the routes over the hosts of a service; those that change something need an API key in any case."""
+
+    async def host_of(request: HttpRequest) -> str:
+        if not service.api_keys.are_needed:
+            raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        try:
+            return msgspec.json.decode(body, type=HostRequest).host
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
+
+    async def list_hosts(_: HttpRequest) -> HttpResponse:
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    async def add(request: HttpRequest) -> HttpResponse:
+        hosts.add(await host_of(request))
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    async def drain(request: HttpRequest) -> HttpResponse:
+        hosts.drain(await host_of(request))
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    return {("GET", HOSTS_PATH): list_hosts, ("POST", HOSTS_PATH): add, ("POST", DRAIN_PATH): drain}

@@ -8,10 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.http.file_response import file_response
 from trio_pool_serve.api.http.forwarding import forward
 from trio_pool_serve.api.http.request import HttpRequest, StreamingHandler
-from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.response import HttpResponse, file_response
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, UnavailableError
@@ -156,7 +155,8 @@ def file_routes(service: Service) -> Routes:
         path = batches.folder.file(found.id)
         if not await service.offload.run("files", path.is_file):
             raise NotFoundError(f"The bytes of the file {found.id} have been removed from the server's disk.")
-        return file_response(request, path, found.bytes, service.offload)
+        byte_range, is_head = request.header(b"range") or "", request.scope["method"] == "HEAD"
+        return file_response(path, found.bytes, service.offload, byte_range=byte_range, is_head=is_head)
 
     async def delete(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         file_id = id_in(request, FILES_PATH)

@@ -6,7 +6,7 @@ import pytest
 from tests.api.able_service import PROMPTS, Everything, become
 from tests.api.scripted_models import SparseOnly, serve_as
 from tests.tables import each
-from trio_pool_serve.api.fields.given_fields import the_same
+from trio_pool_serve.api.fields.field_values import the_same
 from trio_pool_serve.types import Classify
 
 EMBED, RERANK = {"input": "hello"}, {"query": "a", "documents": ["b"]}

@@ -1,13 +1,12 @@
-"""Cohere's ``/v2/rerank``."""
+"""``/v2/rerank``."""
 
 from functools import partial
 
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.vllm.rerank import RankedDocuments, RerankDocument, respond_results
-from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
-from trio_pool_serve.api.fields.numbers import require_few
-from trio_pool_serve.api.fields.ranking import require_top
+from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES, RerankOptions
+from trio_pool_serve.api.fields.field_values import require_few
+from trio_pool_serve.api.fields.ranking import RankedDocuments, RerankDocument, require_top, respond_results
 from trio_pool_serve.api.http.endpoint import Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.score import ScoreJob
@@ -32,7 +31,7 @@ class RerankRequest(RerankOptions):
         return self.score_job([self.query], documents, truncate_to=-1)
 
 
-RERANK_ENDPOINT = Endpoint(
+RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
     paths=("/v2/rerank",),
     wire=RerankRequest,
     respond=partial(respond_results, response=RankedDocuments, version="2"),

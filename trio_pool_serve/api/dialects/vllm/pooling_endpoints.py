@@ -1,21 +1,21 @@
-"""``/pooling`` of vLLM: any of a model's tasks, or several from one forward pass."""
+"""``/pooling``: any of a model's tasks, or several from one forward pass; and ``/classify``: texts to labels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
-from trio_pool_serve.api.fields.document_chunks import Chunk
+from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, Chunk, EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_bytes, encode_list
-from trio_pool_serve.api.fields.encodings import nbytes_of
-from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, wants_logits
-from trio_pool_serve.api.fields.input_fields import with_input_type
+from trio_pool_serve.api.fields.encodings import nbytes_of, row_json
+from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_same, wants_logits
+from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields, with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.routes.model_list import TASK_PREFERENCE
+from trio_pool_serve.api.routes.models import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -175,6 +175,62 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
 
 
+@frozen(kw_only=True)
+class ClassifyRequest(InputFields):
+    """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
+
+    ``activation`` is an old name of ``use_activation``, ``raw_scores`` its opposite; ``task`` is as on ``/pooling``.
+    """
+
+    task: Literal["classify"] | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    raw_scores: bool | None = None
+    labels: Any = refused("the labels are the model's own", [[]])
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        return PoolJob(
+            prompts=self.prompts(network),
+            tasks=("classify",),
+            input_params=self.input_params,
+            activation="raw" if wants_logits(self) else "probabilities",
+            priority=self.priority or 0,
+        )
+
+
+@frozen(kw_only=True)
+class ClassifyItem:
+    """One text's class: the label with the greatest number, and the numbers of all labels."""
+
+    index: int
+    label: str
+    probs: msgspec.Raw
+    num_classes: int
+    object: Literal["classify"] = "classify"
+
+
+@frozen(kw_only=True)
+class ClassifyResponse(ListResponse[ClassifyItem]):
+    """The response of ``/classify``."""
+
+
+async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
+    """Classify. Raises what ``pool`` raises. Cancellation: at once."""
+    pooled = await pool(call.model, call.job, call.context)
+    rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
+
+    def item(index: int, row: Vectors) -> ClassifyItem:
+        label = call.model.label(int(np.argmax(row)))
+        return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
+
+    def encode() -> HttpResponse:
+        items = [item(index, row) for index, row in enumerate(rows)]
+        return encode_list(call, "classify-", ClassifyResponse, items, tokens=pooled.prompt_tokens)
+
+    return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
+
+
 POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
     paths=("/pooling",),
     wire=PoolingRequest,
@@ -183,4 +239,14 @@ POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
     response=PoolingResponse,
     summary="Do a task of the model for each text: vectors, labels, or either for each token.",
     example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
+)
+
+CLASSIFY: Endpoint[ClassifyRequest, PoolJob] = Endpoint(
+    paths=("/classify", "/v1/classify"),
+    wire=ClassifyRequest,
+    respond=respond_classify,
+    field_names=INPUT_FIELD_NAMES,
+    response=ClassifyResponse,
+    summary="Sort texts into the model's classes.",
+    example={"input": ["I like structured concurrency.", "I have lost a task."]},
 )

@@ -1,16 +1,27 @@
-"""``/score`` of vLLM: how well texts match, one by one or one with many."""
+"""``/score`` and ``/rerank``: how well texts match, one by one, or one with many, and these best first."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_list
-from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants_logits
+from trio_pool_serve.api.fields.field_values import (
+    Priority,
+    TokenCount,
+    TokenLimit,
+    TopN,
+    TruncationLength,
+    refuse_given,
+    refused,
+    require_few,
+    require_some,
+    wants_logits,
+)
 from trio_pool_serve.api.fields.input_fields import Padding
-from trio_pool_serve.api.fields.messages import AS_LOADED
-from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TokenLimit, TopN, TruncationLength, require_few
+from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireContent
+from trio_pool_serve.api.fields.ranking import RankedDocuments, require_top, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -184,6 +195,50 @@ async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
     return await call.encode(encode, rows=len(scores.values), nbytes=scores.values.nbytes)
 
 
+@frozen(kw_only=True)
+class DocumentObject:
+    """A document as an object: a text, or a content in parts."""
+
+    text: str | None = None
+    content: WireContent | None = None
+
+    def side(self, network: NetworkConfig, place: str) -> ScoreInput:
+        """Return the document; ``place`` is where it is in the request. Raises ``InvalidRequestError``."""
+        if self.content is not None:
+            return ContentInput(content=self.content).prompt(network, place)
+        if self.text is None:
+            raise InvalidRequestError("A document has neither text nor content.", param="documents")
+        return self.text
+
+
+@frozen(kw_only=True)
+class RerankRequest(RerankOptions):
+    """The body of ``/rerank``. ``raw_scores`` is infinity's opposite of ``use_activation``."""
+
+    query: str | ContentInput
+    documents: str | DocumentObject | list[str | DocumentObject]
+    raw_scores: bool | None = None
+
+    def job(self, network: NetworkConfig) -> ScoreJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        given = self.documents if isinstance(self.documents, list) else [self.documents]
+        require_some(given, network, param="documents")
+        require_top(self.top_n)
+        queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
+        documents = [
+            document if isinstance(document, str) else document.side(network, f"documents[{index}]")
+            for index, document in enumerate(given)
+        ]
+        return self.score_job(queries, documents)
+
+
+@frozen(kw_only=True)
+class RerankResponse(RankedDocuments):
+    """The response of ``/rerank``."""
+
+    object: Literal["rerank"] = "rerank"
+
+
 SCORE: Endpoint[ScoreRequest, ScoreJob] = Endpoint(
     paths=("/score", "/v1/score"),
     wire=ScoreRequest,
@@ -192,4 +247,18 @@ SCORE: Endpoint[ScoreRequest, ScoreJob] = Endpoint(
     response=ScoreResponse,
     summary="Score how well texts match: one with one, one with many, or many one by one.",
     example={"text_1": "What does a nursery do?", "text_2": ["A nursery owns its tasks.", "Bread needs flour."]},
+)
+
+RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
+    paths=("/rerank", "/v1/rerank"),
+    wire=RerankRequest,
+    respond=partial(respond_results, response=RerankResponse, version="1", id_prefix="rerank-", with_texts=True),
+    field_names=SCORE_FIELD_NAMES,
+    response=RerankResponse,
+    summary="Sort documents by how well they fit a query, best first.",
+    example={
+        "query": "What does a nursery do?",
+        "documents": ["Bread needs flour.", "A nursery owns its tasks."],
+        "top_n": 1,
+    },
 )

@@ -1,15 +1,15 @@
-"""Cohere's ``/v1/tokenize`` and ``/v1/detokenize``."""
+"""``/v1/tokenize`` and ``/v1/detokenize``."""
 
-import numpy as np
-import numpy.typing as npt
+from functools import partial
+
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
-from trio_pool_serve.api.dialects.vllm.tokens import DetokenizeRequest
+from trio_pool_serve.api.dialects.vllm.token_endpoints import DetokenizeRequest, respond_detokenize
+from trio_pool_serve.api.fields.ranking import Meta, meta_of
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.tasks.tokenize import detokenize, tokenize
+from trio_pool_serve.tasks.tokenize import tokenize
 
 
 @frozen(kw_only=True)
@@ -53,13 +53,6 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
     return await call.encode(encode, rows=1, nbytes=8 * len(tokens))
 
 
-async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
-    """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
-    (text,) = await detokenize(call.model, [call.job], call.context, skip_special_tokens=False)
-    response = DetokenizeResponse(text=text, meta=meta_of("1"))
-    return await call.encode(lambda: HttpResponse.json(response), rows=1, nbytes=len(text))
-
-
 TOKEN_ENDPOINTS = (
     Endpoint(
         paths=("/v1/tokenize",),
@@ -75,7 +68,7 @@ TOKEN_ENDPOINTS = (
         paths=("/v1/detokenize",),
         discriminators=frozenset({"tokens"}),
         wire=DetokenizeRequest,
-        respond=respond_detokenize,
+        respond=partial(respond_detokenize, response=lambda text: DetokenizeResponse(text=text, meta=meta_of("1"))),
         field_names={"token_ids": "tokens"},
         response=DetokenizeResponse,
         summary="Turn tokens back into text.",

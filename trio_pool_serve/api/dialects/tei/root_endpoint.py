@@ -3,30 +3,31 @@
 The hub's own clients post to a server's bare address, with options in ``parameters``.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from attrs import evolve, fields, frozen
 
-from trio_pool_serve.api.dialects.tei.requests import (
+from trio_pool_serve.api.dialects.tei.pooling_endpoints import (
     NOT_DENSE,
+    TEXTS,
     EmbedRequest,
     PredictJob,
     PredictRequest,
+    TextOptions,
+    respond_predict,
+    respond_vectors,
+)
+from trio_pool_serve.api.dialects.tei.scoring_endpoints import (
     RerankRequest,
     SimilarityInputs,
     SimilarityRequest,
-    TextOptions,
-)
-from trio_pool_serve.api.dialects.tei.responses import (
-    respond_predict,
     respond_rerank,
     respond_similarity,
-    respond_vectors,
 )
-from trio_pool_serve.api.fields.given_fields import refuse_given, refused
-from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopK, TopN
+from trio_pool_serve.api.fields.field_values import Dimensions, TokenId, TopK, TopN, refuse_given, refused
 from trio_pool_serve.api.fields.ranking import require_top
-from trio_pool_serve.api.http.endpoint import Call
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, TaskNotSupportedError
@@ -34,13 +35,15 @@ from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
 
+T = TypeVar("T")
+
 MAIN_TASKS: tuple[PoolingTask, ...] = ("embed", "sparse_embed", "token_embed", "classify")
 """The first that a model can do is its main task; a model that can do none of them scores ``texts``."""
 
 
 @frozen(kw_only=True)
 class Parameters(TextOptions):
-    """Options, as the hub's clients send them."""
+    """The options that the hub's clients send."""
 
     normalize: bool | None = None
     dimensions: Dimensions | None = None
@@ -51,7 +54,7 @@ class Parameters(TextOptions):
 
 @frozen(eq=False)
 class InputsJob:
-    """The job for a model with vectors and the one for a classifier, or why the inputs make none."""
+    """The job for an embedding model and the job for a classifier, or the reasons why the inputs make none."""
 
     vectors: PoolJob | InvalidRequestError
     labels: PredictJob | InvalidRequestError
@@ -59,9 +62,9 @@ class InputsJob:
 
 @frozen(kw_only=True)
 class RootRequest(Parameters):
-    """The body of ``POST /``: that of ``/embed``, ``/predict``, ``/similarity`` or ``/rerank``.
+    """The body of ``POST /``: a body for ``/embed``, ``/predict``, ``/similarity`` or ``/rerank``.
 
-    Options may be given alongside ``inputs`` or in ``parameters``; the former count for more.
+    Options beside ``inputs`` override options in ``parameters``.
     """
 
     inputs: str | list[str | TokenId | list[str | TokenId]] | SimilarityInputs | None = None
@@ -74,7 +77,7 @@ class RootRequest(Parameters):
 
     @property
     def options(self) -> Parameters:
-        """The options of the body, and where it has none, those of its ``parameters``."""
+        """The options beside ``inputs``, and for the others, those in ``parameters``."""
         given = self.parameters or Parameters()
         names = [field.name for field in fields(Parameters)]
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -95,7 +98,8 @@ class RootRequest(Parameters):
                 refuse_given(options, ("normalize", "dimensions", "raw_scores", "top_k"), "is not for similarities")
                 return SimilarityRequest(inputs=inputs, parameters=options).job(network)
             case inputs:
-                return InputsJob(_vectors(inputs, options, network), _labels(inputs, options, network))
+                given = inputs, options, network
+                return InputsJob(_job_or_error(_vectors, *given), _job_or_error(_labels, *given))
 
     def _reranking(self, texts: list[str], options: Parameters, network: NetworkConfig) -> ScoreJob:
         if self.query is None:
@@ -108,28 +112,29 @@ def _text_options(options: Parameters) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(TextOptions)}
 
 
-def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob | InvalidRequestError:
+def _job_or_error(make: Callable[[Any, Parameters, NetworkConfig], T], *arguments: Any) -> T | InvalidRequestError:
+    try:
+        return make(*arguments)
+    except InvalidRequestError as error:
+        return error
+
+
+def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
     rows = [] if isinstance(inputs, str) else [row for row in inputs if isinstance(row, list)]
     if any(str in set(map(type, row)) for row in rows):
-        return InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
+        raise InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
+    refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
     request = EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
     )
-    try:
-        refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
-        return request.dense(network)
-    except InvalidRequestError as error:
-        return error
+    return request.dense(network)
 
 
-def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PredictJob | InvalidRequestError:
+def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PredictJob:
+    refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
+    require_top(options.top_k, least=1, param="top_k")
     request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options))
-    try:
-        refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
-        require_top(options.top_k, least=1, param="top_k")
-        job = request.job(network)
-    except InvalidRequestError as error:
-        return error
+    job = request.job(network)
     # The hub's clients take the first item of a list here, even for a single text.
     return evolve(job, is_batch=job.is_batch or isinstance(inputs, str), top_k=options.top_k)
 
@@ -168,3 +173,13 @@ def _job_or_raise(job: Any) -> Any:
     if isinstance(job, InvalidRequestError):
         raise job
     return job
+
+
+ROOT: Endpoint[RootRequest, InputsJob | ScoreJob] = Endpoint(
+    paths=("/",),
+    wire=RootRequest,
+    respond=respond_root,
+    field_names={"prompts": ("texts", "inputs"), "truncate_to": "truncate"},
+    summary="Do the model's main task: as /embed, /embed_sparse, /embed_all, /predict, /rerank or /similarity.",
+    example={"inputs": TEXTS},
+)

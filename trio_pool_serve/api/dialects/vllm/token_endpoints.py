@@ -1,5 +1,7 @@
-"""``/tokenize`` and ``/detokenize`` of vLLM."""
+"""``/tokenize`` and ``/detokenize``."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -7,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
+from trio_pool_serve.api.fields.field_values import TokenId
 from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.messages import ConversationFields
-from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -77,38 +79,43 @@ async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> Htt
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens
     if call.wire.input_type is not None and isinstance(call.job, str):
-        return await _respond_computed(call, call.job)
+        computed = await computed_tokens(call.model, call.job, call.context, call.wire.input_type)
+        nbytes = sum(map(len, computed.pieces))
+        return await _respond_tokens(
+            call, lambda: (computed.ids, computed.pieces, computed.kept), rows=len(computed.ids), nbytes=nbytes
+        )
     if isinstance(call.job, ChatPrompt):
         tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
     else:
         (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
+    nbytes = sum(len(token.piece) for token in tokens)
+    return await _respond_tokens(
+        call,
+        lambda: ([token.id for token in tokens], [token.piece for token in tokens], msgspec.UNSET),
+        rows=len(tokens),
+        nbytes=nbytes,
+    )
 
+
+async def _respond_tokens(
+    call: Call[TokenizeRequest, str | ChatPrompt],
+    columns: Callable[[], tuple[list[int], list[str], list[bool] | msgspec.UnsetType]],
+    *,
+    rows: int,
+    nbytes: int,
+) -> HttpResponse:
     def encode() -> HttpResponse:
+        ids, pieces, kept = columns()
         response = TokenizeResponse(
-            count=len(tokens),
+            count=len(ids),
             max_model_len=call.model.renderer.max_model_len,
-            tokens=[token.id for token in tokens],
-            token_strs=[token.piece for token in tokens] if call.wire.return_token_strs else None,
+            tokens=ids,
+            token_strs=pieces if call.wire.return_token_strs else None,
+            kept=kept,
         )
         return HttpResponse.json(response)
 
-    return await call.encode(encode, rows=len(tokens), nbytes=sum(len(token.piece) for token in tokens))
-
-
-async def _respond_computed(call: Call[TokenizeRequest, str | ChatPrompt], text: str) -> HttpResponse:
-    computed = await computed_tokens(call.model, text, call.context, call.wire.input_type)
-
-    def encode() -> HttpResponse:
-        response = TokenizeResponse(
-            count=len(computed.ids),
-            max_model_len=call.model.renderer.max_model_len,
-            tokens=computed.ids,
-            token_strs=computed.pieces if call.wire.return_token_strs else None,
-            kept=computed.kept,
-        )
-        return HttpResponse.json(response)
-
-    return await call.encode(encode, rows=len(computed.ids), nbytes=sum(map(len, computed.pieces)))
+    return await call.encode(encode, rows=rows, nbytes=nbytes)
 
 
 @frozen(kw_only=True)
@@ -124,17 +131,22 @@ class DetokenizeRequest:
         return np.array(self.tokens, dtype=np.int64)
 
 
-@frozen(kw_only=True)
+@frozen
 class DetokenizeResponse:
     """The response of ``/detokenize``."""
 
     prompt: str
 
 
-async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
-    """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
+async def respond_detokenize(
+    call: Call[DetokenizeRequest, npt.NDArray[np.int64]], *, response: Callable[[str], object]
+) -> HttpResponse:
+    """Detokenize, special tokens too, and respond with ``response(text)``.
+
+    Raises what ``detokenize`` raises. Cancellation: at once.
+    """
     (text,) = await detokenize(call.model, [call.job], call.context, skip_special_tokens=False)
-    return await call.encode(lambda: HttpResponse.json(DetokenizeResponse(prompt=text)), rows=1, nbytes=len(text))
+    return await call.encode(lambda: HttpResponse.json(response(text)), rows=1, nbytes=len(text))
 
 
 TOKENIZE: Endpoint[TokenizeRequest, str | ChatPrompt] = Endpoint(
@@ -150,7 +162,7 @@ TOKENIZE: Endpoint[TokenizeRequest, str | ChatPrompt] = Endpoint(
 DETOKENIZE: Endpoint[DetokenizeRequest, npt.NDArray[np.int64]] = Endpoint(
     paths=("/detokenize",),
     wire=DetokenizeRequest,
-    respond=respond_detokenize,
+    respond=partial(respond_detokenize, response=DetokenizeResponse),
     field_names={"token_ids": "tokens"},
     response=DetokenizeResponse,
     summary="Turn tokens back into text.",

@@ -1,0 +1,290 @@
+"""``/embed``, ``/embed_all``, ``/embed_sparse`` and ``/predict``; and the options and headers of all endpoints.
+
+Every optional field may be null. Responses are bare lists, with token counts and timings in headers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
+from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items
+from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few
+from trio_pool_serve.api.fields.input_fields import Input, prompts_of
+from trio_pool_serve.api.fields.ranking import ranked
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TruncationSide
+from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import PooledRow, pool
+from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector
+
+TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]
+"""Examples."""
+
+Sequences = str | list[str | list[str]]
+"""One text; one text or pair in a list; a list of those."""
+
+NOT_DENSE = "weights over the vocabulary are neither cut nor normalised"
+
+
+@frozen(kw_only=True)
+class TextOptions:
+    """Fields about truncation and prompts, which most requests have."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+    def input_params(self) -> InputParams:
+        """Return them as the job has them. Raises ``InvalidRequestError``."""
+        return InputParams(
+            truncate_to=-1 if self.truncate else None,
+            refuses_longer=self.truncate is False,
+            dialect_truncates=True,
+            truncation_side=_side(self.truncation_direction),
+            prompt_name=self.prompt_name,
+        )
+
+
+def _side(direction: str | None) -> TruncationSide:
+    # Documented as Right and Left; clients send both in lower case too.
+    match (direction or "right").lower():
+        case "right" | "left" as side:
+            return side
+    raise InvalidRequestError(
+        f"truncation_direction must be Right or Left, not {direction!r}.", param="truncation_direction"
+    )
+
+
+@frozen(kw_only=True)
+class EmbedRequest(TextOptions):
+    """The body of ``/embed`` and ``/embed_all``."""
+
+    inputs: Input
+    model: str | None = None
+    normalize: bool | None = None
+    dimensions: Dimensions | None = None
+
+    def dense(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of a vector per text, of unit length unless ``normalize`` is false."""
+        return self._job(network, "embed", normalize=self.normalize is not False)
+
+    def all_tokens(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of a vector per token; without ``normalize`` their lengths are the model's own."""
+        return self._job(network, "token_embed", normalize=self.normalize)
+
+    def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
+        return PoolJob(
+            prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
+            tasks=(task,),
+            input_params=self.input_params(),
+            dimensions=self.dimensions,
+            normalize=normalize,
+        )
+
+
+@frozen(kw_only=True)
+class EmbedSparseRequest(EmbedRequest):
+    """The body of ``/embed_sparse``."""
+
+    normalize: bool | None = refused(NOT_DENSE, [False])
+    dimensions: Dimensions | None = refused(NOT_DENSE)
+
+    def sparse(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of weights over the vocabulary."""
+        return self._job(network, "sparse_embed", normalize=None)
+
+
+@frozen(eq=False)
+class PredictJob:
+    """Texts or pairs to classify, with ``top_k`` labels each; if ``is_batch``, the response is a list of lists."""
+
+    pooling: PoolJob
+    is_batch: bool
+    top_k: int | None = None
+
+
+@frozen(kw_only=True)
+class PredictRequest(TextOptions):
+    """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is a batch."""
+
+    inputs: Sequences
+    model: str | None = None
+    raw_scores: bool | None = None
+
+    def job(self, network: NetworkConfig) -> PredictJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
+        if len(kinds) > 1:
+            raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
+        is_batch = kinds == {list}
+        sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
+        require_few(sequences, network, param="inputs")
+        pooling = PoolJob(
+            prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
+            tasks=("classify",),
+            input_params=self.input_params(),
+            activation="raw" if self.raw_scores else "probabilities",
+        )
+        return PredictJob(pooling, is_batch)
+
+
+def _not_empty(prompt: Prompt) -> Prompt:
+    """Return a prompt that has text or tokens. Raises ``EmptyInputError``: these clients find empty documents by it."""
+    if prompt == TextPrompt("") or prompt == PairPrompt("", ""):
+        raise EmptyInputError("`inputs` cannot be empty", param="inputs")
+    return prompt
+
+
+def _sequence(sequence: object) -> Prompt:
+    match sequence:
+        case str(text) | [str(text)]:
+            return TextPrompt(text)
+        case [str(first), str(second)]:
+            return PairPrompt(first, second)
+        case []:
+            raise EmptyInputError("inputs is empty.", param="inputs")
+    raise InvalidRequestError("Each of inputs must be a list of one text or of two, a pair.", param="inputs")
+
+
+@frozen
+class Prediction:
+    """One label of a response of ``/predict``."""
+
+    score: msgspec.Raw
+    label: str
+
+
+async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
+    """Respond to ``/embed``, ``/embed_all`` and ``/embed_sparse``: the value of the job's one task for each input.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    pooled = await pool(call.model, call.job, call.context)
+    encoding = VectorEncoding()
+    return await respond_timed(
+        call,
+        lambda: HttpResponse.json([encoding.json(value) for (value,) in pooled.rows]),
+        rows=sum(map(_written_rows, pooled.rows)),
+        nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
+        tokens=pooled.prompt_tokens,
+        characters=_characters(call.job.prompts),
+    )
+
+
+def _written_rows(row: PooledRow) -> int:
+    (value,) = row
+    return 1 if isinstance(value, SparseVector) or value.ndim == 1 else len(value)
+
+
+async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
+    """Respond to ``/predict``: the labels of each input, best first.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    job = call.job.pooling
+    pooled = await pool(call.model, job, call.context)
+
+    def encode() -> HttpResponse:
+        rows = [_predictions(value, call.model, call.job.top_k) for (value,) in pooled.rows]
+        return HttpResponse(array_json(rows) if call.job.is_batch else rows[0])
+
+    nbytes = sum(nbytes_of(value) for (value,) in pooled.rows)
+    rows, characters = nbytes // 4, _characters(job.prompts)  # each number is an object
+    return await respond_timed(
+        call, encode, rows=rows, nbytes=nbytes, tokens=pooled.prompt_tokens, characters=characters
+    )
+
+
+def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
+    """Return the best ``top_k`` labels, best first."""
+    assert not isinstance(value, SparseVector)  # noqa: S101
+    numbers = number_items(value)
+    best = ranked(value, top_k)
+    return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in best])
+
+
+def _characters(prompts: Sequence[Prompt]) -> int | None:
+    """Count the characters of texts; ``None`` if there are token ids."""
+    characters = 0
+    for prompt in prompts:
+        match prompt:
+            case TextPrompt(text):
+                characters += len(text)
+            case PairPrompt(first, second):
+                characters += len(first) + len(second)
+            case _:
+                return None
+    return characters
+
+
+async def respond_timed(
+    call: Call[Any, Any],
+    encode: Callable[[], HttpResponse],
+    *,
+    rows: int,
+    nbytes: int,
+    tokens: int,
+    characters: int | None,
+) -> HttpResponse:
+    """Encode a response as ``Call.encode``, and add TEI's headers: what the model read, and times in milliseconds.
+
+    Cancellation: as ``Call.encode``.
+    """
+    response = await call.encode(encode, rows=rows, nbytes=nbytes)
+    timings = call.context.timings
+    milliseconds = {
+        "x-compute-time": timings.total_s,
+        "x-total-time": timings.total_s,
+        "x-tokenization-time": timings.render_s,
+        "x-queue-time": timings.queue_s,
+        "x-inference-time": timings.forward_s + timings.copy_s,
+    }
+    headers = {"x-compute-tokens": str(tokens)}
+    if characters is not None:
+        headers["x-compute-characters"] = str(characters)
+    return response.with_headers(headers | {name: str(round(seconds * 1e3)) for name, seconds in milliseconds.items()})
+
+
+_endpoint = partial(
+    Endpoint[Any, Any], field_names={"prompts": "inputs", "truncate_to": "truncate"}, example={"inputs": TEXTS}
+)
+
+POOLING_ENDPOINTS = (
+    _endpoint(
+        paths=("/embed",),
+        wire=EmbedRequest,
+        to_job=EmbedRequest.dense,
+        respond=respond_vectors,
+        summary="Embed texts: one vector each.",
+    ),
+    _endpoint(
+        paths=("/embed_all",),
+        wire=EmbedRequest,
+        to_job=EmbedRequest.all_tokens,
+        respond=respond_vectors,
+        summary="Embed texts: one vector for each of their tokens.",
+    ),
+    _endpoint(
+        paths=("/embed_sparse",),
+        wire=EmbedSparseRequest,
+        to_job=EmbedSparseRequest.sparse,
+        respond=respond_vectors,
+        summary="Embed texts: weights over the vocabulary.",
+    ),
+    _endpoint(
+        paths=("/predict",),
+        wire=PredictRequest,
+        respond=respond_predict,
+        summary="Classify texts, or pairs of texts: their labels, best first.",
+        example={"inputs": [[text] for text in TEXTS]},
+    ),
+)

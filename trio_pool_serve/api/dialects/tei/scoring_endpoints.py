@@ -1,0 +1,147 @@
+"""``/rerank`` and ``/similarity``."""
+
+from typing import Any
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, TextOptions, respond_timed
+from trio_pool_serve.api.fields.encodings import number_items, row_json
+from trio_pool_serve.api.fields.field_values import TopN, require_few, require_some
+from trio_pool_serve.api.fields.ranking import ranked, require_top
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError
+from trio_pool_serve.prompts import text_of
+from trio_pool_serve.tasks.score import ScoreJob, score
+
+
+@frozen(kw_only=True)
+class RerankRequest(TextOptions):
+    """The body of ``/rerank``; ``top_n`` is what litellm sends beside TEI's own fields."""
+
+    query: str
+    texts: list[str]
+    model: str | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    top_n: TopN | None = None
+
+    def job(self, network: NetworkConfig) -> ScoreJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        require_top(self.top_n)
+        require_some(self.texts, network, param="texts")
+        return ScoreJob(
+            queries=[self.query],
+            documents=self.texts,
+            input_params=self.input_params(),
+            activation="raw" if self.raw_scores else "score",
+        )
+
+
+@frozen(kw_only=True)
+class SimilarityInputs:
+    """A sentence, and the sentences that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+@frozen(kw_only=True)
+class SimilarityRequest:
+    """The body of ``/similarity``."""
+
+    inputs: SimilarityInputs
+    parameters: TextOptions | None = None
+    model: str | None = None
+
+    def job(self, network: NetworkConfig) -> ScoreJob:
+        """Return the job of the request. Raises ``InvalidRequestError``."""
+        if not self.inputs.sentences:
+            raise EmptyInputError("sentences is empty.", param="inputs")
+        require_few(self.inputs.sentences, network, param="inputs")
+        return ScoreJob(
+            queries=[self.inputs.source_sentence],
+            documents=self.inputs.sentences,
+            input_params=(self.parameters or TextOptions()).input_params(),
+            symmetric=True,
+        )
+
+
+@frozen
+class Rank:
+    """One text of a response of ``/rerank``."""
+
+    index: int
+    score: msgspec.Raw
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
+    """Respond to ``/rerank``: the texts' indices and scores, best first.
+
+    Raises what ``score`` raises. Cancellation: at once.
+    """
+    scores = await score(call.model, call.job, call.context)
+    texts = list(map(text_of, call.job.documents)) if call.wire.return_text else None
+
+    def encode() -> HttpResponse:
+        numbers = number_items(scores.values)
+        ranks = [
+            Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
+            for index, _ in ranked(scores.values, call.wire.top_n)
+        ]
+        return HttpResponse.json(ranks)
+
+    return await respond_timed(
+        call,
+        encode,
+        rows=len(scores.values),
+        nbytes=scores.values.nbytes if texts is None else sum(map(len, texts)),
+        tokens=scores.prompt_tokens,
+        characters=_characters(call.job, in_pairs=True),
+    )
+
+
+async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
+    """Respond to ``/similarity``: a number per sentence, in order.
+
+    Raises what ``score`` raises. Cancellation: at once.
+    """
+    scores = await score(call.model, call.job, call.context)
+    return await respond_timed(
+        call,
+        lambda: HttpResponse(row_json(scores.values, "float32")),
+        rows=1,
+        nbytes=scores.values.nbytes,
+        tokens=scores.prompt_tokens,
+        characters=_characters(call.job, in_pairs=False),
+    )
+
+
+def _characters(job: ScoreJob, *, in_pairs: bool) -> int:
+    """Count the characters of all texts; if they are read ``in_pairs``, the query's once for each document."""
+    queries = sum(len(text_of(side)) for side in job.queries) * (len(job.documents) if in_pairs else 1)
+    return queries + sum(len(text_of(side)) for side in job.documents)
+
+
+SCORING_ENDPOINTS: tuple[Endpoint[Any, ScoreJob], ...] = (
+    Endpoint(
+        paths=("/rerank",),
+        discriminators=frozenset({"texts"}),
+        wire=RerankRequest,
+        respond=respond_rerank,
+        field_names={"prompts": None, "documents": "texts", "truncate_to": "truncate"},
+        summary="Sort texts by how well they match a query.",
+        example={"query": "Who owns a task?", "texts": TEXTS},
+    ),
+    Endpoint(
+        paths=("/similarity",),
+        wire=SimilarityRequest,
+        respond=respond_similarity,
+        field_names={"prompts": "inputs", "truncate_to": "parameters"},
+        summary="Compare a sentence with others.",
+        example={"inputs": {"source_sentence": "Who owns a task?", "sentences": TEXTS}},
+    ),
+)

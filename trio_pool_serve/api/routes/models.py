@@ -1,0 +1,329 @@
+"""The models of the server: listed, described as other servers describe theirs, loaded and unloaded at run time."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from attrs import frozen
+
+import trio_pool_serve
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
+from trio_pool_serve.config.model_sources import source_of_table
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, NotFoundError, PermissionDeniedError
+from trio_pool_serve.models.files.chat_template import JINJA
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.service import Service
+from trio_pool_serve.serving.served_model import ModelState, ServedModel
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.types import PoolingTask
+
+MODELS_PATH, MODEL_PATH, INFO_PATH = "/v1/models", "/v1/models/{name}", "/info"
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+MAX_CONCURRENT_REQUESTS = 512
+"""The default of text-embeddings-inference."""
+
+
+@frozen(kw_only=True)
+class ModelCard:
+    """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id.
+
+    ``created`` and ``last_used`` are in seconds since the epoch. What is not known before a model has been loaded for
+    the first time is absent then, and memory where it is not measured: see ``ModelMemory`` and ``ComputedBy``.
+    ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
+    """
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    task: str | msgspec.UnsetType = msgspec.UNSET
+    tasks: list[PoolingTask] | msgspec.UnsetType = msgspec.UNSET
+    name: str
+    owned_by: str = "trio_pool_serve"
+    object: str = "model"
+    state: ModelState
+    last_used: int | msgspec.UnsetType = msgspec.UNSET
+    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    device_memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
+    backend: str | msgspec.UnsetType = msgspec.UNSET
+    cosine_with_float32: float | msgspec.UnsetType = msgspec.UNSET
+
+
+@frozen(kw_only=True)
+class ModelList:
+    """The response of ``/v1/models``: OpenAI's clients use ``data``, Cohere's use ``models``."""
+
+    data: list[ModelCard]
+    models: list[ModelCard]
+    object: str = "list"
+
+
+TASK_PREFERENCE: tuple[PoolingTask, ...] = (
+    "embed",
+    "score",
+    "classify",
+    "token_embed",
+    "sparse_embed",
+    "token_classify",
+)
+"""The first of these that a model can do is the ``task`` of its entry."""
+
+
+def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
+    """Return the tasks of a model, the preferred one first."""
+    return [task for task in TASK_PREFERENCE if task in folder.spec.tasks]
+
+
+def describe_served(service: Service, served: ServedModel, name: str) -> ModelCard:
+    """Return the entry of a model by one of its names."""
+    folder, cosine = served.folder, served.cosine_with_float32
+    computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by
+    tasks = [] if folder is None else tasks_of(folder)
+    return ModelCard(
+        id=name,
+        name=name,
+        created=int(max(service.started, served.created)),
+        root=served.source.shown_location,
+        max_model_len=msgspec.UNSET if folder is None else folder.max_model_len,
+        task=msgspec.UNSET if folder is None else folder.task or tasks[0],
+        tasks=tasks or msgspec.UNSET,
+        state=served.shown_state,
+        last_used=msgspec.UNSET if served.last_used is None else int(served.last_used),
+        memory_bytes=served.engine.worker.memory.resident_bytes or msgspec.UNSET,
+        device_memory_bytes=served.engine.worker.memory.device_bytes or msgspec.UNSET,
+        **{name: value for name, value in computed_by._asdict().items() if value},
+        cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
+    )
+
+
+def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
+    """Return the model that a request's path names, and that name. Raises ``NotFoundError``, ``EngineLoadingError``."""
+    service.models.require_started()
+    name = request.path.partition("/models/")[2]
+    served = service.models.named(name) or service.models.named(name := name.rstrip("/"))
+    if served is None or name not in served.source.names or served not in service.models.among(request.models):
+        raise NotFoundError(f"The model `{name}` does not exist.")
+    return served, name
+
+
+@frozen(kw_only=True)
+class EmbeddingType:
+    """How an embedding model pools."""
+
+    pooling: str
+
+
+@frozen(kw_only=True)
+class LabelsType:
+    """The names of a model's labels."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
+"""One entry: ``embedding``, ``reranker`` or ``classifier``."""
+
+
+@frozen(kw_only=True)
+class Info:
+    """The response of ``/info``, which clients of text-embeddings-inference request before they send any work.
+
+    ``model_dtype`` is the setting. The last three fields are about builds and limits that this server does not have.
+    """
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    max_batch_requests: int | None = None
+    sha: str | None = None
+    docker_label: str | None = None
+
+
+def _info(service: Service, model: Model, source: ModelSource) -> Info:
+    config, commit = service.config, model.folder.path.name
+    return Info(
+        model_id=source.shown_location,
+        model_sha=commit if COMMIT.fullmatch(commit) else None,
+        model_dtype=model.computed_by.dtype or source.loading.dtype,
+        served_model_name=model.name,
+        model_type=_model_type(model),
+        # Requests are limited by time and memory instead; clients read a number here.
+        max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
+        max_input_length=model.renderer.max_model_len,
+        max_batch_tokens=model.engine.facts.max_batch_tokens,
+        max_client_batch_size=config.network.max_inputs_per_request,
+        auto_truncate=model.long_text != "refuse",
+        tokenization_workers=config.threads.renderer_num_workers,
+        version=trio_pool_serve.__version__,
+    )
+
+
+def _model_type(model: Model) -> ModelType:
+    spec = model.folder.spec
+    if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
+        return {"embedding": EmbeddingType(pooling=spec.pooling.replace("lasttoken", "last_token"))}
+    names = [model.label(index) for index in range(len(spec.labels) or 1)]
+    labels = LabelsType(
+        id2label={str(index): name for index, name in enumerate(names)},
+        label2id={name: index for index, name in enumerate(names)},
+    )
+    return {"reranker" if spec.scoring == "pairs" else "classifier": labels}
+
+
+def model_routes(service: Service) -> Routes:
+    """Return the routes that describe the models of a service."""
+
+    async def models(request: HttpRequest) -> HttpResponse:
+        service.models.require_started()
+        cards = [
+            describe_served(service, served, name)
+            for served in service.models.among(request.models)
+            for name in served.source.names
+        ]
+        return HttpResponse.json(ModelList(data=cards, models=cards))
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        return HttpResponse.json(describe_served(service, *model_of(service, request)))
+
+    async def info(request: HttpRequest) -> HttpResponse:
+        with service.models.use(among=request.models) as use:
+            return HttpResponse.json(_info(service, await service.models.loaded(use.served), use.served.source))
+
+    async def tokenizer_info(request: HttpRequest) -> HttpResponse:
+        """Respond as vLLM with the tokenizer's settings and the chat template. Cancellation: at once."""
+        with service.models.use(among=request.models) as use:
+            model = await service.models.loaded(use.served)
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **model.folder.tokenizer_config}
+        conversations = model.renderer.conversations
+        template = None if conversations is None else conversations.chat.templates.get("default")
+        return HttpResponse.json(settings if template is None else {**settings, "chat_template": template})
+
+    return {
+        ("GET", MODELS_PATH): models,
+        ("GET", "/models"): models,
+        ("GET", MODEL_PATH): model,
+        ("GET", INFO_PATH): info,
+        ("GET", "/tokenizer_info"): tokenizer_info,
+    }
+
+
+MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
+"""The routes, which only API keys with ``admin`` may use."""
+
+MAX_BODY_BYTES = 64 * 1024
+
+MAX_NAME_CHARACTERS = 256
+"""Names are labels of metrics."""
+
+NAMES = frozenset({"model", "name", "aliases"})
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """The body of ``POST /v1/models``: a local folder or a hub id, and the model's names in the API.
+
+    Further fields are the model's own settings, as in a table of the TOML file.
+    """
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    name: Name | None = None
+    aliases: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
+
+    def source(self, settings: Mapping[str, object], shared: ModelConfig) -> ModelSource:
+        """Return what to load, with the ``settings`` on top of the ``shared``. Raises ``InvalidRequestError``."""
+        name = self.name or self.model
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise InvalidRequestError(
+                f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.", param="name"
+            )
+        if name == ANY_NAME:
+            raise InvalidRequestError("`*` stands for all other names: it can be one of `aliases` only.", param="name")
+        names = [name, *self.aliases]
+        if len(set(names)) < len(names):
+            raise InvalidRequestError("Two of the model's names are the same.", param="aliases")
+        if not all(text.isprintable() for text in (self.model, *names)):
+            raise InvalidRequestError("Names and paths consist of printable characters.", param="name")
+        if "trust_remote_code" in settings:
+            raise InvalidRequestError(
+                "Only the server's own settings can trust a model's code, no request: --trust-remote-code.",
+                param="trust_remote_code",
+            )
+        template = settings.get("chat_template")
+        if isinstance(template, str) and not JINJA.search(template):
+            raise InvalidRequestError(
+                "In a request, `chat_template` is the template itself; it has no {{, {% or {#.", param="chat_template"
+            )
+        try:
+            return source_of_table(name, {**settings, "model": self.model, "aliases": self.aliases}, shared)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+
+
+class UnloadQuery(msgspec.Struct, frozen=True):
+    """The query of ``DELETE /v1/models/{name}``."""
+
+    drain: bool = False
+
+
+def model_change_routes(service: Service) -> Routes:
+    """Return the routes that load and unload models of a service."""
+
+    def require_keys() -> None:
+        if not service.api_keys.are_needed:
+            raise PermissionDeniedError("Models can be changed by a server with API keys only: see --api-key.")
+
+    async def load(request: HttpRequest) -> HttpResponse:
+        """Load a model, and describe it once it is loaded.
+
+        Raises as ``ServedModels.add``, and ``InvalidRequestError`` with the reason if the model cannot be loaded.
+        Cancellation: at once; a model that has begun to be loaded is loaded all the same.
+        """
+        require_keys()
+        service.require_open()
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, Any])
+            settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
+            source = msgspec.convert(fields, LoadRequest).source(settings, service.config.loading)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f'The body is not {{"model": "PATH OR HUB ID"}}: {error}.') from error
+        if request.models is not None and request.models.isdisjoint(source.names):
+            raise PermissionDeniedError(f"The API key may not use a model `{source.name}`.")
+        try:
+            served = await service.models.add(source)
+        except ModelLoadError as error:
+            raise InvalidRequestError(f"The model cannot be loaded: {error}", param="model") from error
+        return HttpResponse.json(describe_served(service, served, source.name))
+
+    async def unload(request: HttpRequest) -> HttpResponse:
+        """Unload a model, and respond when its memory is free.
+
+        Raises as ``ServedModels.remove``, and ``NotFoundError``. Cancellation: at once; the model is unloaded all the
+        same.
+        """
+        require_keys()
+        drains = request.query(UnloadQuery).drain
+        served, _ = model_of(service, request)
+        await service.models.remove(served, drains=drains)
+        return HttpResponse.json({"id": served.source.name, "deleted": True, "object": "model"})
+
+    return {("POST", MODELS_PATH): load, ("DELETE", MODEL_PATH): unload}
