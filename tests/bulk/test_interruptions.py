@@ -26,8 +26,7 @@ from trio_pool_serve.bulk import commands, run
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.bulk.own_engine import OwnEngine
-from trio_pool_serve.runs.tables.line_output import LineOutput
-from trio_pool_serve.runs.tables.part_folder import PartFolder
+from trio_pool_serve.runs.tables.output_table import LineOutput, PartFolder
 from trio_pool_serve.processes.child_process import leave_with
 
 model, source, target, moment, times, number, computed = sys.argv[1:]

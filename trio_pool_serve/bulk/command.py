@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 from attrs import evolve
 from rich.console import Console
@@ -27,10 +28,10 @@ from trio_pool_serve.bulk.run_progress import RunProgress, scanning
 from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, Progress, open_journal
-from trio_pool_serve.runs.tables.column_types import OutputColumn
 from trio_pool_serve.runs.tables.fingerprint import Fingerprint
 from trio_pool_serve.runs.tables.input_table import InputTable, open_input
-from trio_pool_serve.runs.tables.output_table import check_finished, open_output
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
@@ -110,7 +111,7 @@ async def run_table(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
         if path is not None and journal.progress.is_finished:
-            await offload.run("files", partial(check_finished, path, format, journal.progress.output))
+            await offload.run("files", partial(check_finished, path, format, _written(journal.progress) or Written()))
             console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
         else:
             await _compute(console, stop, offload, table, path, format, task, run, computer, journal)
@@ -131,7 +132,7 @@ async def _compute(
 ) -> None:
     before = journal.progress
     columns = [OutputColumn("id", "string"), *computer.columns]
-    output = await offload.run("files", lambda: open_output(path, format, columns, before.output))
+    output = await offload.run("files", lambda: open_output(path, format, columns, _written(before)))
     errors = None
     try:
         if path is not None and run.on_error != "fail":
@@ -146,6 +147,10 @@ async def _compute(
     console.print(f"{task.task}: {progress.counts(after)}", markup=False)
     if after.is_finished and errors is not None and not after.failed and path is not None:
         await offload.run("files", errors_path(path).unlink)
+
+
+def _written(progress: Progress) -> Written | None:
+    return None if progress.output is None else msgspec.json.decode(progress.output, type=Written)
 
 
 def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:

@@ -160,14 +160,14 @@ class BulkRun:
                 tokens=progress.tokens + window.result.tokens,
             )
             commits = window.ends_part or not self.in_parts
-            position, error_bytes = await self.offload.run("files", partial(self._write, window, commits=commits))
+            written, error_bytes = await self.offload.run("files", partial(self._write, window, commits=commits))
             if commits:
-                await self.journal.commit(evolve(progress, output=position, error_bytes=error_bytes))
+                await self.journal.commit(evolve(progress, output=written, error_bytes=error_bytes))
             self.progress.show(progress)
         if self.stop.is_set():
             return
-        position = await self.offload.run("files", self.output.finish)
-        committed = evolve(progress, output=position, error_bytes=self.errors.length if self.errors else 0)
+        written = msgspec.json.encode(await self.offload.run("files", self.output.finish))
+        committed = evolve(progress, output=written, error_bytes=self.errors.length if self.errors else 0)
         await self.journal.commit(evolve(committed, is_finished=True))
 
     def _write(self, window: Window, *, commits: bool) -> tuple[bytes | None, int]:
@@ -188,7 +188,7 @@ class BulkRun:
             self.errors.append(b"".join(errors))
         if not commits:
             return None, 0
-        return self.output.commit(), self.errors.sync() if self.errors is not None else 0
+        return msgspec.json.encode(self.output.commit()), self.errors.sync() if self.errors is not None else 0
 
 
 def cut_windows(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:

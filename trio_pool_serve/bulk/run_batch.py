@@ -36,8 +36,7 @@ from trio_pool_serve.runs.requests.line_run import ComputeLines, FinishedLine, L
 from trio_pool_serve.runs.tables.fingerprint import Fingerprint
 from trio_pool_serve.runs.tables.input_files import InputFile
 from trio_pool_serve.runs.tables.input_table import InputTable
-from trio_pool_serve.runs.tables.output_table import check_finished
-from trio_pool_serve.runs.tables.position import Position as OutputPosition
+from trio_pool_serve.runs.tables.output_table import Written, check_finished
 from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.launcher import EXAMPLES
 from trio_pool_serve.service import Service
@@ -205,9 +204,9 @@ class OwnBatch:
     async def _check_finished(self, journal: Journal) -> None:
         output, target = self.options.output, self.options.output_file
         checkpoint = _checkpoint_in(journal.progress)
-        position = OutputPosition(0 if checkpoint is None else checkpoint.position.output_bytes)
+        written = Written(0 if checkpoint is None else checkpoint.position.output_bytes)
         if not is_url(target):
-            await self.service.offload.run("files", partial(check_finished, output, JSONL, position.encoded()))
+            await self.service.offload.run("files", partial(check_finished, output, JSONL, written))
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
         self.console.print(f"{shown} is complete: {journal.progress.done:,} lines.", markup=False)

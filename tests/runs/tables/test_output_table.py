@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,10 +26,10 @@ from tests.lanes import sampled
 from tests.runs.tables.table_files import LINE_FORMATS, all_rows, values
 from tests.server.server_process import ROOT
 from trio_pool_serve.errors import BulkInputError, StorageError
-from trio_pool_serve.runs.tables import part_folder
-from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables import output_table
 from trio_pool_serve.runs.tables.input_table import open_input
-from trio_pool_serve.runs.tables.output_table import OutputTable, open_output
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.output_table import OutputTable, Written, open_output
 from trio_pool_serve.runs.tables.table_formats import format_of
 
 FOLDER_FORMATS = ["parquet", "arrow"]
@@ -37,8 +38,8 @@ FORMATS = [*LINE_FORMATS, *FOLDER_FORMATS]
 COLUMNS = [OutputColumn("id", "string"), OutputColumn("text", "string"), OutputColumn("vector", "vector", 3)]
 
 
-def opened(path: Path, position: bytes | None = None, columns=COLUMNS) -> OutputTable:
-    return open_output(path, format_of(path), columns, position)
+def opened(path: Path, written: Written | None = None, columns=COLUMNS) -> OutputTable:
+    return open_output(path, format_of(path), columns, written)
 
 
 def row(number: int) -> tuple:
@@ -90,12 +91,12 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
         for target in (path, plain):
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         output, uninterrupted = opened(path), opened(plain)
-        position = None
+        committed = None
         done = 0
         for n_rows, crash, lost in steps:
             for target in (output, uninterrupted):
                 target.write(rows(done, done + n_rows))
-            position = output.commit()
+            committed = output.commit()
             uninterrupted.commit()
             done += n_rows
             if crash:
@@ -104,7 +105,7 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
                 if lost % 2:
                     output.commit()  # which the journal has not seen
                 output.close()
-                output = opened(path, position)
+                output = opened(path, committed)
         for target in (output, uninterrupted):
             target.write(rows(done, done + 4))
             target.finish()
@@ -126,13 +127,13 @@ def test_bytes_do_not_depend_on_how_rows_are_divided_among_writes(tmp_path, kind
 
 def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
     program = f"""
-import os, sys
+import os, sys, msgspec
 from pathlib import Path
 from tests.runs.tables.test_output_table import FORMATS, opened, rows
 outputs = [opened(Path({str(tmp_path)!r}) / f"out.{{kind}}") for kind in FORMATS]
 for output in outputs:
     output.write(rows(0, 25))
-    (Path({str(tmp_path)!r}) / f"{{outputs.index(output)}}.position").write_bytes(output.commit())
+    (Path({str(tmp_path)!r}) / f"{{outputs.index(output)}}.written").write_bytes(msgspec.json.encode(output.commit()))
     output.write(rows(25, 33))
 os.kill(os.getpid(), 9)
 """
@@ -141,7 +142,7 @@ os.kill(os.getpid(), 9)
         with subtests.test(kind):
             path = tmp_path / f"out.{kind}"
             assert path.is_file() or (path / f"part-00000.{kind}").exists()
-            output = opened(path, (tmp_path / f"{number}.position").read_bytes())
+            output = opened(path, msgspec.json.decode((tmp_path / f"{number}.written").read_bytes(), type=Written))
             output.write(rows(25, 33))
             output.finish()
             output.close()
@@ -155,34 +156,34 @@ def test_what_was_committed_and_is_gone_or_shorter_is_an_error(tmp_path, kind):
     output = opened(path)
     for first, last in ((0, 10), (10, 25)):
         output.write(rows(first, last))
-        position = output.commit()
+        committed = output.commit()
     output.close()
     file = path if path.is_file() else path / f"part-00001.{kind}"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
     with pytest.raises(StorageError, match="has been changed"):
-        opened(path, position)
+        opened(path, committed)
     file.unlink()
     with pytest.raises(StorageError, match="has been deleted"):
-        opened(path, position)
+        opened(path, committed)
     file.write_bytes(whole)
-    opened(path, position).close()
+    opened(path, committed).close()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_finished_output_that_is_opened_at_its_position_stays_as_it_is(tmp_path, kind):
+def test_a_finished_output_that_is_opened_behind_its_last_commit_stays_as_it_is(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
     output = opened(path)
     output.write(rows(0, 23))
-    position = output.finish()
+    committed = output.finish()
     output.close()
     before = content(path)
-    opened(path, position).close()
+    opened(path, committed).close()
     assert content(path) == before
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_an_output_without_a_position_begins_anew(tmp_path, kind):
+def test_a_new_output_replaces_an_earlier_one(tmp_path, kind):
     path = written(tmp_path / f"out.{kind}", rows(0, 45))
     written(path, rows(50, 62))
     (tmp_path / "new").mkdir()
@@ -204,13 +205,13 @@ def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_d
     text = [OutputColumn("text", "string")]
     output = opened(path, columns=text)
     output.write([("committed",)] * 20)
-    position = output.commit()
+    committed = output.commit()
     filler = [(os.urandom(50_000).hex(),) for _ in range(60)]
     with pytest.raises(StorageError, match=f"{path}.*: No space left on device"):
         output.write(filler)
         output.commit()
     output.close()
-    output = opened(path, position, text)
+    output = opened(path, committed, text)
     output.write([("more",)])
     output.finish()
     output.close()
@@ -233,7 +234,7 @@ def test_a_part_has_the_rows_of_one_commit_and_a_resume_removes_only_its_own_fil
     output = opened(path)
     for first in (0, 10):
         output.write(rows(first, first + 10))
-        position = output.commit()
+        committed = output.commit()
     for first in (20, 30):
         output.write(rows(first, first + 10))
         output.commit()
@@ -246,7 +247,7 @@ def test_a_part_has_the_rows_of_one_commit_and_a_resume_removes_only_its_own_fil
         (path / name).write_text("mine")
     for number in (0, 50):
         (path / f"part-{number:05d}.{kind}.tmp").write_text("not mine")
-    opened(path, position).close()
+    opened(path, committed).close()
     own = [f"part-00000.{kind}", f"part-00001.{kind}"]
     assert sorted(content(path)) == sorted(
         [*own, "notes.txt", "part-1.parquet", "part-00002.csv", "part-00099.txt.tmp"]
@@ -283,7 +284,7 @@ def test_row_groups_are_bounded_in_rows_and_bytes(tmp_path):
     metadata = pq.read_metadata(path / "part-00000.parquet")
     groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     assert groups == [17, 17, 6 + 1018, 1024, 958]
-    assert part_folder.GROUP_ROWS == 1024
+    assert output_table.GROUP_ROWS == 1024
 
 
 MEMORY = """
@@ -291,7 +292,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from tests.runs.tables.test_output_table import opened
-from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
 path, n_rows = Path(sys.argv[1]), int(sys.argv[2])
 output = opened(path, columns=[OutputColumn("vector", "vector", 384)])
 output.write([(np.zeros(384, np.float32),)] * 2048)
@@ -403,8 +404,8 @@ def test_each_commit_ends_a_member_that_other_programs_read(tmp_path, kind):
     lengths = []
     for first in (0, 10, 20):
         output.write(rows(first, first + 10))
-        lengths.append(json.loads(output.commit())["n_bytes"])
-        assert json.loads(output.commit())["n_bytes"] == lengths[-1]  # nothing new, no new member
+        lengths.append(output.commit().n_bytes)
+        assert output.commit().n_bytes == lengths[-1]  # nothing new, no new member
     output.close()
     content = path.read_bytes()
     members = [content[start:end] for start, end in zip([0, *lengths], lengths, strict=False)]
@@ -427,8 +428,8 @@ try:
     output = open_output(None, format_of("-", sys.argv[1]), COLUMNS, None)
     for _ in range(int(sys.argv[2])):
         output.write(rows(0, 30))
-        assert output.commit() == b""
-    assert output.finish() == b""
+        output.commit()
+    output.finish()
     output.close()
 except PoolServeError as error:
     print(error, file=sys.stderr)

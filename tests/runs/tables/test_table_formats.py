@@ -57,7 +57,7 @@ import sys
 sys.modules["pyarrow"] = sys.modules["zstandard"] = None
 from pathlib import Path
 from trio_pool_serve.runs.tables.input_table import open_input
-from trio_pool_serve.runs.tables.column_types import OutputColumn
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import open_output
 from trio_pool_serve.runs.tables.table_formats import format_of
 from trio_pool_serve.errors import BulkInputError

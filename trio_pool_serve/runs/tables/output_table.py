@@ -1,22 +1,288 @@
-"""A table that is written up to positions. Everything here blocks."""
+"""Tables that are written commit by commit: a file of lines, or a folder of parts. Everything here blocks."""
 
+import re
+import sys
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from attrs import frozen
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
-from trio_pool_serve.runs.tables.column_types import OutputColumn
-from trio_pool_serve.runs.tables.line_output import LineOutput
-from trio_pool_serve.runs.tables.part_folder import PartFolder, check_parts, parts_behind
-from trio_pool_serve.runs.tables.position import Position
-from trio_pool_serve.runs.tables.table_formats import Format
-from trio_pool_serve.storage.durable_files import storage_errors
+from trio_pool_serve.runs.tables.output_rows import (
+    WRITING_ARROW,
+    BatchBuilder,
+    LineEncoder,
+    OutputColumn,
+    Rows,
+    size_of,
+)
+from trio_pool_serve.runs.tables.table_formats import Compression, Format, Kind, import_extra
+from trio_pool_serve.storage.durable_files import (
+    AppendedFile,
+    make_folder,
+    open_appended,
+    publish,
+    remove_files,
+    storage_errors,
+)
+
+WRITING_ZSTD = "Writing .zst files"
+
+STANDARD_OUTPUT = Path("Standard output")
+"""In messages."""
+
+GZIP_WITH_HEADER = 31
+"""The value of zlib's ``wbits``. The header has no name and no time."""
+
+PART = re.compile(r"part-(?P<number>\d{5})(?P<extension>\.parquet|\.arrow)(?P<unfinished>\.tmp)?")
+"""Names of files in a folder of parts."""
+
+MAX_PARTS = 100_000
+"""With five digits, the order of names is that of rows."""
+
+GROUP_ROWS = 1024
+GROUP_BYTES = 16 * 2**20
+"""A row group ends with the row that fills it: vectors of tokens are much larger than texts."""
+
+
+@frozen
+class Written:
+    """How much of an output is committed. When writing resumes, everything behind it is removed.
+
+    ``n_bytes`` is the length of a file of lines, or of all ``parts`` of a folder together.
+    """
+
+    n_bytes: int = 0
+    parts: int = 0
+
+
+class StandardOutput(AppendedFile):
+    """Standard output without a buffer, so that nothing is left to be written when the interpreter ends."""
+
+    @classmethod
+    def opened(cls) -> "StandardOutput":
+        """Return the output of this process. Raises ``StorageError``."""
+        with storage_errors(STANDARD_OUTPUT):
+            sys.stdout.flush()
+            file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115
+        return cls(STANDARD_OUTPUT, file, 0)
+
+    def append(self, data: bytes) -> None:
+        """Write all of the data. Raises ``StorageError``."""
+        try:
+            super().append(data)
+        except StorageError as error:
+            if not isinstance(error.__cause__, BrokenPipeError):
+                raise
+            raise StorageError("Standard output was closed by its reader before all rows were written.") from error
+
+    def sync(self) -> int:
+        """Return the length: a pipe cannot be synced."""
+        return self.length
+
+
+class LineOutput:
+    """Writes rows as lines at each commit, which ends a member of a compressed file: so each can be read by itself."""
+
+    def __init__(
+        self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], written: Written
+    ) -> None:
+        self._encoder = LineEncoder(table_format.kind, columns)
+        self._compression = table_format.compression
+        if self._compression == "zst":
+            import_extra("zstandard", WRITING_ZSTD)  # if it is missing, that is known before the run
+        self._file = StandardOutput.opened() if path is None else open_appended(path, written.n_bytes)
+        self._pending = [] if self._file.length else [self._encoder.header()]
+
+    def write(self, rows: Rows) -> None:
+        """Take rows, which are written at the next commit."""
+        self._pending.append(self._encoder.lines(rows))
+
+    def commit(self) -> Written:
+        """Make all rows durable. Raises ``StorageError``; then only ``close`` is of use."""
+        if content := b"".join(self._pending):
+            self._file.append(_member_of(content, self._compression))
+        self._pending = []
+        return Written(self._file.sync())
+
+    def finish(self) -> Written:
+        """Commit, once all rows are written. Raises ``StorageError``."""
+        if not self._file.length and not any(self._pending):
+            self._file.append(_member_of(b"", self._compression))  # a compressed file has a member, even without rows
+        return self.commit()
+
+    def close(self) -> None:
+        """Close the file. Bytes after the last commit are cut off when it is opened again."""
+        self._file.close()
+
+
+def _member_of(content: bytes, compression: Compression) -> bytes:
+    """Return content as one member of a compressed file, or as it is if nothing is compressed."""
+    if compression == "gz":
+        return zlib.compress(content, level=6, wbits=GZIP_WITH_HEADER)
+    if compression == "zst":
+        zstandard = import_extra("zstandard", WRITING_ZSTD)
+        return bytes(zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
+    return content
+
+
+class PartFile:
+    """One part while it is written, under a temporary name, a row group or record batch at a time.
+
+    All methods raise ``StorageError``.
+    """
+
+    def __init__(self, path: Path, kind: Kind, schema: Any) -> None:
+        self.path = path
+        self.temporary = path.with_name(f"{path.name}.tmp")
+        with storage_errors(self.temporary):
+            self._file = self.temporary.open("wb")
+            self._writer = _writer(kind, self._file, schema)
+
+    def write(self, batch: Any) -> None:
+        """Append a record batch."""
+        with storage_errors(self.temporary):
+            self._writer.write_batch(batch)
+
+    def complete(self) -> int:
+        """Give the file its name, durably; return its size in bytes."""
+        with storage_errors(self.temporary):
+            self._writer.close()
+            self._file.close()
+            size = self.temporary.stat().st_size
+        publish(self.temporary, self.path)
+        return size
+
+    def discard(self) -> None:
+        """Remove the file; an error is not reported, because a resumed run removes it, too."""
+        for step in (self._writer.close, self._file.close, self.temporary.unlink):
+            with suppress(OSError, ValueError):  # ValueError: the writer or the file has been closed
+                step()
+
+
+def _writer(kind: Kind, file: Any, schema: Any) -> Any:
+    if kind == "arrow":
+        return import_extra("pyarrow", WRITING_ARROW).ipc.new_file(file, schema)
+    return import_extra("pyarrow.parquet", WRITING_ARROW).ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
+    )
+
+
+class PartFolder:
+    """Writes rows to ``part-00000.parquet`` and so on, each with the rows of one commit.
+
+    Where row groups begin depends on the rows alone, not on how they are divided among calls.
+    """
+
+    def __init__(
+        self, folder: Path, table_format: Format, columns: Sequence[OutputColumn], written: Written | None
+    ) -> None:
+        self._folder = folder
+        self._format = table_format
+        self._builder = BatchBuilder(columns)
+        self._written = written or Written()
+        self._group: list[Sequence[Any]] = []
+        self._group_bytes = 0
+        self._part: PartFile | None = None
+        with storage_errors(folder):
+            make_folder(folder)
+            own = _parts_in(folder, table_format)
+            foreign = sorted(path.name for path in folder.iterdir() if path not in own and path.name[0] not in "._")
+            if written is None and foreign:
+                raise BulkInputError(f"{folder} has other files in it ({foreign[0]}): name a new or empty folder.")
+            _check_parts(folder, table_format, self._written)
+            remove_files(folder, _parts_behind(folder, table_format, self._written))
+
+    def write(self, rows: Rows) -> None:
+        """Write rows. Raises ``StorageError``; then only ``close`` is of use."""
+        for row in rows:
+            self._group.append(row)
+            self._group_bytes += size_of(row)
+            if len(self._group) == GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+                self._end_group()
+
+    def commit(self) -> Written:
+        """End a part with the rows since the last commit, if there are any, and make it durable.
+
+        Raises ``StorageError``; then only ``close`` is of use.
+        """
+        self._end_group()
+        if self._part is not None:
+            size = self._part.complete()
+            self._written = Written(self._written.n_bytes + size, self._written.parts + 1)
+            self._part = None
+        return self._written
+
+    def finish(self) -> Written:
+        """Commit, with an empty part if there were no rows at all."""
+        self._end_group()
+        if self._part is None and not self._written.parts:
+            self._part = self._new_part()
+        return self.commit()
+
+    def close(self) -> None:
+        """Remove the part that is not complete. Complete ones stay, until writing resumes before them."""
+        if self._part is not None:
+            self._part.discard()
+            self._part = None
+
+    def _end_group(self) -> None:
+        if not self._group:
+            return
+        if self._part is None:
+            self._part = self._new_part()
+        self._part.write(self._builder.batch(self._group))
+        self._group, self._group_bytes = [], 0
+
+    def _new_part(self) -> PartFile:
+        if self._written.parts == MAX_PARTS:
+            raise StorageError(f"{self._folder} has {MAX_PARTS} parts, which is the most. Use more rows per file.")
+        path = _part_path(self._folder, self._format, self._written.parts)
+        return PartFile(path, self._format.kind, self._builder.schema)
+
+
+def _part_path(folder: Path, table_format: Format, part: int) -> Path:
+    return folder / f"part-{part:05d}{table_format.extension}"
+
+
+def _parts_in(folder: Path, table_format: Format) -> dict[Path, int]:
+    """Return the parts of a format with their numbers; for an incomplete one that is ``MAX_PARTS``."""
+    found = {path: PART.fullmatch(path.name) for path in folder.iterdir()}
+    return {
+        path: MAX_PARTS if match["unfinished"] else int(match["number"])
+        for path, match in found.items()
+        if match and match["extension"] == table_format.extension
+    }
+
+
+def _parts_behind(folder: Path, table_format: Format, written: Written) -> list[Path]:
+    """Return the parts that are not committed, complete or not."""
+    return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= written.parts)
+
+
+def _check_parts(folder: Path, table_format: Format, written: Written) -> None:
+    """Raise ``StorageError`` if the committed parts are missing or have another size."""
+    n_bytes = 0
+    for part in range(written.parts):
+        path = _part_path(folder, table_format, part)
+        if not path.is_file():
+            raise StorageError(f"{path} has been deleted: it was complete.")
+        n_bytes += path.stat().st_size
+    if n_bytes != written.n_bytes:
+        raise StorageError(
+            f"{folder}: its first {written.parts} parts have {n_bytes} bytes, where "
+            f"{written.n_bytes} had been written: one of them has been changed."
+        )
+
 
 OutputTable: TypeAlias = LineOutput | PartFolder
 """Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
 
-Their methods raise ``StorageError`` if the disk is full, for example. What was committed is still there then, and the
-output can be opened again at its position.
+Their methods raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the
+output can be opened again behind them.
 """
 
 
@@ -24,46 +290,36 @@ def open_output(
     path: Path | None,
     format: Format,  # noqa: A002
     columns: Sequence[OutputColumn],
-    position: bytes | None,
+    written: Written | None,
 ) -> OutputTable:
-    """Open an output behind ``position``, or a new one without; then what an earlier run wrote to it is removed.
+    """Open an output to go on behind ``written``, or a new one for None; then files of an earlier run are removed.
 
     ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, whose files have
     the rows of one commit each. Raises ``BulkInputError`` for a folder with other files
-    in it, and ``StorageError`` if what had been committed is no longer there.
+    in it, and ``StorageError`` if committed rows are no longer there.
     """
     if format.in_lines:
-        return LineOutput(path, format, columns, position)
+        return LineOutput(path, format, columns, written or Written())
     if path is None:
         raise BulkInputError(f"{format} cannot be written to standard output. Use jsonl or csv, or a folder.")
-    return PartFolder(path, format, columns, position)
+    return PartFolder(path, format, columns, written)
 
 
-def check_finished(path: Path, table_format: Format, position: bytes | None) -> None:
-    """Raise ``StorageError`` if the output of a complete run is no longer what it has left. Nothing is opened."""
-    found = Position.decoded(position)
+def check_finished(path: Path, table_format: Format, written: Written) -> None:
+    """Raise ``StorageError`` if the output of a complete run has changed since. Nothing is opened."""
     try:
         with storage_errors(path):
             if not path.exists():
                 raise StorageLostError(f"{path} has been deleted.")
             if table_format.in_lines:
-                _check_file(path, found)
-            else:
-                _check_folder(path, table_format, found)
+                size = path.stat().st_size
+                if size != written.n_bytes:
+                    raise StorageLostError(f"{path} has {size} bytes, where {written.n_bytes} had been written.")
+                return
+            _check_parts(path, table_format, written)
+            if behind := _parts_behind(path, table_format, written):
+                raise StorageLostError(f"{behind[0]} is new: {written.parts} parts had been written.")
     except StorageError as error:
         raise StorageLostError(
             f"The run is complete, but its output was changed. {error} --overwrite begins again."
         ) from error
-
-
-def _check_file(path: Path, position: Position) -> None:
-    size = path.stat().st_size
-    if size != position.n_bytes:
-        raise StorageLostError(f"{path} has {size} bytes, where {position.n_bytes} had been written.")
-
-
-def _check_folder(folder: Path, table_format: Format, position: Position) -> None:
-    check_parts(folder, table_format, position)
-    behind = parts_behind(folder, table_format, position)
-    if behind:
-        raise StorageLostError(f"{behind[0]} is new: {position.parts} parts had been written.")
