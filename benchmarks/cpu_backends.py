@@ -26,7 +26,7 @@ from benchmarks.report import console, warn_if_busy
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.heads.classification import (

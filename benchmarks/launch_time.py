@@ -27,7 +27,7 @@ from benchmarks.rounds import Rounds
 from benchmarks.segment_attention import ONE_BY_ONE
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.forward_pass import Compute

@@ -360,14 +360,3 @@ class ComputedBy(NamedTuple):
     fingerprint: str = ""
     dtype: str = ""
     backend: str = ""
-
-
-class ModelDigest(NamedTuple):
-    """SHA-256 digests, in hexadecimal, of a model's small files and settings, and of its weights; empty if unknown."""
-
-    files: str
-    weights: str
-
-    def agrees_with(self, other: "ModelDigest") -> bool:
-        """Return whether both are of the same model, as far as is known."""
-        return self.files == other.files and ("" in (self.weights, other.weights) or self.weights == other.weights)

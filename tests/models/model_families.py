@@ -20,12 +20,12 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading import runner_loading
+from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
-from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.prompts import InputType, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
@@ -414,9 +414,9 @@ def write_family(
 
 def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Any:
     """Load a runner, and have it choose how it computes; a model is converted in this process."""
-    on_cpu = runner_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
+    on_cpu = torch_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
     if config.backend in ("auto", "openvino") and on_cpu:
-        from trio_pool_serve.models.loading.conversion import load_to_convert  # needs OpenVINO
+        from trio_pool_serve.models.loading.conversion_process import load_to_convert  # needs OpenVINO
 
         runner: Any = load_on_cpu(folder, config, offload, load_by_torch, load_to_convert)
         runner.prepare(None)

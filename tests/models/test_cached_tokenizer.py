@@ -40,8 +40,8 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import tokenizer_loading
-from trio_pool_serve.models.loading.conversion import load_to_convert
-from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.loading.conversion_process import load_to_convert
+from trio_pool_serve.models.loading.converter import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.prompts import PairPrompt, RenderingParams

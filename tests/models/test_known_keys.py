@@ -166,7 +166,7 @@ def test_a_published_nomic_config_with_the_values_of_transformers_is_served_up_t
     write_json(folder / "config.json", PUBLISHED)
     write_json(folder / OWN, {"max_seq_length": 8192})
     assert read_model_folder(folder).max_model_len == 2048
-    with pytest.raises(ModelLoadError, match="--max-model-len 4096 is more than the 2048 positions"):
+    with pytest.raises(ModelLoadError, match="--max-model-len 4096 exceeds the 2048 positions"):
         read_model_folder(folder, ModelConfig(max_model_len=4096))
 
 

@@ -30,8 +30,8 @@ from tests.models.vision_families import clip
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.checkpoint import require_finite
 from trio_pool_serve.models.loading.runner_loader import load_transformer
-from trio_pool_serve.models.loading.stored_weights import require_finite
 from trio_pool_serve.threads.offload import Offload
 
 

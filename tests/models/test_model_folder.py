@@ -167,7 +167,7 @@ def test_a_length_can_be_asked_for(folder: Path):
 
 
 def test_a_length_beyond_the_positions_is_an_error(folder: Path):
-    with pytest.raises(ModelLoadError, match="--max-model-len 513 is more than the 512 positions"):
+    with pytest.raises(ModelLoadError, match="--max-model-len 513 exceeds the 512 positions"):
         read_model_folder(folder, ModelConfig(max_model_len=513))
 
 
@@ -245,8 +245,8 @@ def test_a_link_out_of_the_folder_is_an_error(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"transformer_task": "fill-mask"}, "task is 'fill-mask', which is not supported"),
-        ({"transformer_task": "sequence-classification"}, "which is not supported for an embedding model"),
+        ({"transformer_task": "fill-mask"}, "task is 'fill-mask'; this kind of model needs feature-extraction"),
+        ({"transformer_task": "sequence-classification"}, "this kind of model needs feature-extraction"),
         ({"query_length": 32}, "requires query_length"),
         ({"query_expansion": {"length": 32}}, "requires query_expansion"),
         ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "requires processing_kwargs"),

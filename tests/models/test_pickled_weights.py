@@ -9,7 +9,7 @@ import torch
 
 import trio_pool_serve
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.loading.checkpoint import read_weights
 
 SOURCES = sorted(Path(trio_pool_serve.__file__).parent.rglob("*.py"))
 

@@ -106,7 +106,7 @@ def test_models_that_pool_nothing_are_refused(settings: dict, tmp_path: Path):
     from tests.models.classifier_families import write_classifier
 
     path = write_classifier(tmp_path / "classifier", "bert")
-    with pytest.raises(ModelLoadError, match="are for embedding models, which"):
+    with pytest.raises(ModelLoadError, match="apply to embedding models only"):
         read_model_folder(path, ModelConfig(**settings))
 
 

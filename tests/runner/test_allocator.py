@@ -24,7 +24,7 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_runner
 
 class MallInfo2(ctypes.Structure):  # malloc.h
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

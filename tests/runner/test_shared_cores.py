@@ -134,7 +134,7 @@ import numpy as np, torch
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, _siblings
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 

@@ -36,7 +36,7 @@ async def test_a_model_that_reads_images_is_given_processes(tmp_path):
 
 async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock, monkeypatch):
     go_on = Event()
-    monkeypatch.setattr(launcher, "reads_images_by_its_files", lambda *_: go_on.wait(60))
+    monkeypatch.setattr(launcher, "accepts_images", lambda *_: go_on.wait(60))
     config = Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu"))
     assert (await with_engine_placement(config, cores=2)).processes.engine == "local"
     go_on.set()

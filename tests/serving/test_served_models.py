@@ -19,7 +19,7 @@ from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
-from trio_pool_serve.models.loading import local_runners
+from trio_pool_serve.models.loading import runner_loader
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, RenderingParams, TextPart
 from trio_pool_serve.service import Service
@@ -495,7 +495,7 @@ async def test_what_is_wrong_with_a_model_is_said_before_another_is_prepared(wro
 
 async def test_nothing_refers_to_a_model_that_could_not_be_prepared(tmp_path, monkeypatch):
     """Not even a cycle of references, which the thread that failed may still hold when garbage is collected."""
-    monkeypatch.setattr(local_runners, "collect_garbage", lambda **_: None)
+    monkeypatch.setattr(runner_loader, "collect_garbage", lambda **_: None)
 
     def fail() -> None:
         raise ModelLoadError("too large")

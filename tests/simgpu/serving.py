@@ -28,7 +28,7 @@ from tests.models.vision_families import (
 )
 from tests.models.vision_oracles import chat_template_kwargs
 from tests.simgpu.device import simulated_device
-from trio_pool_serve.models.loading import runner_loading
+from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.types import (
     Classify,
@@ -160,6 +160,6 @@ def on_simulated_device(**device: Any) -> Iterator[torch.device]:
     with simulated_device(**device) as found, pytest.MonkeyPatch.context() as patch:
         # The setting names a kind of device that this torch has not; its number counts.
         patch.setattr(
-            runner_loading, "resolve_device", lambda name: torch.device(found.type, int(name.partition(":")[2] or 0))
+            torch_loading, "resolve_device", lambda name: torch.device(found.type, int(name.partition(":")[2] or 0))
         )
         yield found

@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import given_chat_template, read_message_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.known_keys import require_native_names
-from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
 from trio_pool_serve.models.registry import KINDS
 
-IGNORED_FILES = (
+IGNORED_FILES = [
     "onnx/*", "openvino/*", "coreml/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.tflite", "*.mlmodel",
-)  # fmt: skip
-"""Other runtimes' weights, which many repositories carry in addition to the ones that are loaded."""
+]  # fmt: skip
+"""Weights of other runtimes, which many repositories contain as well."""
 
 
 def locate_model(model: str, *, revision: str | None = None, only_local: bool = False) -> Path:
@@ -32,8 +30,9 @@ def locate_model(model: str, *, revision: str | None = None, only_local: bool = 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        ignored = list(IGNORED_FILES)
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=ignored, local_files_only=only_local))
+        return Path(
+            snapshot_download(model, revision=revision, ignore_patterns=IGNORED_FILES, local_files_only=only_local)
+        )
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -43,7 +42,7 @@ def locate_model(model: str, *, revision: str | None = None, only_local: bool = 
 DEFAULT_MODEL_CONFIG = ModelConfig()
 
 UNLIMITED = 10**6
-"""Lengths from here on mean "no limit": tokenizer_config.json writes that as numbers far above any real limit."""
+"""Lengths from here on mean "no limit": tokenizer_config.json writes that as a number far above any real limit."""
 
 POSITIONS_AFTER_PADDING = frozenset({
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "longformer", "ibert",
@@ -52,7 +51,7 @@ POSITIONS_AFTER_PADDING = frozenset({
 """Model types that number positions from ``pad_token_id + 1``, and so accept that many fewer tokens."""
 
 NOMIC_POSITIONS = 2048
-"""The length that ``nomic_bert`` models were trained on: beyond it only their own code scales positions."""
+"""Tokens that ``nomic_bert`` models were trained on: only their own code scales positions beyond it."""
 
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 """Model types whose ``n_positions`` is the length they were trained on, not a limit."""
@@ -76,10 +75,11 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     runs_code = config.trust_remote_code and "auto_map" in files.config
     if not runs_code:
         require_native_names(str(files.transformer_path / "config.json"), files.config)
-    kind, spec = _recognise(files, config)
+    read = ((kind, kind.read(files, config)) for kind in KINDS)
+    kind, spec = next((kind, spec) for kind, spec in read if spec is not None)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
-            "--pooling and --normalize (use_activation in --pooler-config) are for embedding models, which this is not."
+            "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."
         )
     if config.task is not None and config.task not in spec.tasks:
         supported = ", ".join(sorted(spec.tasks))
@@ -103,8 +103,8 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
-def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
-    """Return whether the model at ``location`` accepts images; false while its files are not on this machine.
+def accepts_images(location: str, config: ModelConfig) -> bool:
+    """Return whether the model at ``location`` accepts images; false if its files are not on this machine yet.
 
     Blocks for milliseconds; fetches nothing.
     """
@@ -119,20 +119,12 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
     name, setting, known = config.default_prompt_name, "--default-prompt-name", {*prompts}
     if name is None:
         name, setting = files.sentence_transformers_config.get("default_prompt_name"), "default_prompt_name"
-        # sentence-transformers has these, empty, and empty ones in place of null.
+        # sentence-transformers adds the first two, empty, and makes null an empty prompt.
         known |= {"query", "document", *(files.sentence_transformers_config.get("prompts") or ())}
     if name and name not in known:
         listed = ", ".join(sorted(known)) or "none"
         raise ModelLoadError(f"{setting} {name}: this model's prompt templates are: {listed}.")
     return name or None
-
-
-def _recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any], ModelSpec]:
-    for kind in KINDS:
-        spec = kind.read(files, config)
-        if spec is not None:
-            return kind, spec
-    raise ModelLoadError(f"{files.path} holds no known kind of model.")
 
 
 def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int, *, runs_code: bool) -> int:
@@ -146,10 +138,10 @@ def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens:
         positions -= (config.get("pad_token_id") or 0) + 1
     if configured is not None:
         if configured > positions:
-            raise ModelLoadError(f"--max-model-len {configured} is more than the {positions} positions the model has.")
+            raise ModelLoadError(f"--max-model-len {configured} exceeds the {positions} positions of the model.")
         return configured
     tokenizer_limit = files.tokenizer_config.get("model_max_length") or files.tokenizer_config.get("max_len")
-    # As in sentence-transformers: it replaces the tokenizer's limit, whichever is less.
+    # As in sentence-transformers, max_seq_length replaces the tokenizer's limit even if it is larger.
     text_limit = files.module_config.get("max_seq_length") or tokenizer_limit or UNLIMITED
     limit = min(max(text_limit, max_input_tokens), positions)
     if limit >= UNLIMITED:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from attrs import Factory, frozen
 
@@ -14,6 +14,9 @@ from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import PoolingTask
+
+if TYPE_CHECKING:
+    from trio_pool_serve.runner.openvino.built_heads import BuiltHeads
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 
@@ -34,11 +37,11 @@ class ModelFolder(Generic[Spec]):
     prompts: Mapping[str, str] = Factory(dict)
     default_prompt_name: str | None = None
     default_prompt: str | None = None
-    """``--default-prompt``, in place of the one of that name."""
+    """``--default-prompt``, which replaces the prompt of that name."""
     structured_messages: bool | None = None
-    """Whether message content is a list of parts; ``None``: decided by the chat template's text."""
+    """Whether message content is a list of parts; ``None`` if the chat template's text decides."""
     task: PoolingTask | None = None
-    """``--task``: what the model does unless a request says otherwise."""
+    """``--task``: the task of requests that name none."""
     tokenizer_config: Mapping[str, Any] = Factory(dict)
     """``tokenizer_config.json``."""
     chat_template: str | None = None
@@ -50,7 +53,7 @@ class ModelFolder(Generic[Spec]):
         return self.kind.image_format is not None
 
     def image_format(self) -> ImageFormat | None:
-        """Return how its images are rendered, ``None`` if it accepts none. Blocks for seconds: imports transformers.
+        """Return the format of its images, ``None`` if it accepts none. Imports transformers, which blocks for seconds.
 
         Raises ``ModelLoadError`` if its image processor does not match the model.
         """
@@ -63,7 +66,7 @@ class ModelFolder(Generic[Spec]):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the token embedding: larger ids cannot be computed."""
+        """Number of rows of the token embedding; token ids are smaller."""
         return int(self.transformer_config["vocab_size"])
 
 
@@ -78,8 +81,8 @@ class ModelKind(Generic[Spec]):
     ``read`` returns what a folder's files declare, ``None`` for a folder of another kind; it raises ``ModelLoadError``
     for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
     that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
-    because an API process imports no torch. ``exported`` names the function that returns the ``BuiltHeads`` of a
-    spec, for folders whose weights torch cannot load; it raises ``UnusableGraphError``.
+    because an API process imports no torch. ``exported_heads`` returns the heads of a spec, for folders whose weights
+    torch cannot load; it raises ``UnusableGraphError``.
 
     ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
     (``None``: the model accepts no images); by default as most models do. They raise ``ModelLoadError`` if the
@@ -88,7 +91,7 @@ class ModelKind(Generic[Spec]):
 
     read: Callable[[FolderFiles, ModelConfig], Spec | None]
     load: str
-    exported: str = ""
+    exported_heads: "Callable[[Spec], BuiltHeads] | None" = None
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
     pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
     image_format: Callable[[ModelFolder[Spec]], ImageFormat] | None = None

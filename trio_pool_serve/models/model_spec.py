@@ -1,4 +1,4 @@
-"""What the files of a model's folder declare, for every kind of model."""
+"""The declarations in the files of a model's folder, for every kind of model."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -7,6 +7,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.prompts import InputType
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
 Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
@@ -14,7 +15,7 @@ Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
 late_interaction: one vector per token."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""Of two vectors. Distances are negated, so that greater means more similar."""
+"""How two vectors are compared. Distances are negated, so that greater means more similar."""
 
 
 @frozen(kw_only=True)
@@ -29,7 +30,7 @@ class ModelSpec:
     keeps_input_type_prompt: ClassVar[bool] = False
     """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
     pools_token_states: ClassVar[bool] = False
-    """Whether a Pooling module makes its vectors of the states of tokens."""
+    """Whether a Pooling module computes its vectors from the tokens' states."""
 
     modules: tuple[ModuleFiles, ...] = ()
     """The modules of sentence-transformers after the transformer, in order."""
@@ -41,8 +42,10 @@ class ModelSpec:
     """Texts that the tokenizer must not split, if they are in its vocabulary: single tokens in training."""
     extra_prompts: Mapping[str, str] = Factory(dict)
     """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
+    conversation: ChatFormat | None = None
+    """How every input is put into the chat template; ``None`` if only ``messages`` are."""
     assumption: str = ""
-    """What is assumed of the model because its files do not declare it; empty if nothing is."""
+    """A warning about settings that the files do not declare and the server assumes; empty if there are none."""
 
     @property
     def tasks(self) -> frozenset[PoolingTask]:
@@ -56,8 +59,13 @@ class ModelSpec:
 
     @property
     def pools_instruction(self) -> bool:
-        """Whether the pooler includes the instruction's tokens."""
-        return True
+        """Whether the pooler includes the instruction's tokens, as nearly every model's does.
+
+        In a conversation they cannot be distinguished from the others.
+        """
+        return self.uses_chat_template or all(
+            module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling"
+        )
 
     @property
     def multi_label(self) -> bool:
@@ -66,12 +74,12 @@ class ModelSpec:
 
     @property
     def pools_chunks(self) -> bool:
-        """Whether it can embed the chunks of a document (late chunking): its vectors are means of token states."""
-        return False
+        """Whether it can embed the chunks of a document (late chunking): it takes means of plain texts' states."""
+        return self.pooling == "mean" and not self.uses_chat_template
 
     @property
     def embeds_windows(self) -> bool:
-        """Whether a text that is too long can be embedded in windows: only if it is rendered by itself."""
+        """Whether long texts can be embedded in windows: only texts that are rendered by themselves can."""
         return "embed" in self.tasks and not self.uses_chat_template and not self.pads_texts
 
     @property
@@ -90,21 +98,16 @@ class ModelSpec:
 
         The instruction is a system message before it.
         """
-        return False
+        return self.conversation is not None
 
     @property
     def max_input_tokens(self) -> int:
-        """Longest input of any input type, tokens, even if its tokenizer's limit is less; 0: the tokenizer's limit."""
+        """Maximum tokens of any input type, even above the tokenizer's limit; 0 if that is the maximum."""
         return 0
-
-    @property
-    def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """Variables that the files pass to the chat template."""
-        return {}
 
     def sparse_params(self, input_type: InputType | None) -> PoolingParams:
         """Return the params by which the sparse vector of a text of this input type is computed."""
-        del input_type  # most models treat all alike
+        del input_type  # most models treat all input types alike
         return SparseEmbed()
 
 

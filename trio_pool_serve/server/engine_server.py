@@ -20,8 +20,7 @@ from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
-from trio_pool_serve.models.loading.local_runners import LocalRunners
-from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer
+from trio_pool_serve.models.loading.runner_loader import LocalRunners, RunnerLoader, load_transformer
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig

@@ -11,7 +11,7 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.engine.gpus import Gpu, find_gpus
 from trio_pool_serve.engine.placement import default_placement, with_replicas
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its_files
+from trio_pool_serve.models.folder import accepts_images, open_model_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
@@ -76,7 +76,7 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
     reads_images = False
     with trio.move_on_after(PEEK_S):
         reads_images = await Offload().run(
-            "load", lambda: any(reads_images_by_its_files(each.location, each.loading) for each in config.sources)
+            "load", lambda: any(accepts_images(each.location, each.loading) for each in config.sources)
         )
     engine = default_placement(config, reads_images=reads_images, cores=cores)
     return evolve(config, processes=evolve(config.processes, engine=engine))

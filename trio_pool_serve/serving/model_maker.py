@@ -12,9 +12,8 @@ from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model, open_model_folder
-from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
-from trio_pool_serve.models.loading.runner_loader import RunnerLoader
+from trio_pool_serve.models.loading.runner_loader import LocalRunners, RunnerLoader
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses

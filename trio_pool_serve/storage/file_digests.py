@@ -23,6 +23,17 @@ SETTLED_S = 2.0
 of up to two seconds (FAT)."""
 
 
+class ModelDigest(NamedTuple):
+    """SHA-256 digests, in hexadecimal, of a model's small files and settings, and of its weights; empty if unknown."""
+
+    files: str
+    weights: str
+
+    def agrees_with(self, other: "ModelDigest") -> bool:
+        """Return whether both are of the same model, as far as is known."""
+        return self.files == other.files and ("" in (self.weights, other.weights) or self.weights == other.weights)
+
+
 class RememberedFile(NamedTuple):
     """A file as it was when it was read. ``change_ns``: also what keeps the time of modification changes this one."""
 

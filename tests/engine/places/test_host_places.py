@@ -25,8 +25,8 @@ from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
+from trio_pool_serve.storage.file_digests import ModelDigest
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import ModelDigest
 
 DIGEST = ModelDigest("f" * 64, "w" * 64)
 

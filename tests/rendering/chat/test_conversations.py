@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -35,6 +34,7 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import MAX_TEMPLATE_CHARACTERS
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
 
@@ -43,12 +43,10 @@ IMAGE = SPECIAL.index("<|image|>")
 NO_SPECIAL = RenderingParams(add_special_tokens=False)
 
 
-@attrs.frozen(kw_only=True)
-class Converser(Embedding):
-    """Reads everything as a conversation; its files have a beginning of an answer put behind it."""
-
-    uses_chat_template = True
-    chat_template_kwargs = MappingProxyType({"add_generation_prompt": True, "mood": "calm"})
+CONVERSER = Embedding(
+    modules=(), conversation=ChatFormat(structured=True, options={"add_generation_prompt": True, "mood": "calm"})
+)
+"""Reads every input as a conversation, which is followed by the beginning of an answer."""
 
 
 @asynccontextmanager
@@ -59,7 +57,7 @@ async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     offload = Offload()
     read = read_model_folder(folder)
     if given.pop("uses_chat_template"):
-        read = attrs.evolve(read, spec=Converser(modules=()))
+        read = attrs.evolve(read, spec=CONVERSER)
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
         templates = ChatTemplates(processes, processes, offload)

@@ -16,10 +16,10 @@ from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+from trio_pool_serve.storage.file_digests import ModelDigest
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family
-from trio_pool_serve.types import ModelDigest
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, require_finite
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
-from trio_pool_serve.models.loading.stored_weights import require_finite
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead

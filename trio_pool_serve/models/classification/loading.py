@@ -1,6 +1,7 @@
 """Loading transformers' classifiers, for whole inputs and for tokens."""
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     LastTokenLogits,
     RowLogits,
-    RowsOfStates,
     TokenClassificationHead,
     activation_functions,
     identity,
@@ -42,17 +42,10 @@ def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
         pooler, model.base_model.pooler = model.base_model.pooler.float(), None
         of_row: RowLogits = lambda rows: classifier(pooler(rows.first_states().float()[:, None]))  # noqa: E731
     else:
-        of_row = _modern_bert(model.head.float(), classifier, model.config.classifier_pooling)
+        head = model.head.float()
+        pool = methodcaller("first_states" if model.config.classifier_pooling == "cls" else "mean_states")
+        of_row = lambda rows: classifier(head(pool(rows).float()))  # noqa: E731
     return of_row, lambda states: classifier(states.float())
-
-
-def _modern_bert(head: nn.Module, classifier: nn.Module, pooling: str) -> RowLogits:
-    def of_row(rows: RowsOfStates) -> Tensor:
-        pooled = rows.first_states() if pooling == "cls" else rows.mean_states()
-        logits: Tensor = classifier(head(pooled.float()))
-        return logits
-
-    return of_row
 
 
 NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})

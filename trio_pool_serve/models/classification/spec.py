@@ -12,7 +12,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
-from trio_pool_serve.models.files.exported_files import has_exported_file, why_without_torch
+from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
@@ -78,14 +78,13 @@ class TokenClassifier(Classifier):
     supports_prompt_embeds = True
 
 
-def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | None:
+def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
     """Read folders saved from a classifier, unless their modules.json declares another kind of model."""
-    del config
     if files.modules:
-        return _read_cross_encoder(files) if is_cross_encoder(files) else None
-    if _saved_from(files, "ForSequenceClassification"):
+        return _read_cross_encoder(files) if files.encoder_class == "CrossEncoder" else None
+    if files.is_saved_from("ForSequenceClassification"):
         return _sequence_classifier(files)
-    if _saved_from(files, "ForTokenClassification"):
+    if files.is_saved_from("ForTokenClassification"):
         labels = read_labels(files.config)
         return TokenClassifier(
             labels=labels,
@@ -96,7 +95,7 @@ def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | Non
 
 
 def _read_cross_encoder(files: FolderFiles) -> SequenceClassifier | None:
-    task = transformer_task(files)
+    task = files.transformer_task
     if task == "text-generation":
         return None
     following = ", ".join(module.name for module in files.modules[1:])
@@ -106,16 +105,6 @@ def _read_cross_encoder(files: FolderFiles) -> SequenceClassifier | None:
             "sequence-classification with none and text-generation with LogitScore."
         )
     return _sequence_classifier(files)
-
-
-def is_cross_encoder(files: FolderFiles) -> bool:
-    """Return whether sentence-transformers saved the folder as a cross-encoder."""
-    return files.sentence_transformers_config.get("model_type") == "CrossEncoder"
-
-
-def transformer_task(files: FolderFiles) -> str:
-    """Return ``transformer_task`` of the transformer module."""
-    return str(files.module_config.get("transformer_task", "feature-extraction"))
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -154,7 +143,7 @@ def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files),
         classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS
-        and not (why_without_torch(files.transformer_path) and has_exported_file(files.transformer_path)),
+        and not (why_not_torch(files.transformer_path) and has_exported_file(files.transformer_path)),
     )
 
 
@@ -163,7 +152,3 @@ def _problem_type(config: Mapping[str, Any]) -> str | None:
     if problem_type not in PROBLEM_TYPES:
         raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
     return problem_type
-
-
-def _saved_from(files: FolderFiles, suffix: str) -> bool:
-    return any(name.endswith(suffix) for name in files.architectures)

@@ -13,12 +13,6 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.modalities import (
-    modality_config,
-    reject_input_type_lengths,
-    reject_processing_kwargs,
-    require_methods,
-)
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.media.image_processor import Arrays
 
@@ -79,9 +73,8 @@ class DualEncoder(ModelSpec):
     scoring = "vectors"
 
 
-def read_dual_encoder(files: FolderFiles, config: ModelConfig) -> DualEncoder | None:
+def read_dual_encoder(files: FolderFiles, _: ModelConfig) -> DualEncoder | None:
     """Read folders of the known model types."""
-    del config
     model_type = files.config.get("model_type")
     if model_type not in MODEL_CLASSES:
         return None
@@ -99,16 +92,13 @@ def read_dual_encoder(files: FolderFiles, config: ModelConfig) -> DualEncoder | 
 
 
 def _check_modules(files: FolderFiles) -> None:
-    reject_input_type_lengths(files)
-    reject_processing_kwargs(files, TEXT_KWARGS)
-    kwargs = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
+    files.reject_input_type_lengths()
+    files.reject_processing_kwargs(TEXT_KWARGS)
+    kwargs = files.processing_kwargs.get("text") or {}
     if kwargs.get("padding", True) not in (True, "max_length", "longest") or not kwargs.get("truncation", True):
         raise ModelLoadError(f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.")
-    if not files.modules:
-        return
-    found = modality_config(files)
-    if found or files.modules[0].name != "CLIPModel":
-        require_methods(found, METHODS)
+    if files.modules and (files.modality_config or files.modules[0].name != "CLIPModel"):
+        files.require_methods(METHODS)
         output = files.module_config.get("module_output_name")
         if output != "sentence_embedding":
             raise ModelLoadError(f"The transformer module outputs {output!r}, which is not supported.")
@@ -132,7 +122,7 @@ def _text_padding(files: FolderFiles) -> TextPadding:
     """
     tokenizer = files.tokenizer_config
     positions = int(files.text_config["max_position_embeddings"])
-    kwargs = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
+    kwargs = files.processing_kwargs.get("text") or {}
     max_length = (
         kwargs.get("max_length") or files.module_config.get("max_seq_length") or tokenizer.get("model_max_length")
     )

@@ -6,7 +6,7 @@ is a bare transformer, which sentence-transformers pools by MEAN, or by LAST if 
 
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from attrs import evolve, frozen
 
@@ -14,12 +14,6 @@ from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
-from trio_pool_serve.models.files.modalities import (
-    modality_config,
-    reject_processing_kwargs,
-    require_methods,
-    require_plain_states,
-)
 from trio_pool_serve.models.model_spec import ModelSpec, Similarity, pooling_modes
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
@@ -28,18 +22,10 @@ from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 class Embedding(ModelSpec):
     """One vector per text."""
 
-    conversation: ChatFormat | None = None
-    """How inputs are put into the chat template, if they are."""
-
     tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
     supports_prompt_embeds = True
     pools_token_states = True
-
-    @property
-    def pools_chunks(self) -> bool:
-        """Whether it takes means of texts that are tokenised as they are sent."""
-        return self.pooling == "mean" and not self.uses_chat_template
 
     @property
     def normalizes(self) -> bool:
@@ -47,45 +33,29 @@ class Embedding(ModelSpec):
         return bool(self.modules) and self.modules[-1].name == "Normalize"
 
     @property
-    def uses_chat_template(self) -> bool:
-        """Whether the files have a chat template and declare its use."""
-        return self.conversation is not None
-
-    @property
-    def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """``chat_template`` options of processing_kwargs."""
-        return {} if self.conversation is None else self.conversation.options
-
-    @property
     def pooling(self) -> str:
         """The modes of the Pooling module, joined by ``+``."""
         return "+".join(pooling_modes(self.modules[0].config))
-
-    @property
-    def pools_instruction(self) -> bool:
-        """Whether the pooler includes the instruction's tokens, as nearly every model's does.
-
-        In a conversation they cannot be distinguished from the others.
-        """
-        return self.uses_chat_template or all(
-            module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling"
-        )
 
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
     _refuse_unsupported(files)
-    found = modality_config(files)
-    require_methods(found, dict.fromkeys(("text", "message") & found.keys(), STATES))
-    if "message" not in found:
-        reject_processing_kwargs(files, {})
-    conversation = read_chat_format(files) if "message" in found else None
+    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     return Embedding(
         modules=modules_after_transformer(files, config),
         similarity=similarity_of(files),
-        conversation=conversation,
+        conversation=read_conversation(files),
         assumption=assumption_of(files, config),
     )
+
+
+def read_conversation(files: FolderFiles) -> ChatFormat | None:
+    """Return how inputs are put into the chat template, ``None`` if modules.json declares no conversations."""
+    if "message" in files.modality_config:
+        return read_chat_format(files)
+    files.reject_processing_kwargs()
+    return None
 
 
 STATES = ("forward", "last_hidden_state")
@@ -93,7 +63,7 @@ STATES = ("forward", "last_hidden_state")
 
 
 MODULE_POOLING: Mapping[Pooling, str] = {"last": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
-"""Names of pooling types in a Pooling module's config, where they are others than the setting's."""
+"""Pooling types whose names in a Pooling module's config differ from the setting's."""
 
 
 def modules_after_transformer(
@@ -101,8 +71,8 @@ def modules_after_transformer(
 ) -> tuple[ModuleFiles, ...]:
     """Return the modules after the transformer, as the settings change them.
 
-    A bare transformer gets those ``undeclared``, by default the pooling of sentence-transformers. Raises
-    ``ModelLoadError`` for ``--pooling`` where no Pooling module comes first.
+    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers. Raises
+    ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
     """
     pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
     modules = list(files.modules[1:] if files.modules else undeclared or (pooling,))
@@ -126,16 +96,16 @@ def _undeclared_pooling(files: FolderFiles) -> str:
 
 
 ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
-"""In the names of classes that vLLM pools by CLS; decoders it pools by LAST."""
+"""In the names of classes that vLLM pools by CLS; it pools decoders by LAST."""
 
 
 def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
-    """Return what is assumed of a folder without modules.json, and what other servers would assume."""
+    """Return what the server, and what others, assume of a folder without modules.json; empty with one."""
     if files.modules or (config.pooling is not None and config.normalize is not None):
         return ""
     name, pooling = next(iter(files.architectures), ""), _undeclared_pooling(files)
     vllm = "CLS" if ENCODERS.search(name) else "LAST"
-    # It takes any model type with these four letters for a variant of BERT.
+    # text-embeddings-inference takes any model type with these four letters for a variant of BERT.
     is_bert = "bert" in str(files.config.get("model_type")).lower()
     return (
         f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or pooling} pooling and "
@@ -164,3 +134,9 @@ def _refuse_unsupported(files: FolderFiles) -> None:
         if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
             raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
     require_plain_states(files)
+
+
+def require_plain_states(files: FolderFiles) -> None:
+    """Raise ``ModelLoadError`` unless the transformer makes the states of an embedding model, of any text alike."""
+    files.require_task("feature-extraction")
+    files.reject_input_type_lengths()

@@ -11,7 +11,6 @@ from jinja2.meta import find_undeclared_variables
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
-from trio_pool_serve.models.files.modalities import modality_config
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
 from trio_pool_serve.rendering.chat.template_sandbox import SANDBOX
 
@@ -25,7 +24,7 @@ TOKENIZER_KWARGS = frozenset({"padding", "truncation", "max_length", "return_ten
 
 
 def given_chat_template(given: str | None) -> str | None:
-    """Return the chat template that ``--chat-template`` names or is. Raises ``ModelLoadError``."""
+    """Return the template that ``--chat-template`` contains, or the file it names. Raises ``ModelLoadError``."""
     if given is None:
         return None
     template = given
@@ -42,7 +41,7 @@ def given_chat_template(given: str | None) -> str | None:
 
 
 def variables_of(template: str) -> set[str]:
-    """Return the variables that a template reads; none of one that cannot be parsed."""
+    """Return the variables that a template reads; none if it cannot be parsed."""
     try:
         return find_undeclared_variables(SANDBOX.parse(template))
     except TemplateSyntaxError:
@@ -63,17 +62,17 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         return inferred
     if not files.modules:
         return evolve(inferred, required=False) if template is not None else None
-    if modality_config(files).get("message") is None:
+    if files.modality_config.get("message") is None:
         return None
     structured = read_message_format(files)
     return inferred if structured is None else evolve(inferred, structured=structured)
 
 
 def read_message_format(files: FolderFiles) -> bool | None:
-    """Return whether message content is a list of parts; ``None``: decided by the chat template's text."""
+    """Return whether message content is a list of parts; ``None`` if the chat template's text decides."""
     if files.chat_template is not None:
         return None
-    form = (modality_config(files).get("message") or {}).get("format", "auto")
+    form = (files.modality_config.get("message") or {}).get("format", "auto")
     if form == "auto":
         return False if files.text_config.get("model_type") in FLAT_MODEL_TYPES else None
     return bool(form == "structured")
@@ -93,18 +92,17 @@ def read_chat_template(files: FolderFiles) -> str | None:
 
 
 def processor_template(folder: Path) -> Any:
-    """Return the chat template, or several, that only processors have used to be saved with; ``None`` without.
+    """Return the chat template, or templates, of a processor's files, ``None`` if there are none.
 
-    It takes precedence over the tokenizer's.
+    They take precedence over the tokenizer's. Only older versions of transformers save them there.
     """
     found = (read_json(folder / name).get("chat_template") for name in ("processor_config.json", "chat_template.json"))
     return next(filter(None, found), None)
 
 
 def _template_options(files: FolderFiles) -> Mapping[str, Any]:
-    kwargs: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
-    unsupported = [name for name, options in kwargs.items() if options and name != "chat_template"]
-    options = kwargs.get("chat_template") or {}
+    unsupported = [name for name, options in files.processing_kwargs.items() if options and name != "chat_template"]
+    options = files.processing_kwargs.get("chat_template") or {}
     unsupported += sorted(TOKENIZER_KWARGS & options.keys())
     if unsupported:
         raise ModelLoadError(f"processing_kwargs requires {', '.join(unsupported)}, which is not supported.")

@@ -1,4 +1,4 @@
-"""Weights in a model's folder that Optimum or sentence-transformers exported, in OpenVINO's format or in ONNX."""
+"""OpenVINO and ONNX files in a model's folder, which Optimum or sentence-transformers exported."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -18,18 +18,18 @@ def exported_file(transformer_path: Path, *, in_int8: bool = False) -> Path | No
 
 
 def parts_of(file: Path) -> list[Path]:
-    """Return an exported file and the files beside it that may have its weights."""
+    """Return an exported file and the files beside it that may contain its weights."""
     return sorted(path for path in file.parent.glob(f"{file.stem}.*") if path.is_file())
 
 
 def missing_libraries() -> str:
-    """Return which of torch and transformers are not installed, as a reason; empty if both are."""
-    # Not by ``find_spec``, which finds no torch in a process that is to do without (``do_without_torch``).
+    """Return a reason that names which of torch and transformers are not installed; empty if both are."""
+    # ``find_spec`` finds no torch in a process that blocks its import (``do_without_torch``).
     missing = [library for library in ("torch", "transformers") if PathFinder.find_spec(library, sys.path) is None]
     return f"{' and '.join(missing)} cannot be imported" if missing else ""
 
 
-def why_without_torch(transformer_path: Path) -> str:
+def why_not_torch(transformer_path: Path) -> str:
     """Return why torch cannot load a model; empty if it may."""
     has_weights = any(any(transformer_path.glob(pattern)) for pattern in TORCH_WEIGHTS)
     no_weights = "" if has_weights or not has_exported_file(transformer_path) else "the folder has no weights for torch"

@@ -3,15 +3,19 @@
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
+
+ModalityConfig: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""For each modality that a transformer module accepts: the method that computes it and the output that is used.
+``message`` is the modality of conversations."""
 
 
 @frozen(kw_only=True)
@@ -29,6 +33,11 @@ class RouterFiles:
 
     routes: Mapping[str, tuple[ModuleFiles, ...]]
     default_route: str | None
+
+
+NO_KWARGS: Mapping[str, Collection[str]] = {}
+
+INPUT_TYPE_LENGTHS = ("query_length", "document_length", "query_expansion")
 
 
 @frozen(kw_only=True)
@@ -71,6 +80,65 @@ class FolderFiles:
     def architectures(self) -> tuple[str, ...]:
         """The transformers classes that the weights were saved from."""
         return tuple(self.config.get("architectures") or ())
+
+    def is_saved_from(self, suffix: str) -> bool:
+        """Return whether the weights were saved from a class with this suffix, such as ``ForCausalLM``."""
+        return any(name.endswith(suffix) for name in self.architectures)
+
+    @property
+    def encoder_class(self) -> str | None:
+        """sentence-transformers' class that saved the folder, such as ``CrossEncoder``; PyLate's is ``ColBERT``."""
+        return self.sentence_transformers_config.get("model_type")
+
+    @property
+    def transformer_task(self) -> str:
+        """``transformer_task`` of the transformer module."""
+        return str(self.module_config.get("transformer_task", "feature-extraction"))
+
+    @property
+    def modality_config(self) -> ModalityConfig:
+        """``modality_config`` of the transformer module; empty if it has none."""
+        return self.module_config.get("modality_config") or {}
+
+    @property
+    def processing_kwargs(self) -> Mapping[str, Mapping[str, Any]]:
+        """``processing_kwargs`` of the transformer module, by section; empty if it has none."""
+        return self.module_config.get("processing_kwargs") or {}
+
+    def require_task(self, wanted: str) -> None:
+        """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""
+        if self.transformer_task != wanted:
+            raise ModelLoadError(
+                f"The transformer's task is {self.transformer_task!r}; this kind of model needs {wanted}."
+            )
+
+    def require_methods(self, wanted: Mapping[str, tuple[str, str]]) -> None:
+        """Raise ``ModelLoadError`` unless each modality in ``wanted`` is computed by that (method, output)."""
+        for modality, (method, output) in wanted.items():
+            entry = self.modality_config.get(modality) or {}
+            found = entry.get("method"), entry.get("method_output_name")
+            if found not in ((method, output), (method, [output])):
+                raise ModelLoadError(
+                    f"modality_config computes {modality} by {found[0]} and takes its {found[1]}, which is not "
+                    f"supported; {method} and {output} are."
+                )
+
+    def reject_processing_kwargs(self, known: Mapping[str, Collection[str]] = NO_KWARGS) -> None:
+        """Raise ``ModelLoadError`` for ``processing_kwargs`` other than the ``known`` ones of each section."""
+        kwargs = self.processing_kwargs
+        unknown = [
+            f"{part}.{name}" for part in kwargs for name in kwargs[part] or () if name not in known.get(part, ())
+        ]
+        if unknown:
+            raise ModelLoadError(
+                f"The transformer's config requires processing_kwargs {', '.join(unknown)}, which is not supported."
+            )
+
+    def reject_input_type_lengths(self) -> None:
+        """Raise ``ModelLoadError`` for lengths by input type, which only late-interaction models support."""
+        found = [name for name in INPUT_TYPE_LENGTHS if self.module_config.get(name)]
+        if found:
+            raise ModelLoadError(f"The transformer's config requires {', '.join(found)}, which is not supported.")
 
 
 DEFAULT_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -197,25 +265,19 @@ def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
 def find_token_id(files: FolderFiles, token: str) -> int | None:
     """Return a token's id, ``None`` if the vocabulary lacks it. Raises ``ModelLoadError``."""
     folder = files.transformer_path
-    added: Mapping[str, Mapping[str, Any]] = files.tokenizer_config.get("added_tokens_decoder") or {}
-    for token_id, entry in added.items():
-        if entry.get("content") == token:
-            return int(token_id)
     document = read_json(folder / "tokenizer.json")
-    for entry in document.get("added_tokens") or []:
-        if entry.get("content") == token:
-            return int(entry["id"])
-    vocabularies: list[Any] = [
-        (document.get("model") or {}).get("vocab"),
+    decoder: Mapping[str, Mapping[str, Any]] = files.tokenizer_config.get("added_tokens_decoder") or {}
+    vocabulary = (document.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # unigrams: [piece, weight]
+        vocabulary = {piece: index for index, (piece, *_) in enumerate(vocabulary)}
+    vocabularies: list[Mapping[Any, Any]] = [
+        {entry.get("content"): token_id for token_id, entry in decoder.items()},
+        {entry.get("content"): entry.get("id") for entry in document.get("added_tokens") or ()},
+        vocabulary,
         read_json(folder / "vocab.json"),
         read_json(folder / "added_tokens.json"),
     ]
-    for vocabulary in vocabularies:
-        if isinstance(vocabulary, dict) and token in vocabulary:
-            return int(vocabulary[token])
-        if isinstance(vocabulary, list):  # unigrams: [piece, weight]
-            return next((index for index, (piece, *_) in enumerate(vocabulary) if piece == token), None)
-    return None
+    return next((int(ids[token]) for ids in vocabularies if token in ids), None)
 
 
 MAX_FILE_BYTES = 2**28

@@ -1,6 +1,6 @@
-"""The keys of a model's files that are obeyed, or that sentence-transformers does not compute with either.
+"""The keys of a model's files that are honoured, or that do not change what sentence-transformers computes.
 
-Any other key is refused; docs/model-files.md has the table. From the loaders of sentence-transformers 6.2 and
+Any other key is rejected; docs/model-files.md lists them. From the loaders of sentence-transformers 6.2 and
 transformers 5.23.
 """
 
@@ -34,17 +34,17 @@ KNOWN_KEYS: Mapping[str, str] = {
     "Router": "default_route allow_empty_key route_mappings",
 }
 """By class of module, and by mapping within a Transformer's config. sentence-transformers passes all keys of these to
-a constructor; of other classes' it ignores what it does not know."""
+a constructor; it ignores unknown keys of other classes."""
 
 OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 
-WRONG = {
+IF_IGNORED = {
     "model_kwargs": "the transformer would be loaded without it",
     "processor_kwargs": "texts would be tokenised without it",
     "config_kwargs": "the transformer would compute without it",
     "tokenizer_name_or_path": "texts would be tokenised by the folder's own tokenizer instead",
 }
-"""What a refused key, or one in such a mapping, would do to outputs if it was ignored."""
+"""What would be wrong if a rejected key, or a key in such a mapping, were ignored."""
 
 NOMIC_NAMES: Mapping[str, Any] = {
     "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072, "num_experts": 0, "layer_norm_epsilon": 1e-12,
@@ -52,7 +52,7 @@ NOMIC_NAMES: Mapping[str, Any] = {
     "prenorm": False, "parallel_block": False, "use_rms_norm": False, "causal": False, "qkv_proj_bias": False,
     "mlp_fc1_bias": False, "mlp_fc2_bias": False,
 }  # fmt: skip
-"""Names of published ``nomic_bert`` configs that transformers' class does not read, and what it computes with then."""
+"""Names in published ``nomic_bert`` configs that transformers' class does not read, and the values it assumes."""
 
 
 def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
@@ -62,10 +62,10 @@ def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
         section = OLD_NAMES.get(key, key)
         if value in (None, {}, []) or key in known:
             continue
-        if kind == "Transformer" and section in WRONG and isinstance(value, Mapping):
+        if kind == "Transformer" and section in IF_IGNORED and isinstance(value, Mapping):
             require_known(section, f"{place}: {key}", value)
             continue
-        wrong = WRONG.get(key) or WRONG.get(kind, "sentence-transformers would not ignore it")
+        wrong = IF_IGNORED.get(key) or IF_IGNORED.get(kind, "sentence-transformers would not ignore it")
         raise ModelLoadError(f"{place}: {key} is {value!r}, which is not supported: {wrong}.")
 
 

@@ -1,7 +1,7 @@
-"""Digests of a model's content, which other names and places of its folder do not change.
+"""Digests of a model's content, which do not depend on the name and place of its folder.
 
 ``model_entry`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
-model. Without a cache, which remembers files that stay the same, both read all of them: about a second for a gigabyte.
+model. Without a cache, which remembers the digests of unchanged files, both read all files: a second for a gigabyte.
 """
 
 import hashlib
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
-from trio_pool_serve.storage.file_digests import file_digests
+from trio_pool_serve.storage.file_digests import ModelDigest, file_digests
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
-from trio_pool_serve.types import ModelDigest
 
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".py", ".bpe", ".codes", ".spm", ".tiktoken", ".vocab")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
@@ -22,7 +21,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 NOT_OF_THE_MODEL = frozenset({
     "onnx", "openvino", "coreml", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin",
 })  # fmt: skip
-"""Folders with weights of other runtimes, which not every machine has, and what training leaves behind."""
+"""Folders with weights of other runtimes, which some machines lack, and files that training leaves behind."""
 
 SETTINGS = ("pooling", "normalize", "task")
 
@@ -42,7 +41,7 @@ def tokenizer_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
 
 
 def _name_for_people(folder: Path) -> str:
-    """Return a name for a model's folder, with its owner's for one of the hub's cache."""
+    """Return a name for a model's folder; in the hub's cache it includes the owner's."""
     is_of_hub = folder.parent.name == "snapshots"  # .../models--OWNER--NAME/snapshots/REVISION
     return folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
 
@@ -63,21 +62,21 @@ def fingerprint_of_loaded(folder: Path, config: ModelConfig, exported: Iterable[
     ``exported`` are the files that its weights were taken from, if torch does not load it.
     """
     cache = ModelCache.of(config.cache_dir)
-    with suppress(OSError):  # of files that need not be read to load the model
+    with suppress(OSError):  # loading the model does not read all files
         weights = file_digests(exported, None if cache is None else cache.memory)
         return fingerprint_of(*digest_of(folder, config), *weights.values(), *computed_by)
     return ""
 
 
 def fingerprint_of(*parts: object) -> str:
-    """Return 16 hexadecimal digits that differ if any of ``parts``, which have to be JSON, does."""
+    """Return 16 hexadecimal digits that differ if any of ``parts``, which must be JSON values, differs."""
     return _digest(parts)[:16]
 
 
 def _content_of(
     folder: Path, cache: ModelCache | None, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)
 ) -> Mapping[str, str]:
-    """Return the SHA-256 of each file of a model by its path in the folder, in the order of these."""
+    """Return the SHA-256 of each file of a model, by its path in the folder and sorted by it."""
     names = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     paths = {
         name.as_posix(): path

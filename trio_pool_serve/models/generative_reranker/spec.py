@@ -12,7 +12,7 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.spec import is_cross_encoder, score_activation, transformer_task
+from trio_pool_serve.models.classification.spec import score_activation
 from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_spec import ModelSpec
@@ -56,12 +56,13 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
     """Read causal language models whose files, or ``--task score``, make them rerankers."""
     template: PairTemplate | None
     if files.modules:
-        if not is_cross_encoder(files) or transformer_task(files) != "text-generation":
+        if files.encoder_class != "CrossEncoder" or files.transformer_task != "text-generation":
             return None
         template = read_chat_format(files)
         true_token_id, false_token_id = _logit_score_tokens(files)
-    elif any(name.endswith("ForCausalLM") for name in files.architectures):
-        if _names_both_roles(read_chat_template(files) or ""):
+    elif files.is_saved_from("ForCausalLM"):
+        chat_template = read_chat_template(files) or ""
+        if all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document")):
             template = read_chat_format(files)
         elif config.task == "score":
             template = _reranker_template(files)
@@ -76,10 +77,6 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
         score_activation=score_activation(files, 1),
         template=template,
     )
-
-
-def _names_both_roles(template: str) -> bool:
-    return all(re.search(rf"""["']{role}["']""", template) for role in ("query", "document"))
 
 
 def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:

@@ -7,9 +7,8 @@ from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.late_interaction.spec import LateInteraction
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules
-from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead

@@ -65,7 +65,7 @@ class LateInteraction(ModelSpec):
     """One vector per token. Its ``modules`` are Dense and Normalize over tokens; its prompts begin with markers."""
 
     projection_is_in_checkpoint: bool = False
-    """Whether the first module is a projection without bias, ``linear.weight`` of the transformer's checkpoint."""
+    """Whether the transformer's checkpoint contains a projection without bias, ``linear.weight``, as first module."""
     mask: ScoringMask | None = None
     """``None``: exactly the tokens that are attended to are kept."""
     expansion: QueryExpansion | None = None
@@ -88,7 +88,7 @@ class LateInteraction(ModelSpec):
 
 def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
     """Read folders of the three layouts."""
-    if any(name.endswith("ForRetrieval") for name in files.architectures):
+    if files.is_saved_from("ForRetrieval"):
         raise ModelLoadError(
             f"{files.architectures[0]} is an unsupported page retriever; ColPali and ColQwen2 are supported."
         )
@@ -96,18 +96,20 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
         return None
     if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
         raise ModelLoadError("The model needs code from its folder, which is run only with --trust-remote-code.")
-    if files.module_config.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise ModelLoadError(f"The transformer's task is {files.module_config['transformer_task']!r}.")
-    if files.module_config.get("processing_kwargs"):
-        raise ModelLoadError("The transformer's config requires processing_kwargs, which is not supported.")
+    files.require_task("feature-extraction")
+    files.reject_processing_kwargs()
     spec = _read_modules(files) if files.modules else _read_checkpoint(files)
-    _check(files, spec)
+    length = spec.expansion.length if spec.expansion else 0
+    if spec.query_length is not None and spec.query_length < length:
+        raise ModelLoadError(f"Queries are truncated to {spec.query_length} tokens but expanded to {length}.")
+    if length and files.tokenizer_config.get("padding_side") == "left":
+        raise ModelLoadError("Query expansion on the left is not supported.")
     return spec
 
 
 def _is_late_interaction(files: FolderFiles) -> bool:
     return (
-        files.sentence_transformers_config.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+        files.encoder_class in ("MultiVectorEncoder", "ColBERT")
         or any("colbert" in name.lower() for name in files.architectures)
         or (files.path / METADATA).is_file()
         or "query_prefix" in files.sentence_transformers_config
@@ -142,7 +144,7 @@ def _read_checkpoint(files: FolderFiles) -> LateInteraction:
 
 def _read_modules(files: FolderFiles) -> LateInteraction:
     """Read a folder with modules.json, with the defaults that PyLate's folders omit."""
-    saved = files.sentence_transformers_config.get("model_type")
+    saved = files.encoder_class
     is_whole = saved == "MultiVectorEncoder" or (saved is None and STANFORD in files.architectures)
     prefixes = {
         input_type: files.sentence_transformers_config[key] or ""
@@ -251,13 +253,3 @@ def scoring_mask(module: ModuleFiles) -> ScoringMask:
 
 def _normalize(files: FolderFiles) -> ModuleFiles:
     return ModuleFiles(name="Normalize", path=files.path, config={})
-
-
-def _check(files: FolderFiles, spec: LateInteraction) -> None:
-    expansion = spec.expansion
-    if expansion is None:
-        return
-    if spec.query_length is not None and spec.query_length < expansion.length:
-        raise ModelLoadError(f"Queries are truncated to {spec.query_length} tokens but expanded to {expansion.length}.")
-    if files.tokenizer_config.get("padding_side") == "left":
-        raise ModelLoadError("Query expansion on the left is not supported.")

@@ -1,22 +1,32 @@
-"""Loading a transformers checkpoint onto a device."""
+"""Loading a transformers checkpoint onto a device: whole models, their logits of a few tokens, and single weights."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import masking_utils
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.stored_weights import require_finite
+from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.heads.classification import SelectedLogits
 from trio_pool_serve.runner.loaded_model import LoadingParams
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-"""Classes for encoder–decoders of which sentence-transformers uses only the encoder, by model type."""
+"""Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""
+
+PROBE_TOKENS = 8
+PROBE_LOGITS = 64
+
+TOLERANCE = 0.03
+"""Relative. bfloat16 rounding errors are a tenth of that; models that scale their logits deviate by more."""
 
 
 def load_checkpoint(
@@ -28,8 +38,8 @@ def load_checkpoint(
 ) -> nn.Module:
     """Return the transformer of a folder, loaded by one of transformers' auto classes.
 
-    ``optional_weights`` are name prefixes of weights that the checkpoint may lack because they are not used. Raises
-    ``ModelLoadError`` if any other weight is missing; transformers would initialise it at random.
+    ``optional_weights`` are name prefixes of weights that are not used, so the checkpoint may lack them. Raises
+    ``ModelLoadError`` if any other weight is missing: transformers would initialise it at random.
     """
     if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
         raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
@@ -58,13 +68,79 @@ def load_checkpoint(
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def replace_synchronisations(model: nn.Module) -> None:
-    """Replace parts of transformers that wait for a GPU by ones that compute the same and do not, in this process.
+def load_selected_logits(
+    folder: AnyModelFolder, params: LoadingParams, token_ids: Sequence[int]
+) -> tuple[Backbone, SelectedLogits]:
+    """Return the model without its language model head, and a module that maps its states to ``token_ids``' logits.
 
-    Each makes a tensor of one number on the host and copies it to the device, for which the host waits until everything
-    that was launched before is done. Arithmetic takes such a tensor from the host as it is.
+    Raises ``ModelLoadError``, also for a model that transforms its logits other than by softcapping.
     """
-    # Whether images fit their placeholders, transformers would ask the device; the image formats have made sure of it.
+    model: Any = load_checkpoint(folder, params, auto_class="AutoModelForCausalLM", optional_weights=())
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelLoadError(f"{folder.model_type} has no linear language model head.")
+    outside = [token_id for token_id in token_ids if token_id >= head.out_features]
+    if outside:
+        raise ModelLoadError(f"Token {outside[0]} is outside the {head.out_features} logits of the model.")
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    _require_plain_logits(model, head, softcap)
+    return Backbone(model.base_model), SelectedLogits(head, token_ids, softcap)
+
+
+@torch.inference_mode()
+def _require_plain_logits(model: Any, head: nn.Linear, softcap: float | None) -> None:
+    """Raise ``ModelLoadError`` unless some tokens' logits equal the model's own."""
+    token_ids = range(0, head.out_features, max(1, head.out_features // PROBE_LOGITS))
+    ids = torch.arange(1, PROBE_TOKENS + 1, device=head.weight.device)[None]
+    expected = model(input_ids=ids).logits[..., list(token_ids)].float()
+    ours = SelectedLogits(head, token_ids, softcap)(model.base_model(input_ids=ids).last_hidden_state.float())
+    if (ours - expected).norm() > TOLERANCE * expected.norm():
+        raise ModelLoadError(
+            f"{model.config.model_type} transforms its logits in a way that is not supported: the logits of single "
+            "tokens cannot be computed from its states."
+        )
+
+
+def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Return the weights whose names begin with ``prefix``, without it. Raises ``ModelLoadError``."""
+    files = _files(folder, prefix)
+    weights: dict[str, Tensor] = {}
+    try:
+        for path in files:
+            is_safe = path.suffix == ".safetensors"  # mapped into memory: only the selected weights are read
+            stored = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+            weights |= {name: weight for name, weight in stored.items() if name.startswith(prefix)}
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    require_finite(weights.items(), folder)
+    return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+
+
+def require_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Raise ``ModelLoadError`` with the name of the first tensor with infinities or NaN; FP8 is not checked."""
+    for name, tensor in tensors:
+        is_float = tensor.is_floating_point() and tensor.itemsize > 1
+        if is_float and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise ModelLoadError(f"{name} in {folder} has numbers that are not finite ({tensor.dtype}).")
+
+
+def _files(folder: Path, prefix: str) -> list[Path]:
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        shards: Mapping[str, str] = read_json(folder / f"{stem}.index.json").get("weight_map") or {}
+        if shards:
+            return sorted({folder / shard for name, shard in shards.items() if name.startswith(prefix)})
+        if (folder / stem).is_file():
+            return [folder / stem]
+    raise ModelLoadError(f"{folder} holds no weights.")
+
+
+def replace_synchronisations(model: nn.Module) -> None:
+    """Replace functions of transformers that wait for the GPU by equivalent ones that do not, in the whole process.
+
+    They copy a tensor of one number to the device, and the host waits for everything that was launched before.
+    Arithmetic accepts such a tensor on the host.
+    """
+    # transformers would check on the device that images match their placeholders; the image formats have checked it.
     os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
     masking_utils.or_masks = or_masks
     if getattr(model.config, "model_type", None) == "deberta-v2":

@@ -1,9 +1,11 @@
-"""A process that loads models by torch and converts them: its memory goes with it when it ends."""
+"""The process that loads models with torch and converts them; its memory is free again when it ends."""
 
 import errno
 import logging
 import sys
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from traceback import format_exc
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.conversion_messages import (
+from trio_pool_serve.models.loading.converter import (
     ConversionJob,
     Convert,
     GiveUp,
@@ -19,9 +21,11 @@ from trio_pool_serve.models.loading.conversion_messages import (
     Reply,
     ToConversion,
 )
-from trio_pool_serve.models.loading.runner_loader import import_transformers
+from trio_pool_serve.models.loading.tokenizer_loading import import_transformers
 from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.threads.offload import Offload
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.preparation import Preparation
@@ -30,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ToParent(logging.Handler):
-    """Sends what is logged in a thread of trio to the parent, which logs it as its own lines."""
+    """Sends the log lines of trio's threads to the parent, which logs them."""
 
     def __init__(self, channel: FramedStream[ToConversion]) -> None:
         super().__init__()
@@ -39,12 +43,12 @@ class _ToParent(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
         line = LogLine(record.levelno, record.name, sendable(self.format(record)))
-        with suppress(RuntimeError):  # a thread of a library's
+        with suppress(RuntimeError):  # in a thread that a library started
             trio.from_thread.run(send_to_parent, self._channel, line)
 
 
 async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
-    """Load models and convert them, as the parent orders, until it has ended or needs this process no more.
+    """Load and convert models on the parent's orders, until the parent closes the channel or ends.
 
     Cancellation: at once; a thread that converts goes on.
     """
@@ -55,7 +59,7 @@ async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
         while True:
             if isinstance(order, GiveUp):
                 models.pop(order.number, None)
-            else:  # the only one: the parent waits for the reply
+            else:  # one at a time: the parent waits for the reply
                 nursery.start_soon(_obey, channel, order, models)
             if (received := await channel.receive()) is None:
                 leave(0)
@@ -69,33 +73,61 @@ async def _obey(
 
 
 def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation]") -> Reply:
-    """Load or convert a model. Whatever fails, fails this model only: the process has others."""
+    """Load or convert a model. Any error fails this model only: the process may have others."""
     try:
         if isinstance(order, Convert):
             return Reply(models[order.number].convert(Path(order.folder)))
-        models[order.number] = _load(order)
+        models[order.number] = load_to_convert(order)
         return Reply()
     except ModelLoadError as error:
         return Reply(error=sendable(str(error)))
     except Exception as error:
         if isinstance(error, OSError) and isinstance(order, Convert):
             return Reply(error=sendable(error.strerror or str(error)), errno=error.errno or errno.EIO)
-        # The innermost calls: what is sent is cut at its end.
+        # Only the innermost calls: long lines are cut at the end.
         logger.error("a model cannot be loaded:\n%s", format_exc(limit=-12))  # noqa: TRY400
         first_line = next(iter(str(error).splitlines()), "")
         return Reply(error=sendable(f"The model cannot be loaded: {type(error).__name__}: {first_line}"))
 
 
-def _load(job: ConversionJob) -> "Preparation":
+def load_to_convert(job: ConversionJob) -> "Preparation":
+    """Load a model and compute a batch with torch. Blocks for seconds. Raises ``ModelLoadError``.
+
+    Also writes its tokenizer to the cache, so that the process that serves the model need not make it.
+    """
     import_transformers()
-    # Imported here, where it does not keep this process from noticing that its parent has ended.
+    # Imported here: this takes seconds, in which the process could not notice that its parent has ended.
     from transformers.utils.logging import disable_progress_bar
 
-    from trio_pool_serve.models.loading.conversion import load_to_convert
+    from trio_pool_serve.models.files.exported_files import exported_file
+    from trio_pool_serve.models.folder import read_model_folder
+    from trio_pool_serve.models.loading.sample_prompts import sample_prompts
+    from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+    from trio_pool_serve.models.loading.torch_loading import load_parts
+    from trio_pool_serve.runner.openvino.preparation import Preparation
 
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]
-    return load_to_convert(job)
+    for name in job.imports:
+        import_module(name)
+    config = job.config
+    folder = read_model_folder(Path(job.folder), config)
+    if folder.kind.load != job.kind:  # it would be converted without its heads
+        raise ModelLoadError(
+            f"The process that converts the model takes it for {folder.kind.load}, not {job.kind}: its kind "
+            f"has to be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
+        )
+    load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
+    loaded, runner, params = load_parts(folder, config, Offload())
+    return Preparation(
+        loaded,
+        runner,
+        config,
+        params,
+        sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
+        may_time=job.may_time,
+        exported=exported_file(folder.transformer_path),
+    )
 
 
 if __name__ == "__main__":

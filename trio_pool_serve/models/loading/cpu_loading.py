@@ -1,6 +1,6 @@
-"""Text models on CPU: by OpenVINO as they were converted, without torch; others by torch.
+"""Loading text models on CPU: with OpenVINO from the cached conversion, without torch; other models with torch.
 
-A model that was not converted before is converted in another process. That OpenVINO was refused is kept, too.
+A model without a cached conversion is converted in another process. Refusals to use OpenVINO are cached, too.
 """
 
 import logging
@@ -10,19 +10,24 @@ from contextlib import closing, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import define, field, frozen
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
-from trio_pool_serve.models.files.exported_files import parts_of, why_without_torch
+from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
-from trio_pool_serve.models.loading.conversion_child import ConversionChild, ConversionCrashError
-from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.loading.converter import (
+    ChildConverter,
+    ConversionCrashError,
+    ConversionJob,
+    Converter,
+    MakeConverter,
+)
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
-from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, Check, ConvertedModel, is_near
+from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, ConvertedModel, is_near
 from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
@@ -33,7 +38,7 @@ from trio_pool_serve.types import PoolingRequest, Runner
 logger = logging.getLogger(__name__)
 
 CHECK_SLACK = {"float32": 0.005, "bfloat16": 0.1, "int8": 0.2}
-"""By how much a number of a short row's output may differ from the recorded one, as a part of the row's largest."""
+"""How much a number of a short row's output may differ from the recorded one, relative to the row's largest."""
 
 FLOAT16 = (
     "--dtype float16: CPUs compute it slowly, and %s is computed in %s instead. --dtype auto does the same without "
@@ -41,25 +46,7 @@ FLOAT16 = (
 )
 
 LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
-"""Loads a model by torch; the last argument says why torch computes it."""
-
-
-class Converter(Protocol):
-    """A model that is loaded to be converted: a ``ConversionChild``, or a ``Preparation`` in this process."""
-
-    def convert(self, folder: Path) -> ConvertedModel:
-        """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
-
-        Raises ``OSError`` if the folder cannot be written.
-        """
-
-    def close(self) -> None:
-        """Return the memory."""
-
-
-MakeConverter = Callable[[ConversionJob], Converter]
-"""Loads a model by torch. Blocks for seconds. Raises ``ModelLoadError``, and ``OSError`` if no process can be started.
-"""
+"""Loads a model with torch; the last argument says why torch computes it."""
 
 
 def load_on_cpu(
@@ -67,7 +54,7 @@ def load_on_cpu(
     config: ModelConfig,
     offload: Offload,
     load_by_torch: LoadByTorch,
-    make_converter: MakeConverter = ConversionChild.loaded,
+    make_converter: MakeConverter = ChildConverter.loaded,
 ) -> Runner:
     """Return the runner of a model on CPU. Blocks, for seconds if it is not converted. Raises ``ModelLoadError``."""
     return CpuModel(folder, config, offload, load_by_torch, make_converter).open()
@@ -83,9 +70,9 @@ class CpuModel:
     load_by_torch: LoadByTorch
     make_converter: MakeConverter
     entry: CacheEntry | None = field(init=False, default=None)
-    """Where its conversion is cached; ``None`` if it is not."""
+    """The entry of its conversion in the cache; ``None`` without a cache."""
     parts: Sequence[Path] = field(init=False, default=())
-    """The exported file and its weights, if torch does not load the model."""
+    """The exported file and its weights, if torch cannot load the model."""
 
     def open(self) -> Runner:
         """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
@@ -98,7 +85,7 @@ class CpuModel:
         self.entry = self._entry()
         if (runner := self._read()) is not None:
             return runner
-        if reason := why_without_torch(self.folder.transformer_path):
+        if reason := why_not_torch(self.folder.transformer_path):
             return self._open_exported(reason)
         try:
             converter = self.make_converter(self._job())
@@ -128,9 +115,9 @@ class CpuModel:
         settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
         try:
             settings += cache.digest(self.parts).values()
-            # Models are compared with torch on rows of up to so many tokens.
+            # The conversion is compared with torch on rows of up to this many tokens.
             longest = min(LONGEST_COMPARED, folder.max_model_len)
-            # What is chosen by itself may become float32 where bfloat16 differs.
+            # Unless bfloat16 is asked for, float32 replaces it where its output differs.
             dtype = "only bfloat16" if config.dtype == "bfloat16" else self._dtype
             key = "model", folder.kind.load, dtype, longest, *settings
             return model_entry(folder.path, cache, *map(str, key))
@@ -140,7 +127,7 @@ class CpuModel:
 
     @staticmethod
     def _found_here(entry: CacheEntry, what: str, *key: str) -> CacheEntry:
-        """Return the entry of a finding for this kind of CPU: the model may have been converted on another."""
+        """Return the entry of a finding for this kind of CPU; another may have converted the model."""
         return entry.cache.entry(f"{entry.name[: 39 - len(what)]}-{what}", entry.key, cpu_name(), *key)
 
     @property
@@ -224,11 +211,12 @@ class CpuModel:
         params = CompileParams(PRECISIONS[dtype], cores, offload.launch, offload.cores_shared_by, offload.idle_launches)
         runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model, chosen))
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
-        require_same(runner, check, CHECK_SLACK[dtype])
+        if not is_near(runner.value_of(check.prompt), check.value, CHECK_SLACK[dtype]):
+            raise ValueError("its output for a short row differs")
         return runner
 
     def _choose_batches(self, measure: Callable[[int], float], cores: int) -> str:
-        """Try, or read, how many batches at a time are best, and set it for this process; return why, in words."""
+        """Measure or read how many batches at a time are best, and set it for this process; return the reason."""
         offload, model = self.offload, self.entry
         # With up to four cores, each has a batch by default.
         if model is None or not offload.may_launch_more or offload.is_serving or not 1 < offload.launch < cores:
@@ -254,7 +242,7 @@ class CpuModel:
         return trial.what
 
     def _by_torch(self, reason: str) -> Runner:
-        """Return what torch computes the model with. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
+        """Return the runner by torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
         if self._dtype == "int8":
             raise ModelLoadError(f"--dtype int8: {reason}.")
         if self.config.backend == "openvino":
@@ -273,7 +261,7 @@ class CpuModel:
     @property
     def _can_choose(self) -> bool:
         """Whether torch may compute the model as well."""
-        return self.config.backend == "auto" and not why_without_torch(self.folder.transformer_path)
+        return self.config.backend == "auto" and not why_not_torch(self.folder.transformer_path)
 
     def _describe(self, model: ConvertedModel, batches: str) -> RunnerDescription:
         computed_in = f"{self._dtype} weights in float32" if model.why_float32 else self._dtype
@@ -318,15 +306,9 @@ def _about(model: ConvertedModel) -> str:
     return f"{by} ({notes})" if notes else by
 
 
-def require_same(runner: Any, check: Check, slack: float) -> None:
-    """Compute a recorded row. Raises ``ValueError`` if that gives something else than when it was recorded."""
-    if not is_near(runner.value_of(check.prompt), check.value, slack):
-        raise ValueError("its output for a short row differs")
-
-
 @define(eq=False)
 class UnconvertedModel:
-    """A runner that does not exist before ``prepare``: its model is converted first."""
+    """A runner that ``prepare`` makes: it converts the model first."""
 
     convert: Callable[[], Runner]
     runner: Any = None
@@ -335,7 +317,7 @@ class UnconvertedModel:
     on_cpu = True
 
     def accept_embeds(self) -> None:
-        """Have the runner accept token embeddings, once there is one."""
+        """Make the runner accept token embeddings, once it exists."""
         self.takes_embeds = True
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
@@ -346,5 +328,5 @@ class UnconvertedModel:
         return int(self.runner.prepare(wanted_batch_tokens))
 
     def __getattr__(self, name: str) -> Any:
-        """Return anything else that a ``Runner`` has: the runner's."""
+        """Return the runner's attribute: everything else that a ``Runner`` has."""
         return getattr(self.runner, name)

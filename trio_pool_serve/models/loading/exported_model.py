@@ -1,8 +1,7 @@
-"""A model whose weights are in an exported file: it is converted without torch, if its heads are the usual ones."""
+"""Converting a model from an exported file without torch, if its heads are the usual ones."""
 
 import logging
 from pathlib import Path
-from pkgutil import resolve_name
 
 import numpy as np
 import openvino as ov
@@ -23,16 +22,16 @@ from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest, RenderedPr
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_TOKENS = 2048
-"""As by torch."""
+"""As with torch."""
 
 ROW_TOKENS = 5
 
 PADDING_TOLERANCE = 0.02
-"""How much padding may change a number of a row, as a part of the row's largest: bfloat16 rounds."""
+"""How much padding may change a number of a row, relative to the row's largest: bfloat16 rounds."""
 
 
 def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
-    """Return the exported file of a model. Raises ``ModelLoadError`` if there is none; ``reason`` as below."""
+    """Return the exported file of a model. Raises ``ModelLoadError`` if there is none; ``reason``: why not torch."""
     file = exported_file(folder.transformer_path, in_int8=dtype == "int8")
     if file is None:
         raise ModelLoadError(f"The model is not converted to {dtype} yet, and {reason}. {ways_out(folder)}")
@@ -41,9 +40,9 @@ def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
 
 @define(eq=False)
 class ExportedModel:
-    """Makes a conversion of an exported file: a ``Converter``. ``reason`` says why torch does not.
+    """Converts an exported file, which it reads: a ``Converter``. ``reason`` says why torch does not load the model.
 
-    It reads the file. Raises ``ModelLoadError`` if that or the model's heads are unusable.
+    Raises ``ModelLoadError`` if the file or the model's heads cannot be used.
     """
 
     folder: AnyModelFolder
@@ -73,7 +72,7 @@ class ExportedModel:
         )
 
     def convert(self, folder: Path) -> ConvertedModel:
-        """Write the graph with its heads, as ``Converter.convert``. Raises ``ModelLoadError``, too."""
+        """Write the graph with its heads, as ``Converter.convert``. Also raises ``ModelLoadError``."""
         logger.warning("%s: the model is %s, as %s", self.folder.path.name, self._model.origin, self.reason)
         write_graph(self._graph, folder / GRAPH)
         params = CompileParams(PRECISIONS[self.dtype], cores=usable_cores())
@@ -92,14 +91,13 @@ class ExportedModel:
         return replace(self._model, check=Check.of(short, alone), dimensions=dimensions)
 
     def _heads(self) -> BuiltHeads:
-        kind = self.folder.kind
-        if not kind.exported:
-            raise UnusableGraphError(f"without torch there are no heads for {type(self.folder.spec).__name__} models")
-        heads: BuiltHeads = resolve_name(kind.exported)(self.folder.spec)
-        return heads
+        kind, spec = self.folder.kind, self.folder.spec
+        if kind.exported_heads is None:
+            raise UnusableGraphError(f"without torch there are no heads for {type(spec).__name__} models")
+        return kind.exported_heads(spec)
 
     def close(self) -> None:
-        """Return the memory."""
+        """Free its memory."""
         self._graph = None
 
     def _unusable(self, why: str) -> ModelLoadError:
@@ -108,7 +106,7 @@ class ExportedModel:
 
 
 def ways_out(folder: AnyModelFolder) -> str:
-    """Return what the user can do about a model that torch has to convert."""
+    """Return what the user can do if only torch can convert the model."""
     return (
         "Either `pip install torch transformers`, or convert the model where they are installed, by "
         f"`trio-pool-serve convert {folder.path}` with its weights for torch, and use that --cache-dir here."

@@ -1,17 +1,24 @@
-"""Building the renderer of a model's folder."""
+"""Building the renderer of a model's folder, with its image processor and format of token embeddings."""
+
+from pathlib import Path
 
 from trio_pool_serve.config import InputConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageFormat, ImageTokens
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import ImageFeatures
+
+SUPPORTED = frozenset({"CLIPImageProcessor", "SiglipImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor"})
 
 
 def text_renderer_of(folder: AnyModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
@@ -54,7 +61,7 @@ def renderer_of(
             max_model_len=folder.max_model_len,
             structured=folder.structured_messages,
             uses_chat_template=folder.spec.uses_chat_template,
-            options=folder.spec.chat_template_kwargs,
+            options={} if folder.spec.conversation is None else folder.spec.conversation.options,
             trusts_request_templates=settings.trust_request_chat_template,
             media=media,
             image_format=image_format,
@@ -74,3 +81,30 @@ def embeds_format_of(folder: AnyModelFolder, embeds_width: int, *, enabled: bool
     if not embeds_width:
         return f"The forward pass of {folder.model_type} takes no token embeddings."
     return EmbedsFormat(embeds_width, folder.max_model_len)
+
+
+def read_image_processor(folder: Path, image_tokens: ImageTokens, *, default_class: str) -> FolderProcessor:
+    """Return the processor of a transformer's folder. Raises ``ModelLoadError``.
+
+    ``default_class`` is used if the files name no class. transformers 5 writes ``processor_config.json``, earlier
+    versions wrote ``preprocessor_config.json``.
+    """
+    settings = read_json(folder / "preprocessor_config.json")
+    settings = settings or read_json(folder / "processor_config.json").get("image_processor") or {}
+    if not settings:
+        raise ModelLoadError(f"{folder} holds no preprocessor_config.json, so images cannot be prepared.")
+    named = settings.get("image_processor_type") or settings.get("feature_extractor_type") or default_class
+    class_name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    if class_name not in SUPPORTED:
+        raise ModelLoadError(f"The image processor {named} is not supported; {', '.join(sorted(SUPPORTED))} are.")
+    return FolderProcessor(class_name=class_name, settings=settings, image_tokens=image_tokens)
+
+
+def probe_image_processor(processor: FolderProcessor) -> ImageFeatures:
+    """Return the features of a small image, so that wrong settings fail at start-up. Raises ``ModelLoadError``."""
+    from PIL import Image  # imported here: 10 ms, for models with images only
+
+    try:
+        return processor(Image.new("RGB", (64, 48)))
+    except Exception as error:
+        raise ModelLoadError(f"The image processor cannot be used: {error!r}") from error

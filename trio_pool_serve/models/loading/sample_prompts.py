@@ -1,6 +1,6 @@
-"""Texts to quantise models with, and others to compare outputs on, as a model's own inputs.
+"""Sample inputs of a model: texts to quantise it with, and other texts to compare its outputs on.
 
-They are of many subjects, forms and languages.
+They have many subjects, forms and languages.
 """
 
 import random
@@ -75,7 +75,7 @@ HELD_OUT: Sequence[str] = (
 )
 
 MOST_JOINED = 12
-"""Texts of real use are of all lengths, up to some hundred tokens: so many of these are joined at most."""
+"""Real texts have up to a few hundred tokens: up to this many of these are joined to one."""
 
 
 def calibration_texts() -> list[str]:
@@ -84,7 +84,7 @@ def calibration_texts() -> list[str]:
 
 
 def held_out_texts() -> list[str]:
-    """Return texts to compare outputs on, none of whose sentences are among those for calibration."""
+    """Return texts to compare outputs on; none of their sentences is in the calibration texts."""
     return [*HELD_OUT, *_joined(HELD_OUT, 6)]
 
 
@@ -101,7 +101,7 @@ MAX_TOKENS = 256
 def sample_prompts(
     folder: AnyModelFolder, *, trust_remote_code: bool = False
 ) -> tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]:
-    """Return the texts to quantise with, and the others, tokenised for a model: in pairs if it does nothing but score.
+    """Return the texts to quantise with and the other texts, rendered for a model; as pairs if it only scores.
 
     Blocks for a second. Raises ``ModelLoadError``.
     """

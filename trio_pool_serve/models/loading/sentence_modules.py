@@ -1,4 +1,4 @@
-"""Loading sentence-transformers modules: those that ``modules.json`` lists after the transformer."""
+"""Loading the modules of sentence-transformers that ``modules.json`` lists after the transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.loading.checkpoint import read_weights
 from trio_pool_serve.models.model_spec import pooling_modes
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
 
@@ -68,7 +68,7 @@ class Dense(nn.Module):
 
 
 class Truncate(nn.Module):
-    """sentence-transformers' ``truncate_dim``: the beginning of a vector, not scaled to unit length again."""
+    """sentence-transformers' ``truncate_dim``: the beginning of a vector, which is not normalised again."""
 
     def __init__(self, files: ModuleFiles) -> None:
         super().__init__()

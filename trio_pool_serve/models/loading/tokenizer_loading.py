@@ -1,29 +1,126 @@
-"""Loading the tokenizer of a model's folder: from the cache, or by transformers, which is imported only then."""
+"""Loading the tokenizer of a model's folder: from the cache, by transformers, or from its files alone.
 
+transformers is imported only when it is needed.
+"""
+
+import importlib
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import tokenizers
+from attrs import frozen
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError, StorageError
+from trio_pool_serve.models.files.chat_template import processor_template
+from trio_pool_serve.models.files.folder_files import read_json, read_text
 from trio_pool_serve.models.files.model_digest import tokenizer_entry
-from trio_pool_serve.models.loading.runner_loader import import_transformers
-from trio_pool_serve.models.loading.tokenizer_files import FILE, read_tokenizer
-from trio_pool_serve.models.loading.tokenizer_record import TokenizerRecord, chat_templates_of
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, installed_versions
 
 logger = logging.getLogger(__name__)
 
+FILE = "tokenizer.json"
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+BERT_NAMES = frozenset(NAMED[2:])
+CLASSES: Mapping[str, frozenset[str]] = {
+    "BertTokenizer": BERT_NAMES,
+    "DistilBertTokenizer": BERT_NAMES,
+    "MPNetTokenizer": frozenset(NAMED),
+    "PreTrainedTokenizer": frozenset(),
+    "Qwen2Tokenizer": frozenset({"eos_token", "unk_token", "pad_token"}),
+    "RobertaTokenizer": frozenset(NAMED),
+    "TokenizersBackend": frozenset(),
+    "XLMRobertaTokenizer": frozenset(NAMED),
+}
+"""The special tokens that each class always has: the files must name them."""
+
+WITH_SEGMENTS = "BertTokenizer"
+"""The class of ``CLASSES`` whose models have segments unless the files say otherwise."""
+
+REPLACED: Mapping[str, str] = {
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3_5": "Qwen3_5Tokenizer",
+    "qwen3_5_moe": "Qwen3_5Tokenizer",
+    "siglip2": "Siglip2Tokenizer",
+}
+"""The class that transformers uses for a model type, whatever class the files name."""
+
+TOKEN_FLAGS = ("content", "lstrip", "rstrip", "normalized", "single_word", "special")
+
 _versions = partial(installed_versions, "transformers", "tokenizers")
 """Returns the versions of the libraries that make tokenizers."""
+
+_importing = Lock()
+
+
+def import_transformers() -> None:
+    """Import transformers, before any of its names is imported. Blocks; the first time for seconds.
+
+    During its import transformers replaces its own module. Another thread that waits for the import gets the first
+    module, in which ``from transformers import AutoTokenizer`` fails. So every thread that loads models calls this
+    first, and one thread alone imports.
+    """
+    with _importing:
+        importlib.import_module("transformers")
+
+
+@frozen(kw_only=True)
+class TokenizerRecord(RecordBase):
+    """The parts of a ``FastTokenizer`` that are not in the library's own file.
+
+    ``splits_special_tokens``: special tokens in a text are tokenised like other text.
+    """
+
+    special_ids: list[int]
+    named_ids: dict[str, int]
+    has_segments: bool
+    truncation_side: TruncationSide
+    chat: ModelChatTemplates
+    splits_special_tokens: bool = False
+
+    def tokenizer(self, backend: tokenizers.Tokenizer) -> FastTokenizer:
+        """Return the tokenizer, which owns ``backend``."""
+        backend.encode_special_tokens = self.splits_special_tokens
+        return FastTokenizer(
+            backend,
+            frozenset(self.special_ids),
+            self.named_ids,
+            self.has_segments,
+            self.chat,
+            self.truncation_side,
+        )
+
+
+def _by_name(template: Any) -> dict[str, str]:
+    """Return one or several chat templates by name."""
+    if isinstance(template, list):
+        return {each["name"]: each["template"] for each in template}
+    if isinstance(template, dict):
+        return template
+    return {"default": template} if template else {}
+
+
+def chat_templates_of(
+    folder: AnyModelFolder, of_tokenizer: Any, special_tokens: Mapping[str, str]
+) -> ModelChatTemplates:
+    """Return a model's chat templates."""
+    found = folder.chat_template
+    if found is None:
+        found = processor_template(folder.transformer_path) or of_tokenizer
+    return ModelChatTemplates(templates=_by_name(found), special_tokens=special_tokens)
 
 
 def load_tokenizer(
@@ -34,7 +131,11 @@ def load_tokenizer(
     A tokenizer of the ``tokenizers`` library is written to the cache, from which later calls read it in milliseconds.
     Other tokenizers, and a first call, import transformers. Blocks; raises ``ModelLoadError``.
     """
-    entry = None if cache is None else _entry(cache, folder, trust_remote_code=trust_remote_code)
+    entry = None
+    if cache is not None:
+        with suppress(OSError):  # of files that need not be read to load the tokenizer
+            facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
+            entry = tokenizer_entry(folder.path, cache, repr(facts))
     if entry is None:
         return _load(folder, None, trust_remote_code=trust_remote_code)
     if (cached := _read(entry)) is not None:
@@ -43,34 +144,22 @@ def load_tokenizer(
         return _read(entry) or _load(folder, entry, trust_remote_code=trust_remote_code)
 
 
-def _entry(cache: ModelCache, folder: AnyModelFolder, *, trust_remote_code: bool) -> CacheEntry | None:
-    """Return the entry of a tokenizer: of the model's files, and of what is done to it here.
-
-    ``None`` if one of the files cannot be read.
-    """
-    facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
-    try:
-        return tokenizer_entry(folder.path, cache, repr(facts))
-    except OSError:
-        return None
-
-
 def _read(entry: CacheEntry) -> Tokenizer | None:
-    """Return the tokenizer of an entry, unless transformers is installed and would make it anew by other versions."""
+    """Return the tokenizer of an entry; ``None`` if other versions, of an installed transformers, made it."""
     record, installed = entry.read(TokenizerRecord), _versions()
     if record is None or ("transformers" in installed and installed != record.versions):
         return None
     try:
         return record.tokenizer(tokenizers.Tokenizer.from_file(str(entry.path / FILE)))
-    except Exception as error:  # all that the library raises
+    except Exception as error:  # the library has no narrower type
         logger.warning("%s cannot be read: %s", entry.path, error)
         return None
 
 
 def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code: bool) -> Tokenizer:
-    """Load a tokenizer by transformers, and publish it if later calls can do without.
+    """Load a tokenizer with transformers, and write it to the cache if later calls can read it from there.
 
-    Without transformers it is read from its files, if they say all. Raises ``ModelLoadError``.
+    Without transformers it is read from its files, if they suffice. Raises ``ModelLoadError``.
     """
     if "transformers" not in _versions():
         backend, record = read_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -113,7 +202,7 @@ def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: Tokenizer
     def write(folder: Path) -> TokenizerRecord:
         try:
             backend.save(f"{folder}/{FILE}", pretty=False)
-        except Exception as error:  # all that the library raises: for parts written in Python, and for a full disk
+        except Exception as error:  # the library has no narrower type: for parts in Python, and for a full disk
             raise StorageError(f"{record.what}: {error}") from error
         return record
 
@@ -121,7 +210,7 @@ def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: Tokenizer
 
 
 def _adapt(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> None:
-    """Add what a folder's files ask of its tokenizer beside the tokenizer's own files."""
+    """Apply settings of the model's other files: lower case and marker tokens."""
     backend.no_truncation()
     backend.no_padding()
     if folder.lower_case:
@@ -135,7 +224,7 @@ def _adapt(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> None:
 def _markers(
     folder: AnyModelFolder, vocabulary: Callable[[], dict[str, int]], tokenize: Callable[[str], list[str]]
 ) -> list[tokenizers.AddedToken]:
-    """Return marker tokens, or their first words, that the vocabulary has, but that are tokenised as several tokens.
+    """Return the marker tokens, or their first words, that are in the vocabulary but tokenised as several tokens.
 
     ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on. Others stay ordinary text.
     """
@@ -148,3 +237,103 @@ def _markers(
         if token is not None and tokenize(token) != [token]:
             split.append(tokenizers.AddedToken(token, normalized=False, special=True))
     return split
+
+
+def read_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool) -> tuple[tokenizers.Tokenizer, TokenizerRecord]:
+    """Return the tokenizer of a folder's tokenizer.json, and its record.
+
+    Raises ``ModelLoadError`` with the reason if that needs transformers.
+    """
+    own = folder.transformer_path
+    try:
+        config = {**read_json(own / "tokenizer_config.json")}
+        if "added_tokens_decoder" not in config:
+            config.update(read_json(own / "special_tokens_map.json"))
+        document = json.loads(read_text(own / FILE))
+        special_tokens = {name: _content(config[name]) for name in NAMED if config.get(name) is not None}
+        fault = _fault(folder.model_type, config, document, special_tokens)
+        if trust_remote_code and "auto_map" in config:
+            fault = "it has code of its own"
+        if not fault:
+            return tokenizers.Tokenizer.from_file(str(own / FILE)), _record(folder, config, document, special_tokens)
+    except Exception as error:  # the library has no narrower type
+        fault = f"its files cannot be read: {error}"
+    raise ModelLoadError(
+        f"The tokenizer of {own} cannot be loaded without transformers: {fault}. Install it: pip install transformers"
+    )
+
+
+def _record(
+    folder: AnyModelFolder, config: Mapping[str, Any], document: Mapping[str, Any], special_tokens: dict[str, str]
+) -> TokenizerRecord:
+    added = {token["content"]: token["id"] for token in document["added_tokens"]}
+    named_ids = {name: added[token] for name, token in special_tokens.items()}
+    inputs, direction = config.get("model_input_names"), (document.get("truncation") or {}).get("direction", "Right")
+    templates = _chat_templates(folder.transformer_path) or config.get("chat_template")
+    return TokenizerRecord(
+        special_ids=sorted({*named_ids.values(), *(added[token] for token in _more_tokens(config))}),
+        named_ids=named_ids,
+        has_segments=_class_of(config) == WITH_SEGMENTS if inputs is None else "token_type_ids" in inputs,
+        truncation_side=config.get("truncation_side") or direction.lower(),
+        chat=chat_templates_of(folder, templates, special_tokens),
+        splits_special_tokens=bool(config.get("split_special_tokens")),
+    )
+
+
+def _fault(
+    model_type: str, config: Mapping[str, Any], document: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> str:
+    """Return why tokenizer.json does not determine the tokenizer that transformers would make; empty if it does."""
+    name = _class_of(config)
+    if (replaced_by := REPLACED.get(model_type, name)) != name:
+        return f"it is a {replaced_by}"
+    if name not in CLASSES:
+        return f"its tokenizer_class is {config.get('tokenizer_class')}"
+    if missing := sorted(CLASSES[name] - config.keys()):
+        return f"tokenizer_config.json and special_tokens_map.json name no {', '.join(missing)}"
+    named = {key for key, value in config.items() if key.endswith("_token") and isinstance(value, str | dict)}
+    if others := sorted(named - {*NAMED}):
+        return f"tokenizer_config.json names other tokens: {', '.join(others)}"
+    if isinstance(config.get("extra_special_tokens"), dict):
+        return "tokenizer_config.json gives names to extra_special_tokens"
+    added = {token["id"]: _flags(token) for token in document["added_tokens"]}
+    tokens = {*special_tokens.values(), *_more_tokens(config)}
+    if lacking := sorted(tokens - {token["content"] for token in document["added_tokens"]}):
+        return f"{FILE} does not add {', '.join(lacking)}"
+    said = {int(index): _flags(token) for index, token in (config.get("added_tokens_decoder") or {}).items()}
+    if said not in ({}, added):
+        return f"tokenizer_config.json and {FILE} add different tokens"
+    normalizer, pre_tokenizer = document.get("normalizer") or {}, document.get("pre_tokenizer") or {}
+    in_file = {
+        "do_lower_case": normalizer.get("lowercase"),
+        "strip_accents": normalizer.get("strip_accents"),
+        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
+        "add_prefix_space": pre_tokenizer.get("add_prefix_space"),
+    }
+    differ = [key for key, value in in_file.items() if value is not None and config.get(key, value) != value]
+    return f"tokenizer_config.json and {FILE} differ in {', '.join(differ)}" if differ else ""
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    return str(config.get("tokenizer_class")).removesuffix("Fast")
+
+
+def _more_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Return the special tokens without names."""
+    return [*map(_content, config.get("extra_special_tokens") or config.get("additional_special_tokens") or ())]
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _flags(token: Mapping[str, Any]) -> list[Any]:
+    return [token.get(flag, False) for flag in TOKEN_FLAGS]
+
+
+def _chat_templates(path: Path) -> dict[str, str]:
+    """Return the tokenizer's chat templates that have files of their own."""
+    files = {file.stem: file for file in sorted(path.glob("additional_chat_templates/*.jinja"))}
+    if (path / "chat_template.jinja").exists():
+        files["default"] = path / "chat_template.jinja"
+    return {name: read_text(file) for name, file in files.items()}

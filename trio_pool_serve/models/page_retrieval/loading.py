@@ -6,9 +6,9 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.loading.qwen_vision import encode_images
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
+from trio_pool_serve.models.vision_language.loading import encode_images
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
@@ -64,7 +64,7 @@ class PageRetriever(Backbone):
     def _embedded(self, forward: ForwardPass, images: list[ImageFeatures]) -> Tensor:
         """Return the embeddings of tokens, and of images in place of their placeholders, [rows, tokens, hidden].
 
-        As the model's own code does it, which finds the patches of each page by comparing on the device.
+        Equals the model's own code, which finds the patches of each page by comparing on the device.
         """
         model: Any = self.model
         embedded = model.vlm.get_input_embeddings()(forward.input_ids)

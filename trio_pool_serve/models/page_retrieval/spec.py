@@ -14,12 +14,6 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.dual_encoder.spec import ImageTower
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.files.modalities import (
-    modality_config,
-    reject_input_type_lengths,
-    reject_processing_kwargs,
-    require_methods,
-)
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, ScoringMask, scoring_mask
 from trio_pool_serve.models.vision_language.spec import ImagePatches, read_patches
 
@@ -46,9 +40,8 @@ class PageRetrieval(LateInteraction):
     images: ImagePatches | ImageTower
 
 
-def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieval | None:
+def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | None:
     """Read folders of the two classes."""
-    del config
     [*others, name] = files.architectures or ("",)
     if others or name not in ("ColPaliForRetrieval", "ColQwen2ForRetrieval"):
         return None
@@ -89,17 +82,16 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
 
 def _mask(files: FolderFiles) -> ScoringMask | None:
     """Return the mask of modules.json, if any. Raises ``ModelLoadError`` for any other module."""
-    reject_processing_kwargs(files, {})
-    reject_input_type_lengths(files)
+    files.reject_processing_kwargs()
+    files.reject_input_type_lengths()
     if not files.modules:
         return None
-    task = files.module_config.get("transformer_task")
+    task = files.transformer_task
     names = [module.name for module in files.modules[1:]]
     if task != "retrieval" or names not in ([], ["MultiVectorMask"]):
         raise ModelLoadError(f"The model's transformer does {task}, followed by {names}, which is not supported.")
-    found = modality_config(files)
-    if found:
-        require_methods(found, {"text": ("forward", "embeddings"), "image": ("forward", "embeddings")})
-    if "message" in found:
+    if files.modality_config:
+        files.require_methods({"text": ("forward", "embeddings"), "image": ("forward", "embeddings")})
+    if "message" in files.modality_config:
         raise ModelLoadError("The model takes conversations, which is not supported for a page retriever.")
     return scoring_mask(files.modules[1]) if names else None

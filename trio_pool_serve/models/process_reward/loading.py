@@ -5,9 +5,7 @@ from attrs import evolve
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.loading.language_model import load_selected_logits
-from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, load_selected_logits, read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.process_reward.spec import ProcessReward
 from trio_pool_serve.runner.backbone import Backbone

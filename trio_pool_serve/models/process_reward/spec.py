@@ -1,8 +1,8 @@
 """Process reward models: they score each step of a solution, at the token that ends it.
 
-Qwen2.5-Math-PRM has a classification head. Any causal language model can be served as one when ``--pooler-config``
-names the token that ends a step (``step_tag_id``) and those whose logits are compared there (``returned_token_ids``;
-Math-Shepherd, https://arxiv.org/abs/2312.08935, compares + and −).
+Qwen2.5-Math-PRM has a classification head. Any causal language model can be served as one if ``--pooler-config`` names
+the token that ends a step (``step_tag_id``) and the tokens whose logits are compared there (``returned_token_ids``).
+Math-Shepherd, https://arxiv.org/abs/2312.08935, compares + and −.
 """
 
 from attrs import frozen
@@ -45,7 +45,7 @@ def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessRewar
         return ProcessReward(step_token_id=step, labels=read_labels(files.config))
     if pooler.step_tag_id is None and not pooler.returned_token_ids:
         return None
-    if files.modules or not any(name.endswith("ForCausalLM") for name in files.architectures):
+    if files.modules or not files.is_saved_from("ForCausalLM"):
         raise ModelLoadError("step_tag_id and returned_token_ids in --pooler-config require a causal language model.")
     if pooler.step_tag_id is None or not pooler.returned_token_ids:
         raise ModelLoadError(

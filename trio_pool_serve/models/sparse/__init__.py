@@ -28,9 +28,8 @@ class LookupFormat(TextFormat):
         return input_type not in self.lookup_input_types
 
 
-def sparse_text_format(spec: Sparse, tokenizer: Tokenizer) -> TextFormat:
+def sparse_text_format(spec: Sparse, _: Tokenizer) -> TextFormat:
     """Return a ``LookupFormat`` if some input type is looked up, else the default format."""
-    del tokenizer
     if not spec.lookup_input_types:
         return TextFormat()
     length = spec.lookup_length

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse.spec import Sparse
 from trio_pool_serve.runner.backbone import Backbone

@@ -59,12 +59,10 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     if files.router is not None:
         return _read_router(files, files.router)
     names = {module.name for module in files.modules}
-    if files.sentence_transformers_config.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
+    if files.encoder_class == "SparseEncoder" or names & SPARSE_MODULES:
         return _splade(files, files.modules)
-    is_masked_lm = any(name.endswith("ForMaskedLM") for name in files.architectures)
-    if config.task == "sparse_embed" and not files.modules and is_masked_lm:
-        return Sparse()
-    return None
+    is_wanted = config.task == "sparse_embed" and not files.modules and files.is_saved_from("ForMaskedLM")
+    return Sparse() if is_wanted else None
 
 
 def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
@@ -95,13 +93,10 @@ def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
     names = [module.name for module in modules]
     if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
         raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported; SPLADE is.")
-    default_task = "fill-mask" if names[0] == "MLMTransformer" else "feature-extraction"
-    task = files.module_config.get("transformer_task", default_task)
-    if task != "fill-mask":
-        raise ModelLoadError(f"The transformer's task is {task!r}: SpladePooling needs the logits of fill-mask.")
-    for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
-        if files.module_config.get(name):
-            raise ModelLoadError(f"The transformer's config requires {name}, which is not supported.")
+    if names[0] != "MLMTransformer" or "transformer_task" in files.module_config:
+        files.require_task("fill-mask")
+    files.reject_input_type_lengths()
+    files.reject_processing_kwargs()
     pooling = modules[1].config.get("pooling_strategy", "max")
     activation = modules[1].config.get("activation_function", "relu")
     if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:

@@ -17,16 +17,12 @@ from trio_pool_serve.models.embedding.spec import (
     Embedding,
     assumption_of,
     modules_after_transformer,
+    read_conversation,
+    require_plain_states,
     similarity_of,
 )
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.modalities import (
-    modality_config,
-    reject_processing_kwargs,
-    require_methods,
-    require_plain_states,
-)
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import Arrays
 
@@ -89,13 +85,11 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
 
 def _conversation(files: FolderFiles) -> ChatFormat | None:
     """Return how inputs are put into the chat template, ``None`` if modules.json declares no conversations."""
-    if files.modules:
-        found = modality_config(files)
-        if "message" not in found:
-            reject_processing_kwargs(files, {})
-            return None
-        require_methods(found, {"message": STATES})
-    return read_chat_format(files)
+    if not files.modules:
+        return read_chat_format(files)
+    if "message" in files.modality_config:
+        files.require_methods({"message": STATES})
+    return read_conversation(files)
 
 
 def read_patches(config: Mapping[str, Any], model_type: str) -> ImagePatches:

@@ -1,4 +1,4 @@
-"""Loading a model's folder into a runner, by torch."""
+"""Loading a model's folder into a runner that computes with torch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,16 +26,16 @@ OUTPUT_BYTES = 2**30
 
 
 STATES_AT_ONCE = 8
-"""Widest states' worth of memory in use in a forward pass at most. MiniLM: 96 MiB for the largest batch, 2,048 tokens,
-which leaves 52 MiB at the end of the heap."""
+"""A forward pass uses up to this many times the memory of its widest states. MiniLM: 96 MiB for the largest batch,
+2,048 tokens, which leaves 52 MiB at the end of the heap."""
 
 
 def load_runner(
     folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str = "as configured"
 ) -> TransformerRunner:
-    """Load a model and compute a warm-up batch by torch; its ``prepare`` chooses how it is computed.
+    """Load a model and compute a warm-up batch with torch; its ``prepare`` chooses how it is computed.
 
-    ``why_torch`` says why it is not computed by OpenVINO. Blocks for seconds. Raises ``ModelLoadError``.
+    ``why_torch`` says why OpenVINO does not compute it. Blocks for seconds. Raises ``ModelLoadError``.
     """
     loaded, runner, params = load_parts(folder, config, offload)
     if params.device.type == "cpu":
@@ -48,7 +48,7 @@ def load_runner(
 def load_parts(
     folder: AnyModelFolder, config: ModelConfig, offload: Offload
 ) -> tuple[LoadedModel, TransformerRunner, ComputeParams]:
-    """Load a model, and return it with what computes it by torch, which has computed a batch.
+    """Load a model; return it with its runner, which has computed a batch, and the params of its computation.
 
     Blocks for seconds. Raises ``ModelLoadError``.
     """
@@ -96,7 +96,7 @@ def _choose(
     threads: int,
     why_torch: str,
 ) -> None:
-    """Have the runner compute in the fastest way that agrees, and try its heads on that."""
+    """Choose the fastest way to compute that agrees with eager torch, and try the heads on it."""
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(loaded, config, params, why_torch)

@@ -20,9 +20,8 @@ from tests.models.model_families import load, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.conversion import load_to_convert
-from trio_pool_serve.models.loading.conversion_child import ConversionChild
-from trio_pool_serve.models.loading.conversion_messages import ConversionJob
+from trio_pool_serve.models.loading.conversion_process import load_to_convert
+from trio_pool_serve.models.loading.converter import ChildConverter, ConversionJob
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.service import Service
@@ -40,16 +39,15 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def child() -> Iterator[ConversionChild]:
-    child = ConversionChild()
-    yield child
-    child.close()
+def child(model: Path) -> Iterator[ChildConverter]:
+    with closing(ChildConverter(job_of(model))) as child:
+        yield child
 
 
-def job_of(model: Path, **settings: Any) -> ConversionJob:
-    config = ModelConfig(device="cpu", **EXACTLY | settings)
+def job_of(model: Path, **changes: Any) -> ConversionJob:
     kind = read_model_folder(model).kind
-    return ConversionJob(str(model), config, [kind.read.__module__], kind.load, may_time=False)
+    facts = {"imports": [kind.read.__module__], "kind": kind.load, "may_time": False} | changes
+    return ConversionJob(str(model), ModelConfig(device="cpu", **EXACTLY), **facts)
 
 
 def spoil(model: Path) -> None:
@@ -60,7 +58,7 @@ def spoil(model: Path) -> None:
     path.write_bytes(content)
 
 
-def killer(child: ConversionChild) -> Thread:
+def killer(child: ChildConverter) -> Thread:
     return Thread(target=child._process.popen.kill)
 
 
@@ -68,8 +66,8 @@ def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
     config = ModelConfig(device="cpu", backend="openvino", **EXACTLY)
     processes = []
 
-    def make(job: ConversionJob) -> ConversionChild:
-        child = ConversionChild.loaded(job)
+    def make(job: ConversionJob) -> ChildConverter:
+        child = ChildConverter.loaded(job)
         processes.append(child._process.popen)
         return child
 
@@ -98,10 +96,10 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 def test_what_the_process_logs_is_logged_here(
     model: Path, plugin: Callable[..., str], caplog: pytest.LogCaptureFixture
 ):
-    job = job_of(model)
-    name = plugin(f"import {job.imports[0]}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
-    with closing(ConversionChild()) as child:
-        child.load(msgspec.structs.replace(job, imports=[name]))
+    kind = job_of(model).imports[0]
+    name = plugin(f"import {kind}", "import logging", "logging.getLogger('another').warning('%d lines', 2)")
+    with closing(ChildConverter(job_of(model, imports=[name]))) as child:
+        child.load()
     lines_here = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
     assert ("another", logging.WARNING, "2 lines") in lines_here
 
@@ -110,15 +108,15 @@ def test_what_the_process_logs_is_logged_here(
 def test_an_unexpected_error_fails_only_the_model_that_has_it(
     model: Path, plugin: Callable[..., str], caplog: pytest.LogCaptureFixture
 ):
-    job = job_of(model)
     name = plugin("raise LookupError('no such thing\\nand much more')")
-    with closing(ConversionChild()) as good, closing(ConversionChild()) as bad:
+    jobs = job_of(model), job_of(model, imports=[name])
+    with closing(ChildConverter(jobs[0])) as good, closing(ChildConverter(jobs[1])) as bad:
         with pytest.raises(ModelLoadError, match=r"^The model cannot be loaded: LookupError: no such thing$"):
-            bad.load(msgspec.structs.replace(job, imports=[name]))
+            bad.load()
         assert "plugin_of_a_test.py" in caplog.text, "the traceback is logged"
         bad.close()
         process = good._process
-        good.load(job)
+        good.load()
         assert good._process is process
 
 
@@ -127,13 +125,13 @@ def test_a_model_is_loaded_again_if_the_process_has_died_of_another(
     model: Path, plugin: Callable[..., str], tmp_path: Path
 ):
     (tmp_path / "made").mkdir()
-    job = job_of(model)
     name = plugin("import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
-    with closing(ConversionChild()) as good, closing(ConversionChild()) as bad:
-        good.load(job)
+    jobs = job_of(model), job_of(model, imports=[name])
+    with closing(ChildConverter(jobs[0])) as good, closing(ChildConverter(jobs[1])) as bad:
+        good.load()
         process = good._process
         with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
-            bad.load(msgspec.structs.replace(job, imports=[name]))
+            bad.load()
         bad.close()
         assert good.convert(tmp_path / "made").check is not None
         assert good._process is not process
@@ -141,36 +139,36 @@ def test_a_model_is_loaded_again_if_the_process_has_died_of_another(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, child: ConversionChild):
+def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, child: ChildConverter):
     spoil(model)
     with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* has numbers that are not finite"):
-        child.load(job_of(model))
+        child.load()
 
 
 def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
-    job = msgspec.structs.replace(job_of(model), imports=["json"], kind="plugin:load")
+    job = job_of(model, imports=["json"], kind="plugin:load")
     with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
         load_to_convert(job)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_loads_is_an_error(model: Path, child: ConversionChild):
+def test_a_process_that_is_killed_while_it_loads_is_an_error(model: Path, child: ChildConverter):
     killed = killer(child)
     child._process.popen.send_signal(signal.SIGSTOP)
     killed.start()
     with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
-        child.load(job_of(model))
+        child.load()
     killed.join()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_process_that_is_killed_while_it_converts_is_an_error(
-    when: str, model: Path, child: ConversionChild, tmp_path: Path
+    when: str, model: Path, child: ChildConverter, tmp_path: Path
 ):
     folder = tmp_path / "made"
     folder.mkdir()
-    child.load(job_of(model))
+    child.load()
     killed = killer(child)
     child._process.popen.send_signal(signal.SIGSTOP)
     killed.start()
@@ -190,8 +188,8 @@ def test_torch_computes_a_model_whose_conversion_crashes(model: Path, plugin: Ca
         f"import os, signal; {preparation}", "Preparation.convert = lambda *_: os.kill(os.getpid(), signal.SIGFPE)"
     )
 
-    def crashing(job: ConversionJob) -> ConversionChild:
-        return ConversionChild.loaded(msgspec.structs.replace(job, imports=[*job.imports, name]))
+    def crashing(job: ConversionJob) -> ChildConverter:
+        return ChildConverter.loaded(msgspec.structs.replace(job, imports=[*job.imports, name]))
 
     def load_with(backend: str) -> Any:
         config = ModelConfig(device="cpu", backend=backend, **EXACTLY)
@@ -207,16 +205,16 @@ def test_torch_computes_a_model_whose_conversion_crashes(model: Path, plugin: Ca
 PARENT = """
 import sys
 from pathlib import Path
-from tests.models.test_conversion_child import job_of
-from trio_pool_serve.models.loading.conversion_child import ConversionChild
-child = ConversionChild()
+from tests.models.test_converter import job_of
+from trio_pool_serve.models.loading.converter import ChildConverter
+child = ChildConverter(job_of(Path(sys.argv[1])))
 if sys.argv[3] == "converting":
-    child.load(job_of(Path(sys.argv[1])))
+    child.load()
     print(child._process.popen.pid, flush=True)
     while True:
         child.convert(Path(sys.argv[2]))
 print(child._process.popen.pid, flush=True)
-child.load(job_of(Path(sys.argv[1])))
+child.load()
 """
 
 

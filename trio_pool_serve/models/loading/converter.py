@@ -1,4 +1,4 @@
-"""A process that converts models for this one, from threads that load models."""
+"""Converting models to OpenVINO's format in another process, for threads of this one that load models."""
 
 import io
 import itertools
@@ -9,29 +9,93 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import msgspec
 from attrs import define, field
+from msgspec import Struct
 
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading.conversion_messages import (
-    ConversionJob,
-    Convert,
-    FromConversion,
-    GiveUp,
-    LogLine,
-    Reply,
-    ToConversion,
-)
 from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
 
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""What ends a process for a fault in its own code, as in a kernel of OpenVINO."""
+"""Signals that end a process for a fault in its own code, such as in a kernel of OpenVINO."""
+
+
+class ConversionJob(Struct, frozen=True, tag=True):
+    """A model's folder, and the settings to load it with.
+
+    ``imports`` are modules to import first: they register the kind of model whose ``load`` is ``kind``.
+    """
+
+    folder: str
+    config: ModelConfig
+    imports: list[str]
+    kind: str
+    may_time: bool
+    number: int = msgspec.field(default_factory=itertools.count(1).__next__)
+    """The model's number in later messages."""
+
+
+class Convert(Struct, frozen=True, tag=True):
+    """Write the conversion of a model to an empty folder."""
+
+    number: int
+    folder: str
+
+
+class GiveUp(Struct, frozen=True, tag=True):
+    """The model is not needed any more."""
+
+    number: int
+
+
+class LogLine(Struct, frozen=True, tag=True):
+    """A line for the log."""
+
+    level: int
+    logger: str
+    text: str
+
+
+class Reply(Struct, frozen=True, tag=True):
+    """The model is loaded; or its conversion is written, with the record ``model``; or ``error`` says what failed.
+
+    ``errno`` says why the folder cannot be written; 0 for other errors.
+    """
+
+    model: ConvertedModel | None = None
+    error: str = ""
+    errno: int = 0
+
+
+ToConversion: TypeAlias = ConversionJob | Convert | GiveUp
+FromConversion: TypeAlias = LogLine | Reply
+
+
+class Converter(Protocol):
+    """A model that is loaded for its conversion: a ``ChildConverter``, or a ``Preparation`` in this process."""
+
+    def convert(self, folder: Path) -> ConvertedModel:
+        """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
+
+        Raises ``OSError`` if the folder cannot be written.
+        """
+
+    def close(self) -> None:
+        """Free its memory."""
+
+
+MakeConverter = Callable[[ConversionJob], Converter]
+"""Loads a model by torch. Blocks for seconds. Raises ``ModelLoadError``, and ``OSError`` if no process can be started.
+"""
 
 
 class ConversionCrashError(ModelLoadError):
@@ -40,9 +104,9 @@ class ConversionCrashError(ModelLoadError):
 
 @define(eq=False)
 class ConverterProcess:
-    """The process that converts this process's models: one for all, as torch alone takes hundreds of MB and seconds.
+    """The process that converts the models of this process: one for all, as torch takes seconds and hundreds of MB.
 
-    It ends with this process, however that ends, and once no model needs it.
+    It ends when this process ends, for whatever reason, or when no model needs it any more.
     """
 
     popen: "subprocess.Popen[bytes]" = field(init=False)
@@ -59,25 +123,25 @@ class ConverterProcess:
             self.popen = subprocess.Popen(  # noqa: S603
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # ours may be a table's
+                stdout=subprocess.DEVNULL,  # ours may carry a table
                 pass_fds=[theirs.fileno()],
             )
 
     def send(self, message: ToConversion) -> None:
-        """Send a message; does nothing if the process has ended, as receiving tells."""
+        """Send a message. Does nothing if the process has ended; ``receive`` reports that."""
         header = msgspec.msgpack.encode(message)
         with _lock, suppress(ConnectionError):
             self.channel.sendall(PREFIX.pack(len(header), 0) + header)
 
     def receive(self) -> FromConversion:
-        """Return its next message. Raises ``ModelLoadError`` if it has ended; no other model is given to it then."""
-        with suppress(ConnectionError, struct.error):  # nothing more
+        """Return its next message. Raises ``ModelLoadError`` if it has ended; it gets no other model then."""
+        with suppress(ConnectionError, struct.error):  # the end of the stream
             size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
             message = self._replies.read(size)
             if len(message) == size:
                 try:
                     return _decoder.decode(message)
-                except msgspec.DecodeError:  # the package was upgraded meanwhile
+                except msgspec.DecodeError:  # the package has been upgraded since this process started
                     self.popen.kill()
         code = self.popen.wait()
         with _lock:
@@ -95,90 +159,87 @@ class ConverterProcess:
         self.popen.wait()
 
 
-_numbers = itertools.count(1)
 _turn = threading.RLock()
 """One model at a time is loaded or converted, for minutes."""
 _lock = threading.RLock()
-"""Protects the list below and sending. Held for milliseconds: the event loop may close a model that was dropped."""
+"""Protects ``_running`` and sending. Held for milliseconds: the event loop may close a dropped model."""
 _running: list[ConverterProcess] = []
 """At most one."""
 _decoder: "msgspec.msgpack.Decoder[FromConversion]" = msgspec.msgpack.Decoder(FromConversion)
 
 
 @define(eq=False)
-class ConversionChild:
+class ChildConverter:
     """One model in the ``ConverterProcess``, loaded by torch: a ``Converter``."""
 
-    _number: int = field(init=False, factory=lambda: next(_numbers))
+    _job: ConversionJob
     _process: ConverterProcess | None = field(init=False, default=None)
-    _job: ConversionJob | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._join()
 
     @classmethod
-    def loaded(cls, job: ConversionJob) -> "ConversionChild":
-        """Return a model that is loaded. Raises ``OSError`` if no process can be started, and as ``load``."""
-        child = cls()
+    def loaded(cls, job: ConversionJob) -> "ChildConverter":
+        """Return a loaded model. Raises ``OSError`` if no process can be started, and the errors of ``load``."""
+        child = cls(job)
         try:
-            child.load(job)
+            child.load()
         except BaseException:
             child.close()
             raise
         return child
 
     def _join(self) -> ConverterProcess:
-        """Return the process that runs, or else a new one, which has not loaded the model."""
+        """Return the running process, or a new one; it has not loaded the model."""
         self.close()
         with _lock:
             process = next(iter(_running), None)
             if process is None or process.popen.poll() is not None:
                 process = ConverterProcess()
                 _running[:] = [process]
-            process.models.add(self._number)
+            process.models.add(self._job.number)
             self._process = process
             return process
 
     def __del__(self) -> None:
-        """Close it if it is still open: its model was not needed after all."""
+        """Close it if it is still open because its model was not needed."""
         self.close()
 
     def close(self) -> None:
-        """Give up the model, and end the process if no other needs it."""
+        """Give up the model, and end the process if no other model needs it."""
         with _lock:
             process, self._process = self._process, None
             if process is None:
                 return
-            process.models.discard(self._number)
+            process.models.discard(self._job.number)
             if process.models:
-                process.send(GiveUp(self._number))
+                process.send(GiveUp(self._job.number))
                 return
             if process in _running:
                 _running.remove(process)
             process.end()
 
-    def load(self, job: ConversionJob) -> None:
+    def load(self) -> None:
         """Load the model. Blocks for seconds. Raises ``ModelLoadError``, also if the process dies."""
-        self._job = msgspec.structs.replace(job, number=self._number)
         self._ask(self._job)
 
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies:
-        ``ConversionCrashError`` if by a fault of its own.
+        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies
+        (``ConversionCrashError`` if it crashes).
         """
-        model = self._ask(Convert(self._number, str(folder))).model
+        model = self._ask(Convert(self._job.number, str(folder))).model
         assert model is not None  # noqa: S101
         return model
 
     def _ask(self, order: ConversionJob | Convert) -> Reply:
-        """Return the reply. If the process has died of another model, this one is loaded again in a new one."""
+        """Return the reply. If another model has ended the process, this one is loaded again in a new process."""
         with _turn:
             process = self._process
             if process is None or process not in _running:
                 process = self._join()
-                if self._job is not None and order is not self._job:
+                if order is not self._job:
                     self._ask(self._job)
             process.send(order)
             while isinstance(message := process.receive(), LogLine):
