@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import LateInteraction
+from tests.api.scripted_models import Everything, LateInteraction, serve_as
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.image_server import redirects, says, serving
@@ -34,6 +34,7 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
+from trio_pool_serve.python_api import AsyncModel
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.memory_budget import Reservation
@@ -143,6 +144,32 @@ async def shorten(service: Service) -> None:
     await service.model().renderer.shorten("hello world w1", 2)
 
 
+async def by_python_embed(service: Service) -> None:
+    await AsyncModel(service).embed(["hello world"] * 5)
+
+
+async def by_python_tokens(service: Service) -> None:
+    await AsyncModel(service).tokens(["hello world"] * 5)
+
+
+async def by_python_sparse(service: Service) -> None:
+    serve_as(service, Everything())
+    await AsyncModel(service).sparse(["hello world"] * 5)
+
+
+async def by_python_classify(service: Service) -> None:
+    serve_as(service, Everything())
+    await AsyncModel(service).classify(["hello world"] * 5)
+
+
+async def by_python_score(service: Service) -> None:
+    await AsyncModel(service).score("hello", ["hello", "world", "w1 w2"])
+
+
+async def by_python_rerank(service: Service) -> None:
+    await AsyncModel(service).rerank("hello", ["hello", "world", "w1 w2"])
+
+
 async def submit(service: Service) -> None:
     await service.default.engine.submit(ROW)
 
@@ -210,6 +237,12 @@ WORK = [
     render_content,
     render_images,
     shorten,
+    by_python_embed,
+    by_python_tokens,
+    by_python_sparse,
+    by_python_classify,
+    by_python_score,
+    by_python_rerank,
     submit,
     offload,
     wait_ready,

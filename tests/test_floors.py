@@ -27,7 +27,7 @@ FLOORS = [
     {"api"},
     {"process_setup"},
     {"app"},
-    {"__main__", "asgi", "bulk", "checking", "cli", "command_line", "load", "ray_data", "server"},
+    {"__main__", "asgi", "bulk", "checking", "cli", "command_line", "load", "python_api", "ray_data", "server"},
 ]
 
 NEIGHBOURS_THAT_NEVER_MEET = {(a, b) for a in FLOORS[5] for b in FLOORS[5] if a != b}

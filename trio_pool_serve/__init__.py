@@ -19,28 +19,42 @@ if TYPE_CHECKING:
     from trio_pool_serve.config import ThreadsConfig as ThreadsConfig
     from trio_pool_serve.config import TimeLimitsConfig as TimeLimitsConfig
     from trio_pool_serve.errors import EngineDeadError as EngineDeadError
+    from trio_pool_serve.errors import InvalidRequestError as InvalidRequestError
     from trio_pool_serve.errors import ModelLoadError as ModelLoadError
     from trio_pool_serve.errors import PoolServeError as PoolServeError
+    from trio_pool_serve.python_api import AsyncModel as AsyncModel
+    from trio_pool_serve.python_api import Classes as Classes
+    from trio_pool_serve.python_api import Model as Model
+    from trio_pool_serve.python_api import RankedDocument as RankedDocument
+    from trio_pool_serve.python_api import open_model as open_model
     from trio_pool_serve.server.launcher import serve as serve
     from trio_pool_serve.service import Service as Service
+    from trio_pool_serve.types import SparseVector as SparseVector
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "AsyncModel": "python_api",
+    "Classes": "python_api",
     "Config": "config",
     "EngineDeadError": "errors",
     "InputConfig": "config",
+    "InvalidRequestError": "errors",
     "LoggingConfig": "config",
+    "Model": "python_api",
     "ModelConfig": "config",
     "ModelLoadError": "errors",
     "NetworkConfig": "config",
     "PoolServeError": "errors",
     "ProcessesConfig": "config",
+    "RankedDocument": "python_api",
     "SchedulingConfig": "config",
     "Service": "service",
+    "SparseVector": "types",
     "ThreadsConfig": "config",
     "TimeLimitsConfig": "config",
     "create_app": "app",
+    "open_model": "python_api",
     "serve": "server.launcher",
 }
 

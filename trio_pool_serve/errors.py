@@ -44,7 +44,10 @@ class InvalidRequestError(PoolServeError):
 
     ``param`` is the field's name in the request, where one field is at fault. Where that name is not known, ``field``
     is the job's name for it, and job fields that the message names are in braces: ``{dimensions} must be …``.
+    ``prompt`` is the prompt that cannot be rendered, if that is the reason.
     """
+
+    prompt: object = None
 
     def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
         super().__init__(message)

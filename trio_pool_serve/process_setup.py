@@ -1,14 +1,29 @@
-"""Settings of a process that exists to run a service."""
+"""Where the models of a service compute, how its process is set up, and a service that is open for a block."""
 
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import trio
+from attrs import evolve
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.gpus import Gpu, find_gpus
+from trio_pool_serve.engine.placement import default_placement, with_replicas
+from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.models.folder import accepts_images
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
+from trio_pool_serve.processes.large_imports import do_without_torch
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import NICENESS, limit_openmp_spinning, relative_niceness
 
 SWITCH_INTERVAL_S = 0.0005
 """For which a thread may hold the interpreter lock while the event loop waits for it: a tenth of Python's default."""
+
+PEEK_S = 1.0
+"""Seconds before the server listens, for a look at the models' small files; a disk may be slow."""
 
 
 def configure_process(service: Service, niceness: int = NICENESS) -> None:
@@ -34,3 +49,60 @@ def configure_process(service: Service, niceness: int = NICENESS) -> None:
         on_loaded()
 
     service.on_loaded = freeze_loaded_objects
+
+
+async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
+    """Return the settings with what they leave open about engines, and the GPUs for those. Cancellation: at once."""
+    config = await with_engine_placement(config)
+    if config.processes.computes_here:
+        return config, []
+    do_without_torch()
+    if config.processes.engine in ("hosts", "ray"):
+        return config, []
+    gpus = await find_gpus(config.loading)
+    return with_replicas(config, len(gpus)), gpus
+
+
+async def with_engine_placement(config: Config, cores: int | None = None) -> Config:
+    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``.
+
+    Models whose files take longer than ``PEEK_S`` to read count as models of texts. Cancellation: at once.
+    """
+    if config.processes.engine is not None:
+        return config
+    reads_images = False
+    with trio.move_on_after(PEEK_S):
+        reads_images = await Offload().run(
+            "load", lambda: any(accepts_images(each.location, each.loading) for each in config.sources)
+        )
+    engine = default_placement(config, reads_images=reads_images, cores=cores)
+    return evolve(config, processes=evolve(config.processes, engine=engine))
+
+
+@asynccontextmanager
+async def open_service(config: Config, niceness: int | None = NICENESS) -> AsyncIterator[Service]:
+    """Load models, and run their engines for as long as the block lasts.
+
+    The process is configured, with threads of that ``niceness``; with ``None`` it is left as it is, for programs that
+    do other things too. Raises ``ModelLoadError``, ``EngineDeadError`` if an engine ends, and errors of the block as
+    they are, not in a group. Cancellation: at once.
+    """
+    config, gpus = await place_engines(config)
+    service = Service(config, gpus=gpus)
+    if niceness is not None:
+        configure_process(service, niceness)
+    error_of_block: BaseException | None = None
+    with unwrap_exception_groups(PoolServeError):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            try:
+                await service.wait_ready()
+            except EngineDeadError:
+                await trio.sleep_forever()  # ``Service.run`` raises the reason
+            try:
+                yield service
+            except BaseException as error:
+                error_of_block = error  # raised behind the nursery, which would put it into a group
+            nursery.cancel_scope.cancel(reason="the block has ended")
+    if error_of_block is not None:
+        raise error_of_block

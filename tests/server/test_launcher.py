@@ -5,9 +5,9 @@ from threading import Event
 import pytest
 
 from tests.models.vision_families import clip
+from trio_pool_serve import process_setup
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
-from trio_pool_serve.server import launcher
-from trio_pool_serve.server.launcher import with_engine_placement
+from trio_pool_serve.process_setup import with_engine_placement
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ async def test_a_model_that_reads_images_is_given_processes(tmp_path):
 
 async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock, monkeypatch):
     go_on = Event()
-    monkeypatch.setattr(launcher, "accepts_images", lambda *_: go_on.wait(60))
+    monkeypatch.setattr(process_setup, "accepts_images", lambda *_: go_on.wait(60))
     config = Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu"))
     assert (await with_engine_placement(config, cores=2)).processes.engine == "local"
     go_on.set()

@@ -17,8 +17,7 @@ from trio_pool_serve.config import (
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
-from trio_pool_serve.process_setup import configure_process
-from trio_pool_serve.server.launcher import place_engines
+from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import NICENESS
 

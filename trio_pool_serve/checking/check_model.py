@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trio_pool_serve.api.routes.models import tasks_of
-from trio_pool_serve.bulk.own_service import open_service
 from trio_pool_serve.checking.check_settings import CheckSettings
 from trio_pool_serve.checking.measuring import Speed, lengths_for, measure_speed, peak_of_largest_batch
 from trio_pool_serve.checking.model_report import (
@@ -31,8 +30,8 @@ from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
+from trio_pool_serve.process_setup import open_service, with_engine_placement
 from trio_pool_serve.runner.runner_description import RunnerDescription
-from trio_pool_serve.server.launcher import with_engine_placement
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import Runner

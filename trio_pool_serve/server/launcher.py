@@ -5,17 +5,13 @@ from collections.abc import Mapping
 from functools import partial
 
 import trio
-from attrs import evolve
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.engine.gpus import Gpu, find_gpus
-from trio_pool_serve.engine.placement import default_placement, with_replicas
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.models.folder import accepts_images, open_model_folder
+from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
-from trio_pool_serve.processes.large_imports import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
@@ -27,10 +23,6 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
 
 logger = logging.getLogger(__name__)
-
-
-PEEK_S = 1.0
-"""Seconds before the server listens, for a look at the models' small files; a disk may be slow."""
 
 
 async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
@@ -52,34 +44,6 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
             await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config), gpus)
         else:
             await _serve_alone(config, Service(config, load_runner, gpus=gpus))
-
-
-async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
-    """Return the settings with what they leave open about engines, and the GPUs for those. Cancellation: at once."""
-    config = await with_engine_placement(config)
-    if config.processes.computes_here:
-        return config, []
-    do_without_torch()
-    if config.processes.engine in ("hosts", "ray"):
-        return config, []
-    gpus = await find_gpus(config.loading)
-    return with_replicas(config, len(gpus)), gpus
-
-
-async def with_engine_placement(config: Config, cores: int | None = None) -> Config:
-    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``.
-
-    Models whose files take longer than ``PEEK_S`` to read count as models of texts. Cancellation: at once.
-    """
-    if config.processes.engine is not None:
-        return config
-    reads_images = False
-    with trio.move_on_after(PEEK_S):
-        reads_images = await Offload().run(
-            "load", lambda: any(accepts_images(each.location, each.loading) for each in config.sources)
-        )
-    engine = default_placement(config, reads_images=reads_images, cores=cores)
-    return evolve(config, processes=evolve(config.processes, engine=engine))
 
 
 async def _serve_alone(config: Config, service: Service) -> None:

@@ -165,7 +165,11 @@ class FanOut:
         else:
             (row,) = rows
             await renderer.memory.wait_for_share(client)
-            rendered = [[await renderer.render(row.prompt, row.rendering, client)]]
+            try:
+                rendered = [[await renderer.render(row.prompt, row.rendering, client)]]
+            except InvalidRequestError as error:
+                error.prompt = row.prompt
+                raise
         self.accounting.note_rendered(rendered, time.perf_counter() - self._began)
         by_index = zip(chunk, rendered, strict=True)
         return [(index, *window) for index, prompts in by_index for window in enumerate(prompts)]

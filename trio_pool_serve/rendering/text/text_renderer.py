@@ -52,12 +52,17 @@ class TextRenderer:
 
         Several at once, because a thread hop takes as long as rendering one short text.
         """
-        return [
-            self.render_windows(prompt, params)
-            if in_windows and isinstance(prompt, TextPrompt)
-            else [self.render(prompt, params)]
-            for prompt, params, in_windows in prompts
-        ]
+        rows = []
+        for prompt, params, in_windows in prompts:
+            try:
+                if in_windows and isinstance(prompt, TextPrompt):
+                    rows.append(self.render_windows(prompt, params))
+                else:
+                    rows.append([self.render(prompt, params)])
+            except InvalidRequestError as error:
+                error.prompt = prompt
+                raise
+        return rows
 
     def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return one row, or one for each window of a text that is too long. Raises as ``render``."""

@@ -1,0 +1,477 @@
+"""Models in the caller's process: ``open_model`` and ``Model``."""
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from tests.api.scripted_models import Everything, Judge, LateInteraction, serve_as
+from tests.conftest import client_of, full_queue, listening, wait_idle
+from tests.model_folders import VOCABULARY
+from tests.models.classifier_families import write_classifier, write_reranker
+from tests.models.model_families import TEXTS, write_family
+from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.page_blocks import blocks_of
+from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import ROOT
+from trio_pool_serve import EngineDeadError, InvalidRequestError, Model, ModelLoadError, process_setup, python_api
+from trio_pool_serve.errors import ContextLengthError, RunnerDeadError, TaskNotSupportedError
+from trio_pool_serve.python_api import AsyncModel, open_model
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks import pool
+from trio_pool_serve.types import Batch, SparseVector
+
+IN_FLOAT32: Any = {"dtype": "float32", "device": "cpu", "backend": "torch"}
+
+WORDS = [text for text in TEXTS if text.strip()]
+
+
+# -- real models: the same numbers as over HTTP -------------------------------------------------------
+
+
+def sorted_by_index(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(items, key=lambda item: item["index"])
+
+
+EQUAL_CALLS: dict[str, tuple[Callable[[Path], Path], str, dict[str, Any], Callable[[AsyncModel], Any], Any]] = {
+    "embed": (
+        partial(write_family, name="bert"),
+        "/v1/embeddings",
+        {"input": WORDS, "truncate_prompt_tokens": -1, "dimensions": 8},
+        lambda model: model.embed(WORDS, truncate=True, dimensions=8),
+        lambda answer: [item["embedding"] for item in answer["data"]],
+    ),
+    "tokens": (
+        pylate_bert,
+        "/pooling",
+        {"input": WORDS, "task": "token_embed", "truncate_prompt_tokens": -1},
+        lambda model: model.tokens(WORDS, truncate=True),
+        lambda answer: [item["data"] for item in answer["data"]],
+    ),
+    "sparse": (
+        splade_max,
+        "/embed_sparse",
+        {"inputs": WORDS, "truncate": True},
+        lambda model: model.sparse(WORDS, truncate=True),
+        lambda answer: [sorted_by_index(row) for row in answer],
+    ),
+    "classify": (
+        partial(write_classifier, name="bert", num_labels=3),
+        "/classify",
+        {"input": WORDS, "truncate_prompt_tokens": -1},
+        lambda model: model.classify(WORDS, truncate=True),
+        lambda answer: [item["probs"] for item in sorted_by_index(answer["data"])],
+    ),
+    "score": (
+        partial(write_classifier, name="bert", num_labels=1),
+        "/score",
+        {"text_1": WORDS[0], "text_2": WORDS, "truncate_prompt_tokens": -1},
+        lambda model: model.score(WORDS[0], WORDS, truncate=True),
+        lambda answer: [item["score"] for item in sorted_by_index(answer["data"])],
+    ),
+    "rerank": (
+        pylate_bert,
+        "/v1/rerank",
+        {"query": WORDS[0], "documents": WORDS, "top_n": 3, "truncate_prompt_tokens": -1},
+        lambda model: model.rerank(WORDS[0], WORDS, top_n=3, truncate=True),
+        lambda answer: [(item["index"], item["relevance_score"]) for item in answer["results"]],
+    ),
+}
+"""Model, route, body, call, and what the answer has that the call returns."""
+
+
+def numbers_of(result: Any) -> list[Any]:
+    match result:
+        case python_api.Classes():
+            return list(result.probabilities)
+        case [python_api.RankedDocument(), *_]:
+            return [(ranked.index, ranked.score) for ranked in result]
+        case [SparseVector(), *_]:
+            return [np.stack([row.indices, row.values], axis=1) for row in result]
+    return list(result)
+
+
+@pytest.mark.parametrize("method", EQUAL_CALLS)
+async def test_each_method_returns_what_the_server_responds(tmp_path: Path, method: str):
+    write, route, body, call, expected = EQUAL_CALLS[method]
+    async with (
+        open_model(write(tmp_path / "model"), **IN_FLOAT32) as model,
+        listening(model.service) as url,
+        client_of(url) as client,
+    ):
+        result, answer = await call(model), await client.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    theirs = expected(answer.json())
+    if method == "sparse":
+        theirs = [[(item["index"], item["value"]) for item in row] for row in theirs]
+    ours = numbers_of(result)
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("python") / "model", "bert")
+
+
+async def test_a_vector_computed_in_the_same_batch_has_the_bytes_that_the_server_responds(folder: Path):
+    async with open_model(folder, **IN_FLOAT32) as model, listening(model.service) as url, client_of(url) as client:
+        for text in WORDS[:3]:
+            answer = await client.post("/v1/embeddings", json={"input": text})
+            theirs = np.array(answer.json()["data"][0]["embedding"], np.float32)
+            assert (await model.embed([text]))[0].tobytes() == theirs.tobytes()
+
+
+# -- a scripted model ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loading_scripted(monkeypatch: pytest.MonkeyPatch, scripted: ScriptedRunner) -> None:
+    """Models are loaded by the scripted runner."""
+    monkeypatch.setattr(process_setup, "Service", lambda config, gpus: Service(config, lambda *_: scripted, gpus=gpus))
+
+
+@pytest.fixture
+async def model(loading_scripted: None, scripted_folder: Path) -> AsyncIterator[AsyncModel]:
+    async with open_model(scripted_folder, device="cpu") as model:
+        serve_as(model.service, Everything())
+        yield model
+
+
+def last_row(runner: ScriptedRunner) -> list[str]:
+    names = {number: word for word, number in VOCABULARY.items()}
+    return [names[number] for number in runner.batches[-1].requests[-1].prompt.token_ids.tolist()]
+
+
+async def test_shapes_and_types_of_the_results(model: AsyncModel):
+    vectors = await model.embed(iter(["hello", "hello world"]), dimensions=4)
+    assert (vectors.shape, vectors.dtype, vectors[:, 0].tolist()) == ((2, 4), np.float32, [3.0, 4.0])
+    first, second = await model.tokens(["hello", "hello world"])
+    assert (first.shape, second.shape, first.dtype) == ((3, 8), (4, 8), np.float32)
+    (weights,) = await model.sparse(["hello hello"])
+    ids = sorted(VOCABULARY[word] for word in ("[CLS]", "[SEP]", "hello"))
+    assert (weights.indices.tolist(), weights.indices.dtype, weights.values.dtype) == (ids, np.int32, np.float32)
+    classes = await model.classify(["hello", "hello world"])
+    assert (classes.labels, classes.probabilities.shape, classes.probabilities.dtype) == (
+        ("no", "yes"),
+        (2, 2),
+        np.float32,
+    )
+    scores = await model.score(["hello", "world"], ["hello", "w1"])
+    assert (scores.shape, scores.dtype) == ((2,), np.float32)
+    ranked = await model.rerank("hello", ["w1 w2 w3", "hello", "hello"])
+    assert [document.index for document in ranked] == [1, 2, 0]
+    assert ranked == sorted(ranked, key=lambda document: -document.score)
+    assert await model.rerank("hello", ["w1 w2 w3", "hello", "hello"], top_n=1) == ranked[:1]
+
+
+async def test_no_texts_have_no_results(model: AsyncModel):
+    assert (await model.embed([], dimensions=4)).shape == (0, 4)
+    assert (await model.embed([])).shape == (0, 8)
+    assert await model.tokens([]) == await model.sparse([]) == await model.rerank("hello", []) == []
+    assert (await model.classify([])).probabilities.shape == (0, 2)
+    assert (await model.score("hello", [])).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "[CLS] w1 w2 w3 [SEP]"),
+        ({"prompt_name": "passage"}, "[CLS] passage : w1 w2 w3 [SEP]"),
+        ({"input_type": "query"}, "[CLS] query : w1 w2 w3 [SEP]"),
+        ({"instruction": "hello : "}, "[CLS] hello : w1 w2 w3 [SEP]"),
+        ({"truncate": 4}, "[CLS] w1 w2 [SEP]"),
+        ({"truncate": 4, "truncation_side": "left"}, "[CLS] w2 w3 [SEP]"),
+        ({"add_special_tokens": False}, "w1 w2 w3"),
+    ],
+)
+async def test_options_decide_how_texts_are_rendered(model: AsyncModel, scripted: ScriptedRunner, options, expected):
+    await model.embed(["w1 w2 w3"], **options)
+    assert last_row(scripted) == expected.split()
+
+
+async def test_the_priority_and_the_parameters_of_vectors_reach_the_engine(model: AsyncModel, scripted: ScriptedRunner):
+    await model.embed(["hello"], dimensions=3, normalize=False, priority=-5)
+    (request,) = scripted.batches[-1].requests
+    assert (request.priority, request.params[0].dimensions, request.params[0].normalize) == (-5, 3, False)
+    await model.classify(["hello"], activation="raw")
+    assert scripted.batches[-1].requests[-1].params[0].activation == "raw"
+
+
+LONG = "hello " * 100
+
+WRONG: list[tuple[Callable[[AsyncModel], Any], type[Exception], str]] = [
+    (lambda model: model.embed("hello"), TypeError, r"^texts is a string: pass a list"),
+    (lambda model: model.embed(["hello", None]), TypeError, r"^texts\[1\] is of type NoneType, not str"),
+    (lambda model: model.rerank(b"hello", []), TypeError, "^query is of type bytes, not str"),
+    (lambda model: model.score("hello", "hello"), TypeError, r"^texts_2 is a string"),
+    (lambda model: model.embed(["hello"], truncated=True), TypeError, "unexpected keyword argument 'truncated'"),
+    (lambda model: model.embed(["a", LONG]), ContextLengthError, r"is 64 tokens\. However, texts\[1\] has 102 tokens"),
+    (lambda model: model.tokens([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
+    (lambda model: model.sparse([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
+    (lambda model: model.classify([LONG], truncate=False), ContextLengthError, r"texts\[0\] has 102.*\(truncate\)"),
+    (lambda model: model.rerank("a", ["b", LONG]), ContextLengthError, r"documents\[1\] has 102 tokens"),
+    (lambda model: model.rerank(LONG, ["b"]), ContextLengthError, r"However, query has 104 tokens"),
+    (lambda model: model.score(["a", LONG], ["b", "c"]), ContextLengthError, r"texts_1\[1\] has 104 tokens"),
+    (lambda model: model.embed(["hello", "\ud800"]), InvalidRequestError, r"^texts\[1\] is not valid Unicode"),
+    (
+        lambda model: model.embed(["hello"], dimensions=9),
+        InvalidRequestError,
+        "^dimensions must be from 1 to 8",
+    ),
+    (lambda model: model.tokens(["hello"], dimensions=-1), InvalidRequestError, "^dimensions must be from 1 to 8"),
+    (lambda model: model.embed(["hello"], truncate=65), InvalidRequestError, "^truncate value is greater than"),
+    (lambda model: model.embed(["hello"], truncate=0), InvalidRequestError, "^truncate must be -1 or from 1 to 64"),
+    (lambda model: model.embed(["a"], input_type="a"), InvalidRequestError, "^input_type must be query or document"),
+    (
+        lambda model: model.embed(["a"], truncation_side=1),
+        InvalidRequestError,
+        "^truncation_side must be left or",
+    ),
+    (lambda model: model.embed(["a"], prompt_name="a"), InvalidRequestError, "no prompt named 'a'; it has: passage"),
+    (lambda model: model.rerank("a", ["b"], top_n=0), InvalidRequestError, "^top_n must be at least 1, not 0"),
+    (lambda model: model.score(["a", "b"], ["c"]), InvalidRequestError, "^texts_1 has 2 texts and texts_2 has 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+async def test_an_error_names_the_input_or_option_that_is_wrong(model: AsyncModel, call, error, message):
+    with pytest.raises(error, match=message):
+        await call(model)
+    await wait_idle(model.service)
+
+
+async def test_a_pair_that_is_too_long_is_named_by_its_second_text(model: AsyncModel):
+    serve_as(model.service, Judge())
+    with pytest.raises(ContextLengthError, match=r"documents\[1\] with its query has \d+ tokens"):
+        await model.rerank("hello", ["hello", LONG])
+
+
+async def test_a_task_that_the_model_does_not_support_is_refused_with_those_that_it_does(model: AsyncModel):
+    serve_as(model.service, LateInteraction())
+    for call in (model.embed(["a"]), model.sparse(["a"]), model.classify(["a"])):
+        with pytest.raises(TaskNotSupportedError, match=r"Supported tasks: \['score', 'token_embed'\]"):
+            await call
+
+
+async def test_long_lists_are_computed_in_windows(model: AsyncModel, scripted: ScriptedRunner, monkeypatch, capfd):
+    jobs: list[int] = []
+    monkeypatch.setattr(python_api, "WINDOW_ROWS", 10)
+    monkeypatch.setattr(python_api, "WINDOWS_AT_ONCE", 2)
+
+    async def counted(*args: Any) -> Any:
+        jobs.append(len(args[1].prompts))
+        running.add(id(args[1]))
+        assert len(running) <= 2
+        try:
+            return await pool.pool(*args)
+        finally:
+            running.discard(id(args[1]))
+
+    running: set[int] = set()
+    monkeypatch.setattr(python_api, "pool", counted)
+    texts = [" ".join(["hello"] * (1 + n % 7)) for n in range(35)]
+    vectors = await model.embed(texts)
+    assert vectors[:, 0].tolist() == [3 + n % 7 for n in range(35)]
+    assert jobs == [10, 10, 10, 5]
+    assert capfd.readouterr().err == ""  # not a terminal
+    await model.embed(texts, progress=True)
+    assert "100%" in capfd.readouterr().err
+    scores = await model.score("hello", texts)
+    assert scores[:7].tolist() == scores[7:14].tolist() == scores[28:].tolist()
+
+
+async def test_vectors_of_tokens_are_computed_in_windows_of_a_bounded_size(model: AsyncModel, monkeypatch):
+    monkeypatch.setattr(python_api, "MAX_TOKEN_NUMBERS", 2 * 64 * 8)
+    monkeypatch.setattr(pool, "MAX_TOKEN_NUMBERS", 2 * 64 * 8)
+    rows = await model.tokens([" ".join(["hello"] * 60)] * 5)
+    assert [row.shape for row in rows] == [(62, 8)] * 5
+
+
+async def test_results_do_not_keep_the_outputs_of_their_batches(model: AsyncModel):
+    for value in (*await model.tokens(["hello"]), (await model.sparse(["hello"]))[0].values):
+        assert value.base is None
+
+
+async def test_calls_are_not_refused_however_much_waits(model: AsyncModel):
+    with full_queue(model.service):
+        assert len(await model.embed(["hello"] * 200)) == 200
+
+
+async def test_concurrent_calls_are_batched_together(model: AsyncModel, scripted: ScriptedRunner):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(model.embed, ["hello"])
+        await trio.testing.wait_all_tasks_blocked()
+        scripted.gate.set()
+    assert len(scripted.batches) < 8
+
+
+# -- opening and closing ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"dtyp": "float32"}, TypeError, "unexpected keyword argument 'dtyp'"),
+        ({"dtype": "float31"}, ValueError, "'dtype' must be in"),
+        ({"max_model_len": -1}, ValueError, "^--max-model-len: must be more than 0, not -1"),
+        ({"max_batch_tokens": 0}, ValueError, "^--max-batch-tokens: `0` is not auto or a number"),
+        ({"device": "cpu"}, ModelLoadError, "cannot be loaded: "),
+    ],
+)
+async def test_wrong_settings_and_models_are_refused(tmp_path: Path, settings: Any, error, message):
+    for opening in (lambda: open_model(tmp_path, **settings), lambda: Model(tmp_path, **settings)):
+        with pytest.raises(error, match=message):
+            async with opening():  # type: ignore[attr-defined]
+                raise AssertionError("it was opened")
+
+
+async def test_an_error_of_the_block_is_raised_as_it_is(loading_scripted: None, scripted_folder: Path):
+    with pytest.raises(KeyError, match="mine"):
+        async with open_model(scripted_folder, device="cpu"):
+            raise KeyError("mine")
+
+
+async def test_a_closed_model_computes_nothing(loading_scripted: None, scripted_folder: Path):
+    async with open_model(scripted_folder, device="cpu") as model:
+        pass
+    with pytest.raises(EngineDeadError):
+        await model.embed(["hello"])
+
+
+async def test_an_engine_that_dies_ends_the_block(loading_scripted: None, scripted_folder: Path, scripted):
+    def die(_: Batch) -> None:
+        raise RunnerDeadError("lost")
+
+    scripted.on_launch = die
+    with pytest.raises(EngineDeadError, match="lost"):
+        async with open_model(scripted_folder, device="cpu") as model:
+            with pytest.raises(EngineDeadError):
+                await model.embed(["hello"])
+            await trio.sleep_forever()
+
+
+async def test_opening_can_be_cancelled_at_any_step(loading_scripted: None, scripted_folder: Path):
+    for steps in (0, 1, 2, 5, 20, 100):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_open_forever, scripted_folder)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        assert scope.cancelled_caught
+
+
+async def _open_forever(folder: Path) -> None:
+    async with open_model(folder, device="cpu"):
+        await trio.sleep_forever()
+
+
+async def test_nothing_of_a_model_stays_once_it_is_closed(loading_scripted: None, scripted_folder: Path):
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with open_model(scripted_folder, device="cpu") as model:
+        await model.embed(["hello"] * 20)
+        gone = weakref.ref(model.service)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+# -- code that blocks ---------------------------------------------------------------------------------
+
+
+def loops() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "python-api"]
+
+
+def test_a_blocking_model_has_the_methods_of_an_async_one_for_any_thread(loading_scripted: None, scripted_folder: Path):
+    with Model(scripted_folder, device="cpu") as model, ThreadPoolExecutor(2) as threads:
+        vectors = threads.map(lambda count: model.embed(["hello"] * count, dimensions=4), (1, 700))
+        assert [each.shape for each in vectors] == [(1, 4), (700, 4)]
+        assert model.score("hello", ["hello"]).shape == (1,)
+        assert model.rerank("hello", ["w1", "hello"], top_n=1)[0].index == 1
+        with pytest.raises(TaskNotSupportedError):
+            model.sparse(["hello"])
+        with pytest.raises(TypeError, match=r"texts\[0\]"):
+            model.tokens([1])  # type: ignore[list-item]
+        assert model.embed.__doc__ == AsyncModel.embed.__doc__
+    with pytest.raises(RuntimeError, match="closed"):
+        model.embed(["hello"])
+    model.close()
+    assert not loops()
+
+
+def test_a_blocking_model_is_closed_with_the_last_reference(loading_scripted: None, scripted_folder: Path):
+    model = Model(scripted_folder, device="cpu")
+    assert loops()
+    del model
+    gc.collect()
+    assert not loops()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from trio_pool_serve import Model
+
+model = Model(sys.argv[1], dtype="float32", device="cpu", backend="torch")
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        model.embed(["hello world"] * 20_000)
+except KeyboardInterrupt:
+    began = time.monotonic()
+    print(model.embed(["hello"]).shape, time.monotonic() - began < 30)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_a_call_and_keeps_the_model(folder: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stdout) == (0, "(1, 32) True\n"), done.stderr
+
+
+# -- the page -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_print_what_it_says(tmp_path: Path, minilm: Path, capsys):
+    reranker = write_reranker(tmp_path / "reranker", minilm)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed, compared = "", 0
+    for block in blocks_of(ROOT / "docs/python.md"):
+        if block.language == "python":
+            source = block.text.replace("sentence-transformers/all-MiniLM-L6-v2", str(minilm))
+            exec(source.replace("cross-encoder/ms-marco-MiniLM-L6-v2", str(reranker)), names)
+            printed = capsys.readouterr().out
+        else:
+            assert (block.language, block.text) == ("text", printed)
+            compared += 1
+    assert compared == 2
+
+
+def test_the_page_describes_every_option_and_setting():
+    page = (ROOT / "docs/python.md").read_text()
+    for name in (*python_api.CallOptions.__annotations__, *python_api.ModelSettings.__annotations__):
+        assert f"`{name}`" in page, name

@@ -1,0 +1,323 @@
+"""Models in this process, without a server: ``open_model`` for Trio, ``Model`` for code that blocks."""
+
+import re
+import sys
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from copy import deepcopy
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+
+import numpy as np
+import trio
+from attrs import frozen
+from rich.console import Console
+from rich.progress import track
+
+from trio_pool_serve.config import BatchConfig, Config, LoggingConfig, ModelConfig, ProcessesConfig, SchedulingConfig
+from trio_pool_serve.config.model_config import BackendChoice, Dtype, LongText, Pooling
+from trio_pool_serve.config.setting import plain_message
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.errors import InvalidRequestError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.process_setup import open_service
+from trio_pool_serve.processes.large_imports import allow_torch
+from trio_pool_serve.prompts import InputType, PairPrompt, TextPrompt, TruncationSide
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import MAX_TOKEN_NUMBERS, check_dimensions, pool
+from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.threads.loop_thread import LoopThread
+from trio_pool_serve.types import Activation, Client, PoolingTask, SparseVector, Vectors
+
+Texts: TypeAlias = Iterable[str]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WINDOW_ROWS, WINDOWS_AT_ONCE = 512, 4
+"""At most four windows of this many texts are rendered and computed at a time: the memory of a call is bounded."""
+
+CALLER = Client("python", is_background=True)
+"""Is never refused, however much waits: it has no other server to go to."""
+
+
+class ModelSettings(TypedDict, total=False):
+    """Settings of a model: the flags of ``trio-pool-serve serve`` of these names, with their defaults."""
+
+    revision: str | None
+    trust_remote_code: bool
+    dtype: Dtype
+    device: str
+    backend: BackendChoice
+    cache_dir: str | None
+    max_model_len: int | None
+    long_text: LongText | None
+    pooling: Pooling | None
+    normalize: bool | None
+    default_prompt_name: str | None
+    default_prompt: str | None
+    max_batch_tokens: int | Literal["auto"]
+    replicas: int | None
+
+
+class CallOptions(TypedDict, total=False):
+    """How texts are rendered and when they are computed: ``docs/python.md`` describes each option."""
+
+    input_type: InputType | None
+    prompt_name: str | None
+    instruction: str | None
+    truncate: bool | int | None
+    truncation_side: TruncationSide | None
+    add_special_tokens: bool
+    priority: int
+    progress: bool | None
+
+
+@frozen
+class RankedDocument:
+    """A document's index in the list that was given, and its score."""
+
+    index: int
+    score: float
+
+
+@frozen(eq=False)
+class Classes:
+    """The labels of a classifier, and their probabilities for each text: float32, shape (texts, labels)."""
+
+    labels: tuple[str, ...]
+    probabilities: Vectors
+
+
+@frozen(eq=False)
+class AsyncModel:
+    """A loaded model, for the tasks of one Trio event loop. Concurrent calls share its queue and its batches.
+
+    The methods take lists of any length. They raise ``InvalidRequestError`` for inputs and options that the model does
+    not accept, ``TypeError`` for inputs that are not strings, and ``EngineDeadError`` once the model is closed.
+    Cancellation of each: at once; rows that have not been launched leave the queue.
+    """
+
+    service: Service
+
+    async def embed(
+        self,
+        texts: Texts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Vectors:
+        """Return a vector for each text: float32, shape (texts, dimensions). Cancellation: at once."""
+        width = dimensions or self.service.model().engine.facts.dimensions
+        rows = await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize)
+        return np.asarray(rows)
+
+    async def tokens(
+        self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[CallOptions]
+    ) -> list[Vectors]:
+        """Return the vectors of each text's tokens: float32, shape (tokens, dimensions). Cancellation: at once."""
+        normalize = self.service.model().folder.spec.normalizes or None  # as ``/pooling`` does
+        return list(await self._pool("token_embed", texts, options, dimensions=dimensions, normalize=normalize))
+
+    async def sparse(self, texts: Texts, **options: Unpack[CallOptions]) -> list[SparseVector]:
+        """Return weights over the vocabulary for each text. Cancellation: at once."""
+        return list(await self._pool("sparse_embed", texts, options))
+
+    async def classify(
+        self, texts: Texts, *, activation: Activation = "probabilities", **options: Unpack[CallOptions]
+    ) -> Classes:
+        """Return the probabilities of the labels for each text. Cancellation: at once."""
+        rows, model = await self._pool("classify", texts, options, activation=activation), self.service.model()
+        numbers = np.stack(rows) if len(rows) else np.empty((0, len(model.folder.spec.labels)), np.float32)
+        return Classes(tuple(map(model.label, range(numbers.shape[1]))), numbers)
+
+    async def score(
+        self, texts_1: str | Texts, texts_2: Texts, *, activation: Activation = "score", **options: Unpack[CallOptions]
+    ) -> Vectors:
+        """Return the score of each text of ``texts_2``: float32, shape (texts,). Cancellation: at once.
+
+        ``texts_1`` is the text that all are scored against, or a list with one for each.
+        """
+        first = [texts_1] if isinstance(texts_1, str) else texts_1
+        return await self._score({"texts_1": first, "texts_2": texts_2}, activation, options)
+
+    async def rerank(
+        self, query: str, documents: Texts, *, top_n: int | None = None, **options: Unpack[CallOptions]
+    ) -> list[RankedDocument]:
+        """Return the ``top_n`` documents with the best scores, best first; by default all. Cancellation: at once."""
+        if top_n is not None and top_n < 1:
+            raise InvalidRequestError(f"top_n must be at least 1, not {top_n}.", param="top_n")
+        scores = await self._score({"query": [query], "documents": documents}, "score", options)
+        best = np.argsort(-scores, kind="stable")[:top_n].tolist()
+        return [RankedDocument(index, float(scores[index])) for index in best]
+
+    async def _pool(
+        self, task: PoolingTask, texts: Texts, options: CallOptions, width: int | None = None, **fields: Any
+    ) -> Any:
+        """Return the output for each text: a list, or an array if they all have the same ``width``."""
+        texts, params, model = _strings("texts", texts), _input_params(options), self.service.model()
+        model.require(task)
+        numbers = model.renderer.max_model_len * model.engine.facts.dimensions if task == "token_embed" else 1
+
+        async def compute(window: slice) -> None:
+            def keep(index: int, outputs: tuple[Any, ...]) -> None:
+                rows[window.start + index] = deepcopy(outputs[0])  # a view would keep the outputs of its batch
+
+            prompts, priority = [TextPrompt(text) for text in texts[window]], options.get("priority", 0)
+            job = PoolJob(prompts=prompts, tasks=(task,), input_params=params, priority=priority, **fields)
+            await pool(model, job, RequestContext(client=CALLER), keep)
+
+        with _named_inputs({"texts": texts}):
+            check_dimensions(model, fields.get("dimensions"))
+            rows: Any = [None] * len(texts) if width is None else np.empty((len(texts), width), np.float32)
+            await _compute_windows(len(texts), MAX_TOKEN_NUMBERS // numbers, compute, options)
+        return rows
+
+    async def _score(self, sides: Mapping[str, Texts], activation: Activation, options: CallOptions) -> Vectors:
+        """Return the score of each text of the second side against the first, which may be one text for all."""
+        inputs = {name: _strings(name, side) for name, side in sides.items()}
+        (first, queries), (second, documents) = inputs.items()
+        if len(queries) not in (1, len(documents)):
+            numbers = f"{first} has {len(queries)} texts and {second} has {len(documents)}"
+            raise InvalidRequestError(f"{numbers}: {first} must have one, or as many.", param=first)
+        params, model, scores = _input_params(options), self.service.model(), np.empty(len(documents), np.float32)
+        model.require("score")
+
+        async def compute(window: slice) -> None:
+            job = ScoreJob(
+                queries=queries if len(queries) == 1 else queries[window],
+                documents=documents[window],
+                input_params=params,
+                activation=activation,
+                priority=options.get("priority", 0),
+            )
+            scores[window] = (await score(model, job, RequestContext(client=CALLER))).values
+
+        with _named_inputs(inputs):
+            await _compute_windows(len(documents), WINDOW_ROWS, compute, options)
+        return scores
+
+
+@asynccontextmanager
+async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> AsyncIterator[AsyncModel]:
+    """Load a model, a local folder or the id of one on the Hugging Face hub, for as long as the block lasts.
+
+    Raises ``ModelLoadError``, ``EngineDeadError`` if the engine ends, ``TypeError`` for an unknown setting and
+    ``ValueError`` for a wrong value. Cancellation: at once.
+    """
+    async with open_service(config_of(str(model), **settings), niceness=None) as service:
+        allow_torch()  # for the caller, where the model computes in another process
+        yield AsyncModel(service)
+
+
+def config_of(
+    model: str, *, max_batch_tokens: int | Literal["auto"] = "auto", replicas: int | None = None, **loading: Any
+) -> Config:
+    """Return the settings of a service with one model for the code of its own process. Raises as ``open_model``."""
+    try:
+        return Config(
+            models=(model,),
+            loading=(loaded := ModelConfig(**loading)),
+            scheduling=SchedulingConfig(max_batch_tokens=max_batch_tokens),
+            # Without a GPU in this process: there are no other requests whose event loop computing could slow down.
+            processes=ProcessesConfig(engine=None if has_gpu(loaded) else "local", replicas=replicas),
+            logging=LoggingConfig(log_level="warning"),
+            batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
+        )
+    except ValueError as error:
+        raise ValueError(plain_message(error)) from None
+
+
+def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Callable[Concatenate["Model", P], R]:
+    @wraps(method)
+    def call(model: "Model", *args: P.args, **options: P.kwargs) -> R:
+        return model.loop.call(lambda opened: method(opened, *args, **options))
+
+    return call  # type: ignore[return-value]  # mypy takes ``model`` for a name that callers could use
+
+
+class Model(AbstractContextManager["Model"]):
+    """A loaded model for code that blocks, in any thread: ``open_model`` with an event loop in a thread of its own.
+
+    It is closed at the end of a ``with`` block, by ``close``, with the last reference to it, or with the process.
+    Ctrl-C cancels a call. Raises as ``open_model``.
+    """
+
+    def __init__(self, model: str | Path, **settings: Unpack[ModelSettings]) -> None:
+        self.loop = LoopThread(partial(open_model, model, **settings), name="python-api")
+        self.close = weakref.finalize(self, self.loop.close)
+        """Cancel calls and free the model. Later calls raise ``RuntimeError``."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    embed = _blocking(AsyncModel.embed)
+    tokens = _blocking(AsyncModel.tokens)
+    sparse = _blocking(AsyncModel.sparse)
+    classify = _blocking(AsyncModel.classify)
+    score = _blocking(AsyncModel.score)
+    rerank = _blocking(AsyncModel.rerank)
+
+
+def _input_params(options: CallOptions) -> InputParams:
+    given: dict[str, Any] = {"truncate": None, **options}
+    truncate = given.pop("truncate")
+    for name, choices in (("input_type", get_args(InputType)), ("truncation_side", get_args(TruncationSide))):
+        if given.get(name) not in (None, *choices):
+            raise InvalidRequestError(f"{name} must be {' or '.join(choices)}, not {given[name]!r}.", param=name)
+    params = {name: value for name, value in given.items() if name not in ("priority", "progress")}
+    limit = -1 if truncate is True else None if truncate is False else truncate
+    return InputParams(truncate_to=limit, refuses_longer=truncate is False, **params)
+
+
+def _strings(name: str, texts: Texts) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError(f"{name} is a string: pass a list of strings.")
+    strings = list(texts)
+    for index, text in enumerate(strings):
+        if not isinstance(text, str):
+            raise TypeError(f"{_place(name, index)} is of type {type(text).__name__}, not str.")
+    return strings
+
+
+def _place(name: str, index: int) -> str:
+    return name if name == "query" else f"{name}[{index}]"
+
+
+@contextmanager
+def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
+    """Name the input, or the option of this module, that an ``InvalidRequestError`` is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        message = error.message_with(lambda field: "truncate" if field == "truncate_to" else field)
+        is_pair = isinstance(error.prompt, PairPrompt)
+        text = getattr(error.prompt, "second" if is_pair else "text", None)
+        for name, texts in inputs.items():
+            if text in texts:
+                place = _place(name, texts.index(text)) + (" with its query" if is_pair else "")
+                message = re.sub(r"\b[Aa]n input\b", place, message)
+        raise type(error)(message, param=error.param or error.field) from None
+
+
+async def _compute_windows(
+    rows: int, most_rows: int, compute: Callable[[slice], Awaitable[None]], options: CallOptions
+) -> None:
+    """Compute windows of at most ``most_rows``, several at a time, and show the progress."""
+    size, is_shown = max(1, min(most_rows, WINDOW_ROWS)), options.get("progress")
+    begins: Iterable[int] = range(0, rows, size)
+    if is_shown or (is_shown is None and rows > size and sys.stderr.isatty()):
+        begins = track(begins, "", console=Console(stderr=True))
+    with closing(begin for begin in begins) as windows, unwrap_exception_groups(PoolServeError):
+
+        async def compute_some() -> None:
+            for begin in windows:
+                await compute(slice(begin, begin + size))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(WINDOWS_AT_ONCE):
+                nursery.start_soon(compute_some)
