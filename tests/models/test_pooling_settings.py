@@ -146,7 +146,7 @@ def test_tokens_of_steps_are_in_vllm_s_pooler_config_only():
         ({"pooler_config": '{"pooling_type": ["CLS"]}'}, "pooling_type"),
         ({"pooler_config": '{"seq_pooling_type": "ALL"}'}, "Invalid enum value 'ALL'"),
         ({"pooler_config": '{"pooling_type": "CLS", "seq_pooling_type": "MEAN"}'}, "pooling_type excludes"),
-        ({"pooler_config": '{"use_activation": true, "normalize": false}'}, "are the same, and differ"),
+        ({"pooler_config": '{"use_activation": true, "normalize": false}'}, "mean the same, but differ"),
         ({"pooler_config": '{"pooling": "CLS"}'}, "unknown field `pooling`"),
         ({"pooler_config": '{"logit_mean": 0.5}'}, "unknown field `logit_mean`"),
         ({"pooler_config": '{"dimensions": 64}'}, "unknown field `dimensions`"),

@@ -10,27 +10,26 @@ import msgspec
 from attrs import Factory, field, frozen
 from attrs.validators import deep_iterable, min_len
 
-from trio_pool_serve.config.batch_config import BatchConfig as BatchConfig
-from trio_pool_serve.config.computing_config import Placement as Placement
-from trio_pool_serve.config.computing_config import ProcessesConfig as ProcessesConfig
-from trio_pool_serve.config.computing_config import SchedulingConfig as SchedulingConfig
-from trio_pool_serve.config.computing_config import ThreadsConfig as ThreadsConfig
-from trio_pool_serve.config.hosts_config import HostsConfig as HostsConfig
-from trio_pool_serve.config.limits_config import InputConfig as InputConfig
-from trio_pool_serve.config.limits_config import TimeLimitsConfig as TimeLimitsConfig
-from trio_pool_serve.config.logging_config import LogFormat as LogFormat
-from trio_pool_serve.config.logging_config import LoggingConfig as LoggingConfig
-from trio_pool_serve.config.logging_config import LogLevel as LogLevel
-from trio_pool_serve.config.model_changes_config import ModelChangesConfig as ModelChangesConfig
-from trio_pool_serve.config.model_config import Dtype as Dtype
-from trio_pool_serve.config.model_config import ModelConfig as ModelConfig
-from trio_pool_serve.config.model_config import Pooling as Pooling
-from trio_pool_serve.config.model_sources import ANY_NAME as ANY_NAME
-from trio_pool_serve.config.model_sources import ModelSource as ModelSource
-from trio_pool_serve.config.model_sources import ModelTables as ModelTables
-from trio_pool_serve.config.model_sources import source_of
-from trio_pool_serve.config.network_config import KeyScope as KeyScope
-from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
+from trio_pool_serve.config.batch_config import BatchConfig
+from trio_pool_serve.config.computing_config import (
+    HostsConfig,
+    Placement,
+    ProcessesConfig,
+    SchedulingConfig,
+    ThreadsConfig,
+)
+from trio_pool_serve.config.limits_config import InputConfig, TimeLimitsConfig
+from trio_pool_serve.config.logging_config import LogFormat, LoggingConfig, LogLevel
+from trio_pool_serve.config.model_config import Dtype, ModelChangesConfig, ModelConfig, Pooling
+from trio_pool_serve.config.model_sources import ANY_NAME, ModelSource, ModelTables, source_of
+from trio_pool_serve.config.network_config import KeyScope, NetworkConfig
+
+__all__ = (
+    "ANY_NAME", "BatchConfig", "Config", "Dtype", "HostsConfig", "InputConfig", "KeyScope", "LogFormat", "LogLevel",
+    "LoggingConfig", "ModelChangesConfig", "ModelConfig", "ModelSource", "ModelTables", "NetworkConfig", "NoModelError",
+    "Placement", "Pooling", "ProcessesConfig", "SchedulingConfig", "ThreadsConfig", "TimeLimitsConfig",
+    "decode_config", "encode_config", "import_plugins", "imported_plugins",
+)  # fmt: skip
 
 
 class NoModelError(ValueError):
@@ -42,8 +41,8 @@ class Config:
     """All settings of one server.
 
     ``models`` are local folders or hub ids, optionally preceded by a name: ``NAME=PATH``. The models of ``tables``
-    come after them. The first is used for requests that name no model. ``loading`` has the settings of all models that
-    have none of their own.
+    follow them. Requests that name no model use the first one. ``loading`` applies to each model except where its table
+    has a setting of its own.
     """
 
     models: tuple[str, ...] = field(default=(), validator=deep_iterable(min_len(1)))
@@ -66,14 +65,14 @@ class Config:
             raise ValueError("--served-model-name is for one model: NAME,NAME. Several models are named by NAME=MODEL.")
         self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
-            raise ValueError("--engine local computes in the API process: --engine-hosts go with process, or alone.")
+            raise ValueError("--engine local computes in the API process: use --engine-hosts with --engine process.")
         self._check_model_changes()
 
     def _check_names(self) -> None:
         taken: dict[str, ModelSource] = {}
         for source in self.sources:
             if source.name == ANY_NAME:
-                raise ValueError("`*` stands for all other names. A model needs one of its own: NAME,*.")
+                raise ValueError("`*` stands for all other names. A model needs a name of its own: NAME,*.")
             for name in (source.name, *source.aliases):
                 if name in taken:
                     where = f"{self.tables.file}: " if self.tables.file else ""
@@ -104,21 +103,21 @@ class Config:
 
 
 def encode_config(config: Config) -> bytes:
-    """Return the settings as JSON, to be sent to another process."""
+    """Return the settings as JSON, for another process."""
     return msgspec.json.encode(config, enc_hook=str)
 
 
 def decode_config(encoded: bytes) -> Config:
-    """Return the settings that ``encode_config`` has encoded."""
+    """Return the settings from the JSON of ``encode_config``."""
     return msgspec.json.decode(encoded, type=Config, dec_hook=lambda kind, value: kind(value))
 
 
 imported_plugins: list[str] = []
-"""Names of the modules of ``--plugins`` that this process has imported."""
+"""Names of the modules of ``--plugins`` imported by this process."""
 
 
 def import_plugins(config: Config) -> None:
-    """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
+    """Import the modules of ``--plugins``. Raises ``ValueError`` if a module cannot be imported."""
     for name in filter(None, config.processes.plugins.split(",")):
         try:
             importlib.import_module(name)

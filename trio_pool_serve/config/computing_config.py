@@ -1,32 +1,22 @@
-"""Settings of scheduling, processes and threads."""
+"""Settings of scheduling, processes, engines on other machines, and threads."""
 
-import re
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
 
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 from attrs.validators import ge, gt, in_, le, optional
 
-from trio_pool_serve.config.setting import Setting, flag_of, matches
+from trio_pool_serve.config.setting import Setting, matches
 
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 
 STALL_SHARE = 0.1
-"""Of ``--batch-timeout-s``: 30 s by default, in which every batch comes back unless its device hangs."""
+"""Share of ``--batch-timeout-s``: 30 s by default, in which every batch returns unless its device hangs."""
 
-REPLICAS = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?")
+ZONE = r"[A-Za-z0-9._-]{0,63}"
+"""The values of Kubernetes labels."""
 
-
-def _is_auto_or_positive(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-    if value != "auto" and not (isinstance(value, int) and value > 0):
-        raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not auto or a number of tokens.")
-
-
-def _is_number_of_replicas(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-    if not REPLICAS.fullmatch(str(value)):
-        raise ValueError(
-            f"{flag_of(attribute.name)}: `{value}` is not a number, a range such as 1..8, or a number per GPU such as "
-            "2/gpu."
-        )
+REPLICAS = r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?"
 
 
 @frozen(kw_only=True)
@@ -40,12 +30,12 @@ class SchedulingConfig:
             "a GPU, 2048 on CPU. On a GPU, full batches are computed at the start, and the number is halved until they "
             "fit into its memory."
         ),
-    ] = field(default="auto", validator=_is_auto_or_positive)
+    ] = field(default="auto", validator=matches(r"auto|[1-9]\d*", "auto or a number of tokens"))
     max_queue_s: Annotated[
         float,
         Setting(
-            "Time that a request may wait to be computed. It is estimated when the request arrives; if it would wait "
-            "longer, it gets a 429 response."
+            "Time that a request may wait to be computed. It is estimated when the request arrives. Requests that "
+            "would wait longer get a 429 response."
         ),
     ] = field(default=5.0, validator=gt(0))
     memory_budget_bytes: Annotated[
@@ -60,15 +50,15 @@ class SchedulingConfig:
         int,
         Setting(
             "Maximum size of the cache of results; 0 disables it. Inputs that were computed before are answered from "
-            "it. Each API process has a part."
+            "it. The API processes divide it between them."
         ),
     ] = field(default=0, validator=ge(0))
     batch_timeout_s: Annotated[
         float,
         Setting(
             "Maximum duration of a batch. After it, the device is assumed to hang, and the engine ends. After a tenth "
-            "of it, a batch that has not come back, or an engine process that is silent, counts as stalled: `/readyz` "
-            "turns 503, and other replicas get the new inputs."
+            "of it, a batch that has not returned, or an engine process that is silent, counts as stalled: `/readyz` "
+            "returns 503, and other replicas get new inputs."
         ),
     ] = field(default=300.0, validator=gt(0))
 
@@ -104,7 +94,10 @@ class ProcessesConfig:
             "`--engine ray`, N is in the whole cluster, and `1..8` is a range: as many as the queue needs.",
             default="1/gpu; on CPU 1 per core, up to 4, more by trial; 1 with --engine ray",
         ),
-    ] = field(default=None, validator=optional(_is_number_of_replicas))
+    ] = field(
+        default=None,
+        validator=optional(matches(REPLICAS, "a number, a range such as 1..8, or a number per GPU such as 2/gpu")),
+    )
     gpus_per_replica: Annotated[
         float,
         Setting(
@@ -146,7 +139,7 @@ class ProcessesConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
-            raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
+            raise ValueError("--engine local computes in the only API process: it requires --api-workers 1.")
         if self.engine == "ray" and self.replicas_per_gpu is not None:
             raise ValueError(
                 f"--replicas {self.replicas} counts the GPUs of this machine; with --engine ray give a number or a "
@@ -157,6 +150,37 @@ class ProcessesConfig:
         least, most = self.replica_range or (1, 1)
         if least > most:
             raise ValueError(f"--replicas: {self.replicas} begins with the larger number.")
+
+
+@frozen(kw_only=True)
+class HostsConfig:
+    """Which engines on other machines are used, and how."""
+
+    engine_hosts: Annotated[
+        str,
+        Setting(
+            "Engines on other machines: `HOST:PORT,HOST:PORT`, or a file with one in each line. `trio-pool-serve "
+            "engine` starts one. A name with several addresses stands for an engine at each. Send SIGHUP to reload the "
+            "file. They compute alone, or beside local ones with `--engine process`.",
+            default="none",
+        ),
+    ] = ""
+    key_file: Annotated[
+        Path | None,
+        Setting(
+            "File with the secret key, of at least 32 characters, by which an engine and this server know each other. "
+            "If it has several lines, the first key is used, and the others are accepted, too. Send SIGHUP to reload "
+            "the file.",
+            default="none",
+        ),
+    ] = None
+    zone: Annotated[
+        str,
+        Setting(
+            "The zone of this process: inputs go to engines of other zones only after waiting for 50 ms.",
+            default="none",
+        ),
+    ] = field(default="", validator=matches(ZONE, "a zone: up to 63 letters, digits, `.`, `_` and `-`"))
 
 
 @frozen(kw_only=True)

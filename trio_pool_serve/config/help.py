@@ -1,10 +1,10 @@
-"""How an option of a command for files, of ``bench`` or of ``check`` is shown by ``--help``."""
+"""Descriptions of the options of commands that are no settings of the server, for ``--help``."""
 
 from cyclopts import Parameter
 
 
 def help_(text: str, *, default: str | None = None, negative: tuple[()] | None = None) -> Parameter:
-    """Return the parameter of an option; ``default`` describes a default that its value does not show."""
+    """Return the parameter of an option; ``default`` describes a default whose value says too little."""
     return Parameter(help=text, negative=negative, show_default=default and (lambda _: default))
 
 

@@ -11,7 +11,7 @@ from attrs.validators import gt
 from trio_pool_serve.config.setting import Setting, switch
 
 HOST = re.compile(r"[\w.*-]+", re.ASCII)
-"""A host name, or ``*.`` and a name for its subdomains."""
+"""A host name, or ``*.`` and a name, which stands for its subdomains."""
 
 
 @frozen(kw_only=True)
@@ -25,8 +25,8 @@ class TimeLimitsConfig:
     client_timeout_s: Annotated[
         float,
         Setting(
-            "Time for a client to send headers or a body, or to read. Each has this time of its own: the headers of "
-            "a request, its body, and each 256 KiB of its response."
+            "Time for a client to send headers or a body, or to read. It applies separately to the headers of a "
+            "request, to its body, and to each 256 KiB of its response."
         ),
     ] = field(default=60.0, validator=gt(0))
     drain_timeout_s: Annotated[

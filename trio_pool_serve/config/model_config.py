@@ -1,9 +1,9 @@
-"""Settings of the model."""
+"""Settings of models, and of when they are loaded and unloaded."""
 
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import gt, in_, optional
+from attrs.validators import ge, gt, in_, optional
 
 from trio_pool_serve.config.setting import Setting, matches, switch
 from trio_pool_serve.types import PoolingTask
@@ -21,8 +21,8 @@ class ModelConfig:
     served_model_name: Annotated[
         str | None,
         Setting(
-            "Name in the API, or several with commas. Requests select the model by any of them, and "
-            "responses contain the first. `*` among them stands for all other names.",
+            "Name in the API, or several with commas. Requests select the model by any of them, and responses contain "
+            "the first. `*` stands for all other names.",
             default="MODEL",
         ),
     ] = field(default=None, validator=optional(matches(r"[^,]+(,[^,]+)*", "a name, or several with commas")))
@@ -50,17 +50,17 @@ class ModelConfig:
     backend: Annotated[
         BackendChoice,
         Setting(
-            "What computes the model. auto: on CPU OpenVINO if it is installed, gives the same output as torch and is "
-            "faster, else torch; on a GPU torch without padding and with CUDA graphs, if a check at load time finds "
-            "the same outputs. openvino: OpenVINO, on CPU only. torch: torch with padding and without CUDA graphs. "
-            "compile: torch.compile, which takes a minute or more at start and needs a C++ compiler."
+            "Backend that computes the model. auto: on CPU OpenVINO if it is installed, gives the same output as torch "
+            "and is faster, else torch; on a GPU torch without padding and with CUDA graphs, if a check at load time "
+            "finds the same outputs. openvino: OpenVINO, on CPU only. torch: torch with padding and without CUDA "
+            "graphs. compile: torch.compile, which takes a minute or more at start and needs a C++ compiler."
         ),
     ] = field(default="auto", validator=in_(get_args(BackendChoice)))
     cache_dir: Annotated[
         str | None,
         Setting(
-            "Directory for models converted to OpenVINO's format, which later starts read. With an empty value nothing "
-            "is kept, and each replica converts.",
+            "Directory for models converted to OpenVINO's format, which later starts load. With an empty value nothing "
+            "is kept, and each replica converts the model itself.",
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None
@@ -71,9 +71,9 @@ class ModelConfig:
     long_text: Annotated[
         LongText | None,
         Setting(
-            "What happens to inputs that are too long. A request's own field counts for more. refuse: respond with "
-            "400. truncate: truncate it. chunk: embed a text in windows and return the mean of their vectors, weighted "
-            "by their numbers of tokens; TEI's routes truncate, and what is not a text to embed is refused.",
+            "How to handle inputs that are too long. Fields of a request take precedence. refuse: respond with 400. "
+            "truncate: truncate the input. chunk: embed a text in windows and return the mean of their vectors, "
+            "weighted by their tokens; TEI's routes truncate, and inputs other than texts to embed are refused.",
             default="truncate for TEI's routes, else refuse",
         ),
     ] = field(default=None, validator=optional(in_(get_args(LongText))))
@@ -109,23 +109,23 @@ class ModelConfig:
     default_prompt_name: Annotated[
         str | None,
         Setting(
-            "Name of the model's prompt template that is put in front of texts unless the request chooses one. If it "
-            "is empty, there is none.",
+            "Name of the model's prompt template that is prepended to texts unless the request chooses one. If it is "
+            "empty, none is.",
             default="from the model's files",
         ),
     ] = None
     default_prompt: Annotated[
         str | None,
         Setting(
-            "Text that is put in front of texts unless the request chooses one; instead of `--default-prompt-name`.",
+            "Text that is prepended to texts unless the request chooses one; instead of `--default-prompt-name`.",
             default="none",
         ),
     ] = None
     task: Annotated[
         PoolingTask | None,
         Setting(
-            "Task of the model, and the default of `/pooling`. The server refuses to start if the model's files do not "
-            "support it. score also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose "
+            "Task of the model, and the default task of `/pooling`. The server does not start if the model's files do "
+            "not support it. score also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose "
             "files declare no task.",
             default="from the model's files",
         ),
@@ -134,3 +134,41 @@ class ModelConfig:
     def __attrs_post_init__(self) -> None:
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ValueError("--default-prompt and --default-prompt-name exclude each other.")
+
+
+@frozen(kw_only=True)
+class ModelChangesConfig:
+    """Which models are loaded, and when they are unloaded, while the server runs. Requires `--engine local`."""
+
+    model_api: Annotated[
+        bool,
+        switch(
+            "Let API keys with `admin` load models by `POST /v1/models` and unload them by `DELETE /v1/models/NAME`. "
+            "Requires `--api-key` or `--api-keys-file`. See SECURITY.md."
+        ),
+    ] = False
+    idle_unload_s: Annotated[
+        float,
+        Setting(
+            "Time without a request after which a model is unloaded; 0 is never. The next request for it waits until "
+            "it is loaded again."
+        ),
+    ] = field(default=0.0, validator=ge(0))
+    max_loaded_models: Annotated[
+        int | None,
+        Setting(
+            "Maximum number of loaded models. When another one is needed, the least recently used is unloaded. At the "
+            "start, the first N models are loaded.",
+            default="no limit",
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+
+    @property
+    def flag(self) -> str | None:
+        """The flag of a setting by which models are loaded or unloaded; ``None`` if no model ever is."""
+        flags = {
+            "--model-api": self.model_api,
+            "--idle-unload-s": self.idle_unload_s,
+            "--max-loaded-models": self.max_loaded_models is not None,
+        }
+        return next((flag for flag, is_set in flags.items() if is_set), None)

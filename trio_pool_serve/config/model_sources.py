@@ -1,4 +1,4 @@
-"""The models of a server with their settings: models of the command line, tables of the TOML file, and requests."""
+"""The models of a server with their settings, from the command line, tables of the TOML file, and requests."""
 
 import re
 import tomllib
@@ -16,10 +16,10 @@ from trio_pool_serve.config.setting import plain_message
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 ANY_NAME = "*"
-"""Among the further names of one model: it also serves requests that name an unknown model."""
+"""As a further name of a model: it also serves requests that name an unknown model."""
 
 OF_THE_SERVER = frozenset({"served_model_name", "device", "cache_dir"})
-"""Settings that no model has of its own; its names are the table's, and ``aliases``."""
+"""Settings that tables do not accept. A model is named by its table, and by ``aliases``."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -51,24 +51,24 @@ class ModelSource:
 
     @property
     def shown_location(self) -> str:
-        """The id on the hub; the name of a model whose folder is given by its path, which clients do not see."""
+        """The id on the hub, or the name of a model in a local folder, whose path clients must not see."""
         return self.location if HUB_ID.fullmatch(self.location) else self.name
 
 
 def source_of(model: str, loading: ModelConfig) -> ModelSource:
-    """Return what a model of the command line is, ``NAME=MODEL`` or ``MODEL``. Raises ``ValueError``."""
+    """Return the model of an argument, ``NAME=MODEL`` or ``MODEL``. Raises ``ValueError``."""
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
     if not (name and location):
-        raise ValueError(f"`{model}` is not NAME=MODEL: both are needed.")
+        raise ValueError(f"`{model}` is not NAME=MODEL: it needs a name and a model.")
     given = loading.served_model_name
     first, *aliases = map(str.strip, given.split(",")) if given else [name]
     return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))
 
 
 def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSource:
-    """Return the model that a table or a request describes; what it does not set is as in ``shared``.
+    """Return the model that a table or a request describes; settings that it lacks are taken from ``shared``.
 
     Raises ``ValueError``, which names the key.
     """
@@ -76,16 +76,16 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
         raise ValueError('A table is expected, such as `model = "org/name"`.')  # noqa: TRY004  (of the user's file)
     own = {key.replace("-", "_"): value for key, value in table.items()}
     if len(own) < len(table):
-        raise ValueError("A setting is there twice, with `-` and with `_`.")
+        raise ValueError("A setting is given twice, with `-` and with `_`.")
     if unknown := own.keys() - KEYS:
-        raise ValueError(f"A model has no setting `{min(unknown)}`. It has: {', '.join(KEYS)}.")
+        raise ValueError(f"A model has no setting `{min(unknown)}`. Accepted are: {', '.join(KEYS)}.")
     own = {key: _converted(key, value) for key, value in own.items()}
     if not name or "model" not in own:
         raise ValueError("A model needs a name and `model`, a local folder or the id of a model on the hub.")
     location, aliases = own.pop("model"), own.pop("aliases", ())
     replaced = {EXCLUSIVE[key]: None for key in own if key in EXCLUSIVE}
     try:
-        alone = with_pooler_config(ModelConfig(**own))  # what its own pooler_config sets counts for as much
+        alone = with_pooler_config(ModelConfig(**own))  # its pooler_config counts as much as its other keys
         own |= {key: getattr(alone, key) for key in pooler_config_of(alone).settings()}
         loading = evolve(with_pooler_config(shared), **{**replaced, **own})
     except ValueError as error:
@@ -105,7 +105,7 @@ def _converted(key: str, value: object) -> Any:
 
 @frozen
 class ModelTables:
-    """The tables ``[models.NAME]`` of a TOML file, by name in its order, as they are written there."""
+    """The tables ``[models.NAME]`` of a TOML file, by name, in the order of the file."""
 
     file: str = ""
     by_name: Mapping[str, Any] = Factory(dict)
@@ -122,7 +122,7 @@ class ModelTables:
 
 
 def read_toml(path: str) -> tuple[dict[str, Any], ModelTables]:
-    """Return the settings of a TOML file, and apart from them its tables of models.
+    """Return the settings of a TOML file, and separately its tables of models.
 
     Blocking. Raises ``ValueError``, which names the file.
     """

@@ -11,13 +11,13 @@ from attrs.validators import ge, gt, in_, le
 from trio_pool_serve.config.setting import Setting, matches, switch
 
 UNIX = "unix"
-"""Before the path of a Unix socket to listen on; among the trusted proxies: all that connect by it."""
+"""Prefix of the path of a Unix socket to listen on; in the trusted proxies: all clients of that socket."""
 
 MAX_SOCKET_PATH = 107
 """Bytes that fit into the address of a Unix socket on Linux."""
 
 KEY_PASSWORD = "TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD"  # noqa: S105  (a name)
-"""The variable with the password of the private key: no flag, which other users of the machine could see."""
+"""The variable with the password of the private key. Other users of the machine could see a flag."""
 
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 
@@ -44,8 +44,8 @@ class NetworkConfig:
     api_keys_file: Annotated[
         Path | None,
         Setting(
-            "TOML file with keys, their models and limits. Each table has a key or its SHA-256. Send SIGHUP to reload "
-            "the file. See docs/operations.md.",
+            "TOML file with keys, their models and limits. Each table contains a key or its SHA-256. Send SIGHUP to "
+            "reload the file. See docs/operations.md.",
             default="none",
         ),
     ] = None
@@ -60,14 +60,14 @@ class NetworkConfig:
     api_key_scope: Annotated[
         KeyScope,
         Setting(
-            "Which routes require a key. all: every one but probes. all-but-metrics: `/metrics` is open too. vllm: "
+            "Routes that require a key. all: all but probes. all-but-metrics: all but probes and `/metrics`. vllm: "
             "only paths that begin with `/v1` or `/v2`, as in vLLM."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
     cors_allow_origins: Annotated[
         str,
         Setting(
-            "Origins whose pages may send requests; * is all. Such as `https://example.org`, separated by commas.",
+            "Origins whose pages may send requests; * is all. Separate several, such as `https://a.org`, by commas.",
             default="none",
         ),
     ] = ""
@@ -77,7 +77,8 @@ class NetworkConfig:
     ssl_certfile: Annotated[
         Path | None,
         Setting(
-            "PEM file with the certificate; enables TLS. The certificates of its issuers follow in it.", default="none"
+            "PEM file with the certificate; enables TLS. Certificates of its issuers follow in the file.",
+            default="none",
         ),
     ] = None
     ssl_keyfile: Annotated[
@@ -90,7 +91,7 @@ class NetworkConfig:
     ] = None
     ssl_ca_certs: Annotated[
         Path | None,
-        Setting("PEM file with authorities. Clients need a certificate of one of them.", default="none"),
+        Setting("PEM file with certificate authorities. Clients need a certificate of one of them.", default="none"),
     ] = None
     strict_requests: Annotated[
         bool, switch("Refuse requests with unknown fields at the top level, instead of ignoring the fields.")

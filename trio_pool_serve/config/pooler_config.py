@@ -1,4 +1,4 @@
-"""vLLM's ``--pooler-config``, in terms of this server's own settings."""
+"""vLLM's ``--pooler-config``, translated to this server's settings."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,13 +14,14 @@ TokenPooling: TypeAlias = Literal["ALL", "STEP"]
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 POOLING: Mapping[str, Pooling] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
-"""Pooling types of rows; those of tokens select nothing, because every token's vector is there."""
+"""Pooling types of rows. Pooling types of tokens select nothing: responses contain every token's vector."""
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that are understood. ``max_embed_len`` and ``enable_flash_late_interaction`` have no effect here.
+    """The accepted fields. ``max_embed_len`` and ``enable_flash_late_interaction`` have no effect here.
 
-    The former bounds texts that are embedded in windows, whose number is bounded here; the latter selects a GPU kernel.
+    The former bounds texts that are embedded in windows, but this server bounds the number of windows; the latter
+    selects a GPU kernel.
     """
 
     task: PoolingTask | None = None
@@ -35,16 +36,16 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_tag_id: TokenId | None = None
     """The token that ends a step, for process reward models."""
     returned_token_ids: tuple[TokenId, ...] = ()
-    """The tokens whose probabilities are the scores of a step, for causal language models that judge steps."""
+    """Tokens whose probabilities are the scores of a step, for causal language models that judge steps."""
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
             raise ValueError("pooling_type excludes seq_pooling_type and tok_pooling_type")
         if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
-            raise ValueError("normalize and use_activation are the same, and differ")
+            raise ValueError("normalize and use_activation mean the same, but differ")
 
     def settings(self) -> dict[str, Any]:
-        """Return this server's settings that are meant, by name."""
+        """Return the equivalent settings of this server, by name."""
         of_rows = self.pooling_type or self.seq_pooling_type or ""
         meant = {
             "task": self.task,
@@ -56,7 +57,7 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def pooler_config_of(loading: ModelConfig) -> PoolerConfig:
-    """Return the ``pooler_config`` of a model's settings. Raises ``ValueError`` for what is not understood."""
+    """Return the ``pooler_config`` of a model's settings. Raises ``ValueError`` if it is invalid."""
     try:
         return msgspec.json.decode(loading.pooler_config or "{}", type=PoolerConfig, strict=False)
     except msgspec.DecodeError as error:
@@ -64,9 +65,9 @@ def pooler_config_of(loading: ModelConfig) -> PoolerConfig:
 
 
 def with_pooler_config(loading: ModelConfig) -> ModelConfig:
-    """Return settings in which those of ``pooler_config`` are among the others.
+    """Return settings into which those of ``pooler_config`` are merged.
 
-    Raises ``ValueError`` for what is not understood, not offered, or contradicts another flag.
+    Raises ``ValueError`` if it is invalid or contradicts another flag.
     """
     meant = pooler_config_of(loading).settings()
     for name, value in meant.items():

@@ -1,4 +1,4 @@
-"""What a setting says of itself to whoever sets it: in ``--help``, in errors and in ``docs/settings.md``."""
+"""Descriptions of settings, for ``--help``, errors and ``docs/settings.md``."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ RELATIONS = {">": "more than", ">=": "at least", "<": "less than", "<=": "at mos
 
 @frozen
 class Setting:
-    """The description of one setting; ``default`` describes a default that its value does not show."""
+    """The description of one setting; ``default`` describes a default whose value says too little."""
 
     text: str
     default: str | None = None
@@ -30,7 +30,7 @@ def flag_of(name: str) -> str:
 
 
 def plain_message(error: ValueError) -> str:
-    """Return what is wrong with a setting, by its flag: attrs says "'port' must be <= 65535: 70000", and more."""
+    """Return the message of an error about a setting, by its flag; attrs says "'port' must be <= 65535: 70000"."""
     message = str(error.args[0])
     by_attrs = re.fullmatch(r"'(\w+)' must be ([<>]=?) (\S+): (.*)", message)
     if by_attrs is None:
@@ -39,12 +39,12 @@ def plain_message(error: ValueError) -> str:
     return f"{flag_of(name)}: must be {RELATIONS[relation]} {bound}, not {value}."
 
 
-def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], str], None]":
-    """Return a validator for texts that match a regular expression; its error says ``what`` is accepted."""
+def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], object], None]":
+    """Return a validator for values whose text matches a regular expression; its error names ``what`` is accepted."""
     compiled = re.compile(pattern, re.ASCII)
 
-    def validate(_: object, attribute: "Attribute[Any]", value: str) -> None:
-        if not compiled.fullmatch(value):
+    def validate(_: object, attribute: "Attribute[Any]", value: object) -> None:
+        if not compiled.fullmatch(str(value)):
             raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not {what}.")
 
     return validate

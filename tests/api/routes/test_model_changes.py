@@ -160,7 +160,7 @@ async def test_a_model_has_the_settings_of_its_request_also_when_it_is_loaded_ag
     [
         ({"trust_remote_code": True}, "Only the server's own settings can trust a model's code"),
         ({"chat_template": "chat.jinja"}, "`chat_template` is the template itself"),
-        ({"dtpe": "int8"}, "no setting `dtpe`. It has: model, aliases, revision"),
+        ({"dtpe": "int8"}, "no setting `dtpe`. Accepted are: model, aliases, revision"),
         ({"dtype": "int3"}, "accepted: auto, float32, bfloat16, float16, int8"),
     ],
 )
