@@ -3,6 +3,7 @@ import json
 import sys
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from trio_pool_serve.api.fields.encodings import as_dtype, row_base64, row_bytes, row_json
+from trio_pool_serve.api.fields.encodings import VectorEncoding, as_dtype, row_json
 from trio_pool_serve.errors import InvalidRequestError
+
+
+def row_bytes(vector, dtype, endianness):
+    return VectorEncoding(dtype=dtype, endianness=endianness).bytes(vector)
+
 
 vectors = hnp.arrays(np.float32, st.integers(1, 8).map(lambda n: n * 8), elements=st.floats(-1e6, 1e6, width=32))
 
@@ -99,7 +105,9 @@ def test_native_is_this_machine_s():
 
 def test_base64_is_a_json_string_of_the_bytes():
     vector = np.arange(5, dtype=np.float32)
-    assert base64.b64decode(json.loads(row_base64(vector, "float32", "little"))) == vector.astype("<f4").tobytes()
+    assert (
+        base64.b64decode(msgspec.json.decode(VectorEncoding("base64").json(vector))) == vector.astype("<f4").tobytes()
+    )
 
 
 def test_a_row_that_is_part_of_a_matrix_is_encoded_like_any_other():

@@ -6,7 +6,8 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
-from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
+from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse
+from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_same, with_truncation
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames

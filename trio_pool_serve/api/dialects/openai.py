@@ -10,14 +10,12 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
-    EncodingFormat,
-    VectorEncoding,
     encode_embeddings,
     stream_embeddings,
     vectors_of,
 )
-from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
-from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few_parts, the_same
+from trio_pool_serve.api.fields.encodings import EmbedDtype, EncodingFormat, Endianness, VectorEncoding
+from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few, the_same
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
 from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
@@ -122,7 +120,7 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], net
         raise InvalidRequestError("chunks is for one text in input, the document.", param="chunks")
     if not chunks:
         raise EmptyInputError("chunks is empty.", param="chunks")
-    require_few_parts(len(chunks), "chunks", network, "chunks")
+    require_few(len(chunks), network, param="chunks", what="chunks")
     for number, (begin, end) in enumerate(chunks):
         if not begin < end <= len(document.text):
             problem = f"behind the {len(document.text)} characters of the text" if begin < end else "empty"

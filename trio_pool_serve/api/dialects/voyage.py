@@ -8,13 +8,8 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects import jina, openai
 from trio_pool_serve.api.dialects.vllm import scoring_endpoints
 from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES
-from trio_pool_serve.api.fields.embedding_responses import (
-    EmbeddingItem,
-    EmbeddingsResponse,
-    EncodingFormat,
-    VectorEncoding,
-)
-from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
+from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EmbeddingsResponse
+from trio_pool_serve.api.fields.encodings import EmbedDtype, EncodingFormat, Endianness, VectorEncoding
 from trio_pool_serve.api.fields.field_values import (
     Dimensions,
     TopK,

@@ -3,71 +3,26 @@
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from itertools import accumulate
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import trio
 from attrs import frozen
 
-from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json, sparse_json
+from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
-from trio_pool_serve.types import PooledValue, SparseVector, Vectors
+from trio_pool_serve.types import SparseVector, Vectors
 
 Item = TypeVar("Item")
 
-EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
-
 MAX_METADATA_BYTES = 4096
 """Proxies and clients refuse longer ``metadata`` headers."""
-
-MAX_METADATA_ROWS = 64
-"""Each vector takes more than 64 bytes there."""
-
-
-@frozen
-class VectorEncoding:
-    """How vectors are encoded in a response.
-
-    ``dtype_param`` is the field of the request that chose ``dtype``, for errors.
-    """
-
-    format: EncodingFormat = "float"
-    dtype: EmbedDtype = "float32"
-    endianness: Endianness | None = None
-    dtype_param: str = "embed_dtype"
-
-    def refuse_unencodable(self, *, rows: int, dimensions: int) -> None:
-        """Raise ``InvalidRequestError`` for vectors that cannot be encoded so, before they are computed."""
-        if self.dtype in ("binary", "ubinary") and dimensions % 8:
-            raise InvalidRequestError(
-                f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
-            )
-        if self.format == "bytes" and rows > MAX_METADATA_ROWS:
-            raise InvalidRequestError(
-                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.", param="encoding_format"
-            )
-
-    @property
-    def byte_order(self) -> Endianness:
-        """The byte order: the request's, by default the machine's own, but little-endian in base64."""
-        return self.endianness or ("little" if self.format == "base64" else "native")
-
-    def json(self, value: PooledValue) -> msgspec.Raw:
-        """Return a value as JSON: an array of numbers, or a string of base64; a sparse vector as ``sparse_json``."""
-        if isinstance(value, SparseVector):
-            return msgspec.Raw(sparse_json(value))
-        if self.format == "base64":
-            return msgspec.Raw(row_base64(value, self.dtype, self.byte_order))
-        return msgspec.Raw(row_json(value, self.dtype))
-
-    def bytes(self, vector: Vectors) -> bytes:
-        """Return a vector's bytes."""
-        return row_bytes(vector, self.dtype, self.byte_order)
 
 
 @frozen(kw_only=True)
@@ -142,43 +97,35 @@ def encode_list(
 def encode_bytes(
     call: Call[Any, PoolJob], id_prefix: str, vectors: Sequence[Vectors], encoding: VectorEncoding, *, tokens: int
 ) -> HttpResponse:
-    """Return the vectors' bytes one after the other, for ``bytes`` with a header that says where each lies.
+    """Return the vectors' bytes one after the other; for ``bytes``, a header of ASCII JSON says where each lies.
 
     A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
     """
-    body = b"".join(encoding.bytes(vector) for vector in vectors)
-    response = HttpResponse(body, "application/octet-stream")
-    if encoding.format == "bytes":
-        usage = msgspec.to_builtins(Usage.of(tokens))
-        described = {"id": call.response_id(id_prefix), "created": call.created, "model": call.model.name}
-        response = response.with_headers({"metadata": _metadata(vectors, encoding, described | {"usage": usage})})
-    return response
-
-
-def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: dict[str, object]) -> str:
-    """Return where each vector lies in a body of concatenated ones, as ASCII JSON for a header."""
-    data: list[dict[str, object]] = []
-    start = 0
-    for index, vector in enumerate(vectors):
-        end = start + len(encoding.bytes(vector))
-        data.append(
-            {
-                "index": index,
-                "embed_dtype": encoding.dtype,
-                "endianness": encoding.byte_order,
-                "start": start,
-                "end": end,
-                "shape": list(vector.shape),
-            }
-        )
-        start = end
+    parts = [encoding.bytes(vector) for vector in vectors]
+    response = HttpResponse(b"".join(parts), "application/octet-stream")
+    if encoding.format == "bytes_only":
+        return response
+    ends = list(accumulate(map(len, parts), initial=0))
+    data = [
+        {
+            "index": index,
+            "embed_dtype": encoding.dtype,
+            "endianness": encoding.byte_order,
+            "start": ends[index],
+            "end": ends[index + 1],
+            "shape": vector.shape,
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = msgspec.to_builtins(Usage.of(tokens))
+    described = {"id": call.response_id(id_prefix), "created": call.created, "model": call.model.name, "usage": usage}
     metadata = json.dumps({**described, "data": data}, ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidRequestError(
             f"The metadata of {len(vectors)} vectors does not fit into a header; use bytes_only.",
             param="encoding_format",
         )
-    return metadata
+    return response.with_headers({"metadata": metadata})
 
 
 def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> HttpResponse:

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pybase64
+from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
@@ -20,6 +22,11 @@ EmbedDtype: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
 ]
 Endianness: TypeAlias = Literal["native", "little", "big"]
+
+EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
+
+MAX_METADATA_ROWS = 64
+"""Each vector takes more than 64 bytes there."""
 
 Row: TypeAlias = npt.NDArray[np.generic]
 
@@ -60,19 +67,6 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
             return packed if dtype == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
 
 
-def row_bytes(vector: Vectors, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """Return a vector's bytes."""
-    row = as_dtype(vector, dtype)
-    if endianness not in ("native", sys.byteorder):
-        row = row.byteswap()
-    return row.tobytes()
-
-
-def row_base64(vector: Vectors, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """Return a vector as a JSON string of base64."""
-    return b'"' + pybase64.b64encode(row_bytes(vector, dtype, endianness)) + b'"'
-
-
 def row_json(vector: Vectors, dtype: EmbedDtype) -> bytes:
     """Return a vector as a JSON array of numbers: the shortest that read back as the same float32."""
     row = as_dtype(vector, dtype)
@@ -92,12 +86,49 @@ def array_json(items: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(items) + b"]"
 
 
-def sparse_json(vector: SparseVector) -> bytes:
-    """Return a sparse vector as a JSON array of ``{"index", "value"}``."""
-    pairs = zip(number_items(vector.indices), number_items(vector.values), strict=True)
-    return array_json([b'{"index":%b,"value":%b}' % pair for pair in pairs])
-
-
 def nbytes_of(value: PooledValue) -> int:
     """Return the bytes of a value's arrays."""
     return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes
+
+
+@frozen
+class VectorEncoding:
+    """How vectors are encoded in a response.
+
+    ``dtype_param`` is the field of the request that chose ``dtype``, for errors.
+    """
+
+    format: EncodingFormat = "float"
+    dtype: EmbedDtype = "float32"
+    endianness: Endianness | None = None
+    dtype_param: str = "embed_dtype"
+
+    def refuse_unencodable(self, *, rows: int, dimensions: int) -> None:
+        """Raise ``InvalidRequestError`` for vectors that cannot be encoded so, before they are computed."""
+        if self.dtype in ("binary", "ubinary") and dimensions % 8:
+            raise InvalidRequestError(
+                f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
+            )
+        if self.format == "bytes" and rows > MAX_METADATA_ROWS:
+            raise InvalidRequestError(
+                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.", param="encoding_format"
+            )
+
+    @property
+    def byte_order(self) -> Endianness:
+        """The byte order: the request's, by default the machine's own, but little-endian in base64."""
+        return self.endianness or ("little" if self.format == "base64" else "native")
+
+    def json(self, value: PooledValue) -> msgspec.Raw:
+        """Return a value as JSON: an array of numbers, or of ``{"index", "value"}``; or a string of base64."""
+        if isinstance(value, SparseVector):
+            pairs = zip(number_items(value.indices), number_items(value.values), strict=True)
+            return msgspec.Raw(array_json([b'{"index":%b,"value":%b}' % pair for pair in pairs]))
+        if self.format == "base64":
+            return msgspec.Raw(b'"' + pybase64.b64encode(self.bytes(value)) + b'"')
+        return msgspec.Raw(row_json(value, self.dtype))
+
+    def bytes(self, vector: Vectors) -> bytes:
+        """Return a vector's bytes."""
+        row = as_dtype(vector, self.dtype)
+        return (row if self.byte_order in ("native", sys.byteorder) else row.byteswap()).tobytes()

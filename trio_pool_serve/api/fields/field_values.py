@@ -43,26 +43,21 @@ TopN: TypeAlias = Annotated[
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="Within the model's vocabulary.")]
 
 
-def require_few(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
-    """Raise ``InvalidRequestError`` for more inputs than ``--max-inputs-per-request``."""
-    require_few_parts(len(inputs), "inputs", network, param)
-
-
-def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
-    """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
-    if not len(inputs):
-        raise EmptyInputError(f"{param} is empty.", param=param)
-    require_few(inputs, network, param=param)
-
-
-def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:
-    """Raise ``InvalidRequestError`` for more than a request may have inputs: each costs as much as one."""
+def require_few(count: int, network: NetworkConfig, *, param: str, what: str = "inputs") -> None:
+    """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
     if count > network.max_inputs_per_request:
         raise InvalidRequestError(
             f"{count} {what} are more than the {network.max_inputs_per_request} that a request may have "
             "(--max-inputs-per-request).",
             param=param,
         )
+
+
+def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
+    """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
+    if not len(inputs):
+        raise EmptyInputError(f"{param} is empty.", param=param)
+    require_few(len(inputs), network, param=param)
 
 
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:

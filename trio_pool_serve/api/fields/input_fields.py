@@ -108,7 +108,7 @@ class InputFields(ConversationFields):
             return [*self.conversations(messages, network, param=given)]
         self.refuse_chat_fields(given)
         if self.prompt_embeds is not None:
-            require_few(self.prompt_embeds.items, network, param=given)
+            require_few(len(self.prompt_embeds.items), network, param=given)
             return [*self.prompt_embeds.prompts()]
         return prompts_of([] if self.input is None else self.input, network)
 
@@ -151,21 +151,17 @@ def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = 
     if not given:
         raise EmptyInputError(f"{param} is empty.", param=param)
     kinds = set(map(type, given))
-    if kinds == {str, InputObject} or kinds == {InputObject}:
-        require_few(given, network, param=param)
-        return [
-            TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
-            for index, item in enumerate(given)
-        ]
-    if len(kinds) > 1:
-        raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
-    (kind,) = kinds
-    if kind is int:
+    if kinds == {int}:
         return [_tokens_prompt(given, param)]
-    require_few(given, network, param=param)
-    if kind is str:
-        return [TextPrompt(text) for text in given]  # type: ignore[arg-type]
-    return [_tokens_prompt(ids, param) for ids in given]
+    if len(kinds) > 1 and kinds != {str, InputObject}:
+        raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
+    require_few(len(given), network, param=param)
+    if kinds == {list}:
+        return [_tokens_prompt(ids, param) for ids in given]
+    return [
+        TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
+        for index, item in enumerate(given)
+    ]
 
 
 def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.fields.field_values import refuse_given, refused, require_few_parts, require_some
+from trio_pool_serve.api.fields.field_values import refuse_given, refused, require_few, require_some
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import (
@@ -95,7 +95,7 @@ class ContentInput:
         parts = parts_of(self.content, f"{place}.content")
         if not parts:
             raise EmptyInputError("An input has no text and no image.", param=param)
-        require_few_parts(len(parts), "parts", network, param)
+        require_few(len(parts), network, param=param, what="parts")
         return ContentPrompt(parts)
 
     def plain_prompt(self, network: NetworkConfig, place: str) -> TextPrompt | ContentPrompt:
@@ -168,11 +168,11 @@ class ConversationFields:
             conversations = {f"{param}[{index}]": messages for index, messages in enumerate(batch)}
         else:
             raise EmptyInputError(f"A conversation in {param} is empty.", param=param)
-        require_few_parts(sum(map(len, conversations.values())), "messages", network, param)
+        require_few(sum(map(len, conversations.values())), network, param=param, what="messages")
         self._refuse_repeated(len(conversations))
         prompts = [self._prompt(messages, place) for place, messages in conversations.items()]
         parts = sum(len(message.parts) for prompt in prompts for message in prompt.messages)
-        require_few_parts(parts, "parts", network, param)
+        require_few(parts, network, param=param, what="parts")
         return prompts
 
     def _refuse_repeated(self, conversations: int) -> None:

@@ -95,8 +95,7 @@ class Endpoint(Generic[Wire, Job]):
     ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
     its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
     ``InvalidRequestError``. ``respond`` has the job done. ``example`` is a request, and ``summary`` a line, for
-    ``/openapi.json``; ``response`` is the attrs class of the response, where that is a JSON object, and
-    ``other_response`` that of the response to requests that ask for another form.
+    ``/openapi.json``; ``response`` is the attrs class of the response, if that is a JSON object.
     """
 
     paths: tuple[str, ...]
@@ -107,7 +106,6 @@ class Endpoint(Generic[Wire, Job]):
     discriminators: frozenset[str] = frozenset()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
-    other_response: type[Any] | None = None
     to_job: Callable[[Wire, NetworkConfig], Job] = field()
 
     def __attrs_post_init__(self) -> None:

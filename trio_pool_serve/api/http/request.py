@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
@@ -58,7 +58,10 @@ class HttpRequest:
     max_body_bytes: int
     created: int = field(factory=lambda: int(time.time()), kw_only=True)
     """Seconds since the epoch, for responses that say when they were made."""
-    headers: Mapping[bytes, bytes] = field(init=False)
+    headers: Mapping[bytes, bytes] = field(
+        init=False, default=Factory(lambda self: dict(reversed(self.scope["headers"])), takes_self=True)
+    )
+    """The first of each name."""
     body: RequestBody = field(init=False)
     pieces: BodyPieces | None = field(init=False, default=None)
     """The body of a request whose handler is a ``StreamingHandler``."""
@@ -94,10 +97,6 @@ class HttpRequest:
     cancel_reason: str | None = field(init=False, default=None)
     has_left: bool = field(init=False, default=False)
     """Whether the client has disconnected before it was answered."""
-
-    @headers.default
-    def _first_of_each(self) -> Mapping[bytes, bytes]:
-        return dict(reversed(self.scope["headers"]))
 
     @timings.default
     def _since_its_arrival(self) -> RequestTimings:

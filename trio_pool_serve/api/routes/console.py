@@ -10,15 +10,12 @@ from importlib.resources import files
 from typing import Annotated
 
 import msgspec
-from attrs import field, frozen
 
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
-from trio_pool_serve.models.model_spec import Scoring
 from trio_pool_serve.service import Service
-from trio_pool_serve.serving.served_model import ModelState, ServedModel
-from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.serving.served_model import ServedModel
 
 CONSOLE_PATH = "/console"
 LIVE_PATH = f"{CONSOLE_PATH}/live"
@@ -64,21 +61,6 @@ OPEN_ROUTES = frozenset(
     (method, f"{CONSOLE_PATH}/{name}".rstrip("/")) for method in ("GET", "HEAD") for name in console_files()
 )
 """Need no API key."""
-
-
-@frozen(kw_only=True)
-class ConsoleModel:
-    """What a model can do, as far as the page's forms depend on it."""
-
-    id: str
-    state: ModelState
-    tasks: list[PoolingTask] = field(factory=list)
-    scoring: Scoring | None = None
-    max_model_len: int = 0
-    prompts: list[str] = field(factory=list)
-    labels: list[str] = field(factory=list)
-    accepts_images: bool = False
-    normalizes: bool = False
 
 
 class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,18 +116,18 @@ def console_routes(service: Service) -> Routes:
     }
 
 
-def _described(served: ServedModel) -> ConsoleModel:
-    name, folder = served.source.name, served.folder
-    if folder is None:  # it has not been loaded yet
-        return ConsoleModel(id=name, state=served.shown_state)
-    return ConsoleModel(
-        id=name,
-        state=served.shown_state,
-        tasks=sorted(folder.spec.tasks),
-        scoring=folder.spec.scoring,
-        max_model_len=folder.max_model_len,
-        prompts=sorted(folder.prompts),
-        labels=list(folder.spec.labels[:MAX_LABELS]),
-        accepts_images=folder.reads_images,
-        normalizes=folder.spec.normalizes,
-    )
+def _described(served: ServedModel) -> dict[str, object]:
+    """Return what a model can do, as far as the page's forms depend on it."""
+    folder = served.folder
+    spec = None if folder is None else folder.spec  # not known before the model is loaded for the first time
+    return {
+        "id": served.source.name,
+        "state": served.shown_state,
+        "tasks": [] if spec is None else sorted(spec.tasks),
+        "scoring": spec and spec.scoring,
+        "max_model_len": 0 if folder is None else folder.max_model_len,
+        "prompts": [] if folder is None else sorted(folder.prompts),
+        "labels": [] if spec is None else spec.labels[:MAX_LABELS],
+        "accepts_images": folder is not None and folder.reads_images,
+        "normalizes": spec is not None and spec.normalizes,
+    }

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
-from attrs import frozen
 
 import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
@@ -17,7 +16,7 @@ from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, NotFound
 from trio_pool_serve.models.files.chat_template import JINJA
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.service import Service
-from trio_pool_serve.serving.served_model import ModelState, ServedModel
+from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask
 
@@ -27,43 +26,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 MAX_CONCURRENT_REQUESTS = 512
 """The default of text-embeddings-inference."""
-
-
-@frozen(kw_only=True)
-class ModelCard:
-    """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id.
-
-    ``created`` and ``last_used`` are in seconds since the epoch. What is not known before a model has been loaded for
-    the first time is absent then, and memory where it is not measured: see ``ModelMemory`` and ``ComputedBy``.
-    ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
-    """
-
-    id: str
-    created: int
-    root: str
-    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
-    task: str | msgspec.UnsetType = msgspec.UNSET
-    tasks: list[PoolingTask] | msgspec.UnsetType = msgspec.UNSET
-    name: str
-    owned_by: str = "trio_pool_serve"
-    object: str = "model"
-    state: ModelState
-    last_used: int | msgspec.UnsetType = msgspec.UNSET
-    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
-    device_memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
-    fingerprint: str | msgspec.UnsetType = msgspec.UNSET
-    dtype: str | msgspec.UnsetType = msgspec.UNSET
-    backend: str | msgspec.UnsetType = msgspec.UNSET
-    cosine_with_float32: float | msgspec.UnsetType = msgspec.UNSET
-
-
-@frozen(kw_only=True)
-class ModelList:
-    """The response of ``/v1/models``: OpenAI's clients use ``data``, Cohere's use ``models``."""
-
-    data: list[ModelCard]
-    models: list[ModelCard]
-    object: str = "list"
 
 
 TASK_PREFERENCE: tuple[PoolingTask, ...] = (
@@ -82,26 +44,37 @@ def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
     return [task for task in TASK_PREFERENCE if task in folder.spec.tasks]
 
 
-def describe_served(service: Service, served: ServedModel, name: str) -> ModelCard:
-    """Return the entry of a model by one of its names."""
-    folder, cosine = served.folder, served.cosine_with_float32
+def model_object(service: Service, served: ServedModel, name: str) -> dict[str, object]:
+    """Return the entry of a model by one of its names, as OpenAI's and Cohere's clients read it.
+
+    ``tasks`` are those of this server, ``name`` is Cohere's name for the id. ``created`` and ``last_used`` are in
+    seconds since the epoch. Fields that are not known before a model has been loaded for the first time are left out
+    until then, and so is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32``
+    is only there for a quantised model: the mean over some texts.
+    """
+    folder, cosine, memory = served.folder, served.cosine_with_float32, served.engine.worker.memory
     computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by
     tasks = [] if folder is None else tasks_of(folder)
-    return ModelCard(
-        id=name,
-        name=name,
-        created=int(max(service.started, served.created)),
-        root=served.source.shown_location,
-        max_model_len=msgspec.UNSET if folder is None else folder.max_model_len,
-        task=msgspec.UNSET if folder is None else folder.task or tasks[0],
-        tasks=tasks or msgspec.UNSET,
-        state=served.shown_state,
-        last_used=msgspec.UNSET if served.last_used is None else int(served.last_used),
-        memory_bytes=served.engine.worker.memory.resident_bytes or msgspec.UNSET,
-        device_memory_bytes=served.engine.worker.memory.device_bytes or msgspec.UNSET,
-        **{name: value for name, value in computed_by._asdict().items() if value},
-        cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
-    )
+    known = {
+        "max_model_len": None if folder is None else folder.max_model_len,
+        "task": None if folder is None else folder.task or tasks[0],
+        "tasks": tasks or None,
+        "last_used": None if served.last_used is None else int(served.last_used),
+        "memory_bytes": memory.resident_bytes or None,
+        "device_memory_bytes": memory.device_bytes or None,
+        **{field: value or None for field, value in computed_by._asdict().items()},
+        "cosine_with_float32": None if cosine is None else round(cosine, 4),
+    }
+    return {
+        "id": name,
+        "created": int(max(service.started, served.created)),
+        "root": served.source.shown_location,
+        "name": name,
+        "owned_by": "trio_pool_serve",
+        "object": "model",
+        "state": served.shown_state,
+        **{field: value for field, value in known.items() if value is not None},
+    }
 
 
 def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
@@ -114,77 +87,39 @@ def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
     return served, name
 
 
-@frozen(kw_only=True)
-class EmbeddingType:
-    """How an embedding model pools."""
-
-    pooling: str
-
-
-@frozen(kw_only=True)
-class LabelsType:
-    """The names of a model's labels."""
-
-    id2label: dict[str, str]
-    label2id: dict[str, int]
-
-
-ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
-"""One entry: ``embedding``, ``reranker`` or ``classifier``."""
-
-
-@frozen(kw_only=True)
-class Info:
-    """The response of ``/info``, which clients of text-embeddings-inference request before they send any work.
+def _info(service: Service, model: Model, source: ModelSource) -> dict[str, object]:
+    """Return the response of ``/info``, which clients of text-embeddings-inference request before they send any work.
 
     ``model_dtype`` is the setting. The last three fields are about builds and limits that this server does not have.
     """
-
-    model_id: str
-    model_sha: str | None
-    model_dtype: str
-    served_model_name: str
-    model_type: ModelType
-    max_concurrent_requests: int
-    max_input_length: int
-    max_batch_tokens: int
-    max_client_batch_size: int
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    max_batch_requests: int | None = None
-    sha: str | None = None
-    docker_label: str | None = None
-
-
-def _info(service: Service, model: Model, source: ModelSource) -> Info:
     config, commit = service.config, model.folder.path.name
-    return Info(
-        model_id=source.shown_location,
-        model_sha=commit if COMMIT.fullmatch(commit) else None,
-        model_dtype=model.computed_by.dtype or source.loading.dtype,
-        served_model_name=model.name,
-        model_type=_model_type(model),
+    return {
+        "model_id": source.shown_location,
+        "model_sha": commit if COMMIT.fullmatch(commit) else None,
+        "model_dtype": model.computed_by.dtype or source.loading.dtype,
+        "served_model_name": model.name,
+        "model_type": _model_type(model),
         # Requests are limited by time and memory instead; clients read a number here.
-        max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
-        max_input_length=model.renderer.max_model_len,
-        max_batch_tokens=model.engine.facts.max_batch_tokens,
-        max_client_batch_size=config.network.max_inputs_per_request,
-        auto_truncate=model.long_text != "refuse",
-        tokenization_workers=config.threads.renderer_num_workers,
-        version=trio_pool_serve.__version__,
-    )
+        "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
+        "max_input_length": model.renderer.max_model_len,
+        "max_batch_tokens": model.engine.facts.max_batch_tokens,
+        "max_client_batch_size": config.network.max_inputs_per_request,
+        "auto_truncate": model.long_text != "refuse",
+        "tokenization_workers": config.threads.renderer_num_workers,
+        "version": trio_pool_serve.__version__,
+        "max_batch_requests": None,
+        "sha": None,
+        "docker_label": None,
+    }
 
 
-def _model_type(model: Model) -> ModelType:
+def _model_type(model: Model) -> dict[str, dict[str, object]]:
+    """Return one entry: ``embedding`` with the pooling, or ``reranker`` or ``classifier`` with the labels' names."""
     spec = model.folder.spec
     if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
-        return {"embedding": EmbeddingType(pooling=spec.pooling.replace("lasttoken", "last_token"))}
-    names = [model.label(index) for index in range(len(spec.labels) or 1)]
-    labels = LabelsType(
-        id2label={str(index): name for index, name in enumerate(names)},
-        label2id={name: index for index, name in enumerate(names)},
-    )
+        return {"embedding": {"pooling": spec.pooling.replace("lasttoken", "last_token")}}
+    names = {str(index): model.label(index) for index in range(len(spec.labels) or 1)}
+    labels: dict[str, object] = {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
     return {"reranker" if spec.scoring == "pairs" else "classifier": labels}
 
 
@@ -194,14 +129,15 @@ def model_routes(service: Service) -> Routes:
     async def models(request: HttpRequest) -> HttpResponse:
         service.models.require_started()
         cards = [
-            describe_served(service, served, name)
+            model_object(service, served, name)
             for served in service.models.among(request.models)
             for name in served.source.names
         ]
-        return HttpResponse.json(ModelList(data=cards, models=cards))
+        # Cohere's clients read ``models``.
+        return HttpResponse.json({"data": cards, "models": cards, "object": "list"})
 
     async def model(request: HttpRequest) -> HttpResponse:
-        return HttpResponse.json(describe_served(service, *model_of(service, request)))
+        return HttpResponse.json(model_object(service, *model_of(service, request)))
 
     async def info(request: HttpRequest) -> HttpResponse:
         with service.models.use(among=request.models) as use:
@@ -312,7 +248,7 @@ def model_change_routes(service: Service) -> Routes:
             served = await service.models.add(source)
         except ModelLoadError as error:
             raise InvalidRequestError(f"The model cannot be loaded: {error}", param="model") from error
-        return HttpResponse.json(describe_served(service, served, source.name))
+        return HttpResponse.json(model_object(service, served, source.name))
 
     async def unload(request: HttpRequest) -> HttpResponse:
         """Unload a model, and respond when its memory is free.

@@ -12,7 +12,7 @@ from attrs import frozen
 
 import trio_pool_serve
 from trio_pool_serve.api.http.dispatch import PathByFields, endpoints_by_path
-from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
@@ -122,12 +122,8 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     by_path = dict(endpoints_by_path(dialects))
     by_path[by_fields.path] = [endpoint for target in by_fields.targets for endpoint in by_path[target]]
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
-    types = list(
-        dict.fromkeys(
-            [endpoint.wire for endpoint in endpoints]
-            + [response for endpoint in endpoints for response in _responses_of(endpoint)]
-        )
-    )
+    responses = [endpoint.response for endpoint in endpoints if endpoint.response is not None]
+    types = list(dict.fromkeys([*(endpoint.wire for endpoint in endpoints), *responses]))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
@@ -144,10 +140,6 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     return msgspec.json.encode(document)
 
 
-def _responses_of(endpoint: Endpoint[Any, Any]) -> list[type[Any]]:
-    return [response for response in (endpoint.response, endpoint.other_response) if response is not None]
-
-
 def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, Any]) -> dict[str, Any]:
     endpoints = [candidate.endpoint for candidate in candidates]
     bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
@@ -159,8 +151,8 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
         }
         for candidate in candidates
     }
-    responses = [schema_of[response] for endpoint in endpoints for response in _responses_of(endpoint)]
-    if responses and any(endpoint.response is None for endpoint in endpoints):
+    responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
+    if 0 < len(responses) < len(endpoints):
         responses.append({"description": "The response of another dialect, which is no JSON object."})
     content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}
     fingerprint = {"description": "The model's `fingerprint` in /v1/models.", "schema": {"type": "string"}}

@@ -1,5 +1,6 @@
 """Operational endpoints: probes, metrics, load, version, and the engines on other machines."""
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -112,26 +113,24 @@ class HostRequest(msgspec.Struct, frozen=True):
 
 
 def host_routes(service: Service, hosts: HostPlaces) -> Routes:
-    """Return the routes over the hosts of a service; those that change something need an API key in any case."""
-
-    async def host_of(request: HttpRequest) -> str:
-        if not service.api_keys.are_needed:
-            raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
-        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        try:
-            return msgspec.json.decode(body, type=HostRequest).host
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
+    """Return the routes over the hosts of a service; changes need an API key in any case."""
 
     async def list_hosts(_: HttpRequest) -> HttpResponse:
         return HttpResponse.json({"hosts": hosts.described()})
 
-    async def add(request: HttpRequest) -> HttpResponse:
-        hosts.add(await host_of(request))
-        return HttpResponse.json({"hosts": hosts.described()})
+    async def change(apply: Callable[[str], object], request: HttpRequest) -> HttpResponse:
+        if not service.api_keys.are_needed:
+            raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        try:
+            host = msgspec.json.decode(body, type=HostRequest).host
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
+        apply(host)
+        return await list_hosts(request)
 
-    async def drain(request: HttpRequest) -> HttpResponse:
-        hosts.drain(await host_of(request))
-        return HttpResponse.json({"hosts": hosts.described()})
-
-    return {("GET", HOSTS_PATH): list_hosts, ("POST", HOSTS_PATH): add, ("POST", DRAIN_PATH): drain}
+    return {
+        ("GET", HOSTS_PATH): list_hosts,
+        ("POST", HOSTS_PATH): partial(change, hosts.add),
+        ("POST", DRAIN_PATH): partial(change, hosts.drain),
+    }

@@ -4,7 +4,7 @@ from typing import Any
 
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.cohere.pooling_endpoints import POOLING_ENDPOINTS
-from trio_pool_serve.api.dialects.cohere.scoring_endpoints import RERANK
+from trio_pool_serve.api.dialects.cohere.scoring_endpoints import SCORING_ENDPOINTS
 from trio_pool_serve.api.dialects.cohere.token_endpoints import TOKEN_ENDPOINTS
 from trio_pool_serve.api.http.endpoint import Dialect, WireError
 
@@ -18,5 +18,5 @@ def error_body(error: WireError) -> tuple[int, Any]:
 COHERE = Dialect(
     name="cohere",
     error_body=error_body,
-    endpoints=(*POOLING_ENDPOINTS, RERANK, *TOKEN_ENDPOINTS),
+    endpoints=(*POOLING_ENDPOINTS, *SCORING_ENDPOINTS, *TOKEN_ENDPOINTS),
 )

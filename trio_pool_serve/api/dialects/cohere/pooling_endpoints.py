@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
-from trio_pool_serve.api.fields.encodings import number_items
+from trio_pool_serve.api.fields.encodings import VectorEncoding, number_items
 from trio_pool_serve.api.fields.field_values import Dimensions, Priority, TokenCount, refused, require_few, require_some
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.messages import ContentInput, image_prompts
@@ -97,7 +96,7 @@ class EmbedRequest:
             raise EmptyInputError(f"There is nothing to embed: {param} is empty.", param=param)
         if self.input_type == "image" and self.texts:
             raise InvalidRequestError("Images are given as images or inputs, not as texts.", param="input_type")
-        require_few(given[present[0]] or (), network, param=present[0])
+        require_few(len(given[present[0]] or ()), network, param=present[0])
         if self.images:
             return image_prompts(self.images, network, param="images")
         return [TextPrompt(text) for text in self.texts or ()] or [
@@ -106,25 +105,17 @@ class EmbedRequest:
 
 
 @frozen(kw_only=True)
-class EmbedByTypeResponse:
-    """The vectors in each of the requested types; ``texts`` are those of inputs without an image."""
+class EmbedResponse:
+    """The vectors in each of the requested types; ``texts`` are the inputs without an image.
+
+    To requests without ``embedding_types``, ``/v1/embed`` responds with the vectors themselves, as ``float``.
+    """
 
     id: str
-    embeddings: dict[str, list[msgspec.Raw]]
+    embeddings: dict[str, list[msgspec.Raw]] | list[msgspec.Raw]
     texts: list[str]
     meta: Meta
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
-
-
-@frozen(kw_only=True)
-class EmbedFloatsResponse:
-    """The response of ``/v1/embed`` to a request without ``embedding_types``."""
-
-    id: str
-    embeddings: list[msgspec.Raw]
-    texts: list[str]
-    meta: Meta
-    response_type: Literal["embeddings_floats"] = "embeddings_floats"
+    response_type: Literal["embeddings_by_type", "embeddings_floats"] = "embeddings_by_type"
 
 
 async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> HttpResponse:
@@ -148,10 +139,10 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
 
     def encode() -> HttpResponse:
         by_type = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in types}
-        shared: Any = {"id": call.request_id, "texts": texts, "meta": meta}
-        if version == "2" or call.wire.embedding_types:
-            return HttpResponse.json(EmbedByTypeResponse(embeddings=by_type, **shared))
-        return HttpResponse.json(EmbedFloatsResponse(embeddings=by_type["float"], **shared))
+        response = EmbedResponse(id=call.request_id, embeddings=by_type, texts=texts, meta=meta)
+        if version == "1" and not call.wire.embedding_types:
+            response = evolve(response, embeddings=by_type["float"], response_type="embeddings_floats")
+        return HttpResponse.json(response)
 
     return await call.encode(
         encode, rows=len(vectors) * len(types), nbytes=sum(vector.nbytes for vector in vectors) * len(types)
@@ -281,7 +272,7 @@ POOLING_ENDPOINTS: tuple[Endpoint[Any, PoolJob], ...] = (
         wire=EmbedRequest,
         respond=partial(respond_embed, version="2"),
         field_names=FIELD_NAMES,
-        response=EmbedByTypeResponse,
+        response=EmbedResponse,
         summary="Embed texts: one vector each, in every requested type.",
         example={
             "texts": ["A nursery owns its tasks.", "Every task has a parent."],
@@ -294,8 +285,7 @@ POOLING_ENDPOINTS: tuple[Endpoint[Any, PoolJob], ...] = (
         wire=EmbedRequest,
         respond=partial(respond_embed, version="1"),
         field_names=FIELD_NAMES,
-        response=EmbedFloatsResponse,
-        other_response=EmbedByTypeResponse,
+        response=EmbedResponse,
         summary="Embed texts: one vector each.",
         example={"texts": ["A nursery owns its tasks.", "Every task has a parent."]},
     ),

@@ -25,22 +25,24 @@ class RerankRequest(RerankOptions):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
-        require_few(given, network, param="documents")
+        require_few(len(given), network, param="documents")
         require_top(self.top_n)
         documents = [document if isinstance(document, str) else document.text for document in given]
         return self.score_job([self.query], documents, truncate_to=-1)
 
 
-RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
-    paths=("/v2/rerank",),
-    wire=RerankRequest,
-    respond=partial(respond_results, response=RankedDocuments, version="2"),
-    field_names=SCORE_FIELD_NAMES,
-    response=RankedDocuments,
-    summary="Sort documents by how well they fit a query.",
-    example={
-        "query": "What is a nursery?",
-        "documents": ["A nursery owns its tasks.", "Bread needs flour."],
-        "top_n": 1,
-    },
+SCORING_ENDPOINTS: tuple[Endpoint[RerankRequest, ScoreJob], ...] = (
+    Endpoint(
+        paths=("/v2/rerank",),
+        wire=RerankRequest,
+        respond=partial(respond_results, response=RankedDocuments, version="2"),
+        field_names=SCORE_FIELD_NAMES,
+        response=RankedDocuments,
+        summary="Sort documents by how well they fit a query.",
+        example={
+            "query": "What is a nursery?",
+            "documents": ["A nursery owns its tasks.", "Bread needs flour."],
+            "top_n": 1,
+        },
+    ),
 )

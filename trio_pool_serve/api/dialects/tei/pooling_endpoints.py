@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
-from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items
+from trio_pool_serve.api.fields.encodings import VectorEncoding, array_json, nbytes_of, number_items
 from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.ranking import ranked
@@ -127,7 +126,7 @@ class PredictRequest(TextOptions):
             raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
         is_batch = kinds == {list}
         sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
-        require_few(sequences, network, param="inputs")
+        require_few(len(sequences), network, param="inputs")
         pooling = PoolJob(
             prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
             tasks=("classify",),

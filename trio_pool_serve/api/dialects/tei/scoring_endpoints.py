@@ -60,7 +60,7 @@ class SimilarityRequest:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
             raise EmptyInputError("sentences is empty.", param="inputs")
-        require_few(self.inputs.sentences, network, param="inputs")
+        require_few(len(self.inputs.sentences), network, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,

@@ -37,7 +37,7 @@ class TokenizeRequest:
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         if not all(texts) or not texts:
             raise EmptyInputError("`inputs` cannot be empty", param="inputs")
-        require_few(texts, network, param="inputs")
+        require_few(len(texts), network, param="inputs")
         return texts
 
 

@@ -231,22 +231,23 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 
 
-POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
-    paths=("/pooling",),
-    wire=PoolingRequest,
-    respond=respond_pooling,
-    field_names={**EMBEDDINGS_FIELD_NAMES, "tasks": ("tasks", "task")},
-    response=PoolingResponse,
-    summary="Do a task of the model for each text: vectors, labels, or either for each token.",
-    example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
-)
-
-CLASSIFY: Endpoint[ClassifyRequest, PoolJob] = Endpoint(
-    paths=("/classify", "/v1/classify"),
-    wire=ClassifyRequest,
-    respond=respond_classify,
-    field_names=INPUT_FIELD_NAMES,
-    response=ClassifyResponse,
-    summary="Sort texts into the model's classes.",
-    example={"input": ["I like structured concurrency.", "I have lost a task."]},
+POOLING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        paths=("/pooling",),
+        wire=PoolingRequest,
+        respond=respond_pooling,
+        field_names={**EMBEDDINGS_FIELD_NAMES, "tasks": ("tasks", "task")},
+        response=PoolingResponse,
+        summary="Do a task of the model for each text: vectors, labels, or either for each token.",
+        example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
+    ),
+    Endpoint(
+        paths=("/classify", "/v1/classify"),
+        wire=ClassifyRequest,
+        respond=respond_classify,
+        field_names=INPUT_FIELD_NAMES,
+        response=ClassifyResponse,
+        summary="Sort texts into the model's classes.",
+        example={"input": ["I like structured concurrency.", "I have lost a task."]},
+    ),
 )

@@ -154,7 +154,7 @@ class ScoreRequest(ScoreOptions):
         if not sides:
             element = "text" if name in FIRST_NAMES else "text_pair"
             raise EmptyInputError(f"At least one {element} element must be given: {name} is empty.", param=name)
-        require_few(sides, network, param=name)
+        require_few(len(sides), network, param=name)
         return [
             side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
             for index, side in enumerate(sides)
@@ -239,26 +239,27 @@ class RerankResponse(RankedDocuments):
     object: Literal["rerank"] = "rerank"
 
 
-SCORE: Endpoint[ScoreRequest, ScoreJob] = Endpoint(
-    paths=("/score", "/v1/score"),
-    wire=ScoreRequest,
-    respond=respond_score,
-    field_names=SCORE_FIELD_NAMES,
-    response=ScoreResponse,
-    summary="Score how well texts match: one with one, one with many, or many one by one.",
-    example={"text_1": "What does a nursery do?", "text_2": ["A nursery owns its tasks.", "Bread needs flour."]},
-)
-
-RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
-    paths=("/rerank", "/v1/rerank"),
-    wire=RerankRequest,
-    respond=partial(respond_results, response=RerankResponse, version="1", id_prefix="rerank-", with_texts=True),
-    field_names=SCORE_FIELD_NAMES,
-    response=RerankResponse,
-    summary="Sort documents by how well they fit a query, best first.",
-    example={
-        "query": "What does a nursery do?",
-        "documents": ["Bread needs flour.", "A nursery owns its tasks."],
-        "top_n": 1,
-    },
+SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        paths=("/score", "/v1/score"),
+        wire=ScoreRequest,
+        respond=respond_score,
+        field_names=SCORE_FIELD_NAMES,
+        response=ScoreResponse,
+        summary="Score how well texts match: one with one, one with many, or many one by one.",
+        example={"text_1": "What does a nursery do?", "text_2": ["A nursery owns its tasks.", "Bread needs flour."]},
+    ),
+    Endpoint(
+        paths=("/rerank", "/v1/rerank"),
+        wire=RerankRequest,
+        respond=partial(respond_results, response=RerankResponse, version="1", id_prefix="rerank-", with_texts=True),
+        field_names=SCORE_FIELD_NAMES,
+        response=RerankResponse,
+        summary="Sort documents by how well they fit a query, best first.",
+        example={
+            "query": "What does a nursery do?",
+            "documents": ["Bread needs flour.", "A nursery owns its tasks."],
+            "top_n": 1,
+        },
+    ),
 )

@@ -149,22 +149,23 @@ async def respond_detokenize(
     return await call.encode(lambda: HttpResponse.json(response(text)), rows=1, nbytes=len(text))
 
 
-TOKENIZE: Endpoint[TokenizeRequest, str | ChatPrompt] = Endpoint(
-    paths=("/tokenize",),
-    wire=TokenizeRequest,
-    respond=respond_tokenize,
-    field_names={"prompts": ("messages", "prompt"), "template_kwargs": "chat_template_kwargs"},
-    response=TokenizeResponse,
-    summary="Show the tokens that the model would read.",
-    example={"prompt": "A nursery owns its tasks.", "return_token_strs": True},
-)
-
-DETOKENIZE: Endpoint[DetokenizeRequest, npt.NDArray[np.int64]] = Endpoint(
-    paths=("/detokenize",),
-    wire=DetokenizeRequest,
-    respond=partial(respond_detokenize, response=DetokenizeResponse),
-    field_names={"token_ids": "tokens"},
-    response=DetokenizeResponse,
-    summary="Turn tokens back into text.",
-    example={"tokens": [5, 6, 7]},
+TOKEN_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        paths=("/tokenize",),
+        wire=TokenizeRequest,
+        respond=respond_tokenize,
+        field_names={"prompts": ("messages", "prompt"), "template_kwargs": "chat_template_kwargs"},
+        response=TokenizeResponse,
+        summary="Show the tokens that the model would read.",
+        example={"prompt": "A nursery owns its tasks.", "return_token_strs": True},
+    ),
+    Endpoint(
+        paths=("/detokenize",),
+        wire=DetokenizeRequest,
+        respond=partial(respond_detokenize, response=DetokenizeResponse),
+        field_names={"token_ids": "tokens"},
+        response=DetokenizeResponse,
+        summary="Turn tokens back into text.",
+        example={"tokens": [5, 6, 7]},
+    ),
 )
