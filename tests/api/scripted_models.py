@@ -1,9 +1,33 @@
-"""Kinds of model that a ``ScriptedRunner`` stands in for."""
+"""Kinds of model that a ``ScriptedRunner`` stands in for, and the vectors that it makes."""
+
+from typing import Any
 
 import attrs
+import numpy as np
 
+from tests.model_folders import VOCABULARY
+from tests.scripted_runner import scripted_vector
 from trio_pool_serve.models.model_spec import ModelSpec, Similarity
 from trio_pool_serve.service import Service
+
+LONG = " ".join(f"w{n}" for n in range(100))
+"""More than the 64 tokens that the scripted model reads."""
+
+PROMPTS = {"query": "query : ", "document": "passage : ", "classification": "hello ", "code.query": "world "}
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
+
+
+def array_of(given: str | list[int], dimensions: int = 8) -> np.ndarray:
+    """Return the vector of a text or of its token ids."""
+    ids = ids_of(given) if isinstance(given, str) else given
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions)
+
+
+def vector_of(given: str | list[int], dimensions: int = 8) -> list[float]:
+    return array_of(given, dimensions).tolist()
 
 
 @attrs.frozen(kw_only=True)
@@ -13,6 +37,21 @@ class Everything(ModelSpec):
     tasks = frozenset({"embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"})
     scoring = "vectors"
     labels: tuple[str, ...] = ("no", "yes")
+
+
+@attrs.frozen(kw_only=True)
+class Able(ModelSpec):
+    """Scores by late interaction: scripted, a score is how many of the query's tokens a document has."""
+
+    tasks = frozenset({"embed", "score", "classify"})
+    scoring = "late_interaction"
+    labels: tuple[str, ...] = ("short", "long")
+
+
+class Unable(ModelSpec):
+    """Can do none of the tasks that dialects ask for."""
+
+    tasks = frozenset({"token_classify"})
 
 
 @attrs.frozen(kw_only=True)
@@ -49,8 +88,14 @@ class SparseOnly(ModelSpec):
     scoring = "vectors"
 
 
-def serve_as(service: Service, spec: ModelSpec) -> None:
-    """Have a running service take its model for one of another kind."""
+def serve_as(service: Service, spec: ModelSpec, **changes: Any) -> None:
+    """Have a running service take its model for one of another kind, with other ``changes`` of its folder."""
     model = service.default.loaded
-    folder = attrs.evolve(model.folder, spec=spec)
+    assert model is not None
+    folder = attrs.evolve(model.folder, spec=spec, **changes)
     service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder
+
+
+def become(service: Service, spec: ModelSpec) -> None:
+    """Have a running service take its model for one of another kind, with prompts for every input type."""
+    serve_as(service, spec, prompts=PROMPTS)

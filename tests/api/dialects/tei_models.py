@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 
 import attrs
 import httpx
-import numpy as np
 
+from tests.api.scripted_models import serve_as
 from tests.conftest import client_of, listening, running, wait_idle
-from tests.model_folders import VOCABULARY
-from tests.scripted_runner import ScriptedRunner, scripted_vector
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.service import Service
@@ -29,26 +28,9 @@ class Judging(ModelSpec):
 
 
 @attrs.frozen
-class Ranking(ModelSpec):
-    tasks = frozenset({"score"})
-    scoring = "pairs"
-
-
-@attrs.frozen
 class Sparse(ModelSpec):
     tasks = frozenset({"sparse_embed"})
     pooling = "splade"
-
-
-@attrs.frozen
-class Late(ModelSpec):
-    tasks = frozenset({"token_embed", "score"})
-    scoring = "late_interaction"
-
-
-@attrs.frozen
-class LabellingTokens(ModelSpec):
-    tasks = frozenset({"token_classify"})
 
 
 @attrs.frozen(eq=False)
@@ -92,19 +74,8 @@ async def serving(config: Config, spec: ModelSpec | None = None, *, labels: int 
     """Serve a scripted model of a kind; ``None`` is an embedding model."""
     runner = ScriptedRunner(labels=labels)
     async with running(Service(config, lambda *_: runner)) as service:
-        model = service.default.loaded
-        assert model is not None
         if spec is not None:
-            folder = attrs.evolve(model.folder, spec=spec)
-            service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder
+            serve_as(service, spec)
         async with listening(service) as url, client_of(url) as http:
             yield Served(service, runner, http)
         await wait_idle(service)
-
-
-def ids_of(text: str) -> list[int]:
-    return [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
-
-
-def vector_of(ids: list[int], dimensions: int = 8) -> list[float]:
-    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()

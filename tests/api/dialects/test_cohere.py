@@ -5,34 +5,25 @@ import base64
 import httpx
 import numpy as np
 import pytest
-import trio
 
-from tests.api.able_service import Everything, Nothing, become
-from tests.conftest import assert_idle, client_of, listening, make_slow, running
+from tests.api.scripted_models import LONG, Able, array_of, become, vector_of
+from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
-from tests.scripted_runner import scripted_vector
 from tests.tables import each
-from trio_pool_serve.api.dialects.cohere import COHERE
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.models.classification.spec import SequenceClassifier
 from trio_pool_serve.service import Service
 
 VERSION_1 = {"version": "1"}
 VERSION_2 = {"version": "2"}
-LONG = " ".join(f"w{n}" for n in range(100))
 DOCUMENTS = ["w1", "hello world", "hello"]
 """Read after "passage :", as queries are after "query :": each shares three tokens with any query."""
 
 
 @pytest.fixture
 async def service(service: Service) -> Service:
-    become(service, Everything())
+    become(service, Able())
     return service
-
-
-def vector_of(text: str, dimensions: int = 8) -> np.ndarray:
-    ids = [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
-    return scripted_vector(np.array(ids, dtype=np.int32), dimensions)
 
 
 async def post(client: httpx.AsyncClient, path: str, **body) -> dict:
@@ -62,12 +53,6 @@ def assert_cohere_s(answer: httpx.Response) -> None:
     assert body["error"]["code"] == answer.status_code
 
 
-@pytest.mark.parametrize("endpoint", COHERE.endpoints, ids=lambda endpoint: endpoint.paths[0])
-async def test_examples_are_answered(client, service, endpoint):
-    await post(client, endpoint.paths[0], **endpoint.example)
-    assert_idle(service)
-
-
 # -- embed ------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +60,7 @@ async def test_embeddings_come_by_type(client):
     answer = await client.post("/v2/embed", json={"texts": ["hello", "w1 w2"]}, headers={"X-Request-Id": "mine"})
     assert answer.json() == {
         "id": "mine",
-        "embeddings": {"float": [vector_of("hello").tolist(), vector_of("w1 w2").tolist()]},
+        "embeddings": {"float": [vector_of("hello"), vector_of("w1 w2")]},
         "texts": ["hello", "w1 w2"],
         "meta": {"api_version": VERSION_2, "billed_units": {"input_tokens": 7, "image_tokens": 0}},
         "response_type": "embeddings_by_type",
@@ -85,20 +70,20 @@ async def test_embeddings_come_by_type(client):
 async def test_version_1_has_plain_vectors_unless_types_are_asked_for(client):
     plain = await post(client, "/v1/embed", texts=["hello"])
     assert plain["response_type"] == "embeddings_floats"
-    assert plain["embeddings"] == [vector_of("hello").tolist()]
+    assert plain["embeddings"] == [vector_of("hello")]
     assert plain["texts"] == ["hello"]
     assert isinstance(plain["id"], str)
     billed = {"input_tokens": 3, "image_tokens": 0}
     assert plain["meta"] == {"api_version": VERSION_1, "billed_units": billed}
     typed = await post(client, "/v1/embed", texts=["hello"], embedding_types=["float"])
     assert typed["response_type"] == "embeddings_by_type"
-    assert typed["embeddings"] == {"float": [vector_of("hello").tolist()]}
+    assert typed["embeddings"] == {"float": [vector_of("hello")]}
 
 
 async def test_every_type_that_is_asked_for_is_there(client):
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     found = (await post(client, "/v2/embed", texts=["hello"], embedding_types=types))["embeddings"]
-    vector = vector_of("hello")
+    vector = array_of("hello")
     assert list(found) == types
     assert found["float"] == [vector.tolist()]
     for name in ("int8", "uint8", "binary", "ubinary"):
@@ -109,14 +94,14 @@ async def test_every_type_that_is_asked_for_is_there(client):
 async def test_null_stands_for_not_given(client):
     fields = ["model", "input_type", "inputs", "images", "output_dimension", "embedding_types", "truncate"]
     nulls = dict.fromkeys([*fields, "max_tokens", "priority"])
-    assert await floats(client, texts=["hello"], **nulls) == [vector_of("hello").tolist()]
-    assert (await post(client, "/v1/embed", texts=["hello"], **nulls))["embeddings"] == [vector_of("hello").tolist()]
+    assert await floats(client, texts=["hello"], **nulls) == [vector_of("hello")]
+    assert (await post(client, "/v1/embed", texts=["hello"], **nulls))["embeddings"] == [vector_of("hello")]
 
 
 async def test_the_texts_of_one_input_are_one_text(client):
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
     answer = await post(client, "/v2/embed", inputs=[{"content": parts}, {"content": parts[:1]}])
-    assert answer["embeddings"]["float"] == [vector_of("hello world").tolist(), vector_of("hello").tolist()]
+    assert answer["embeddings"]["float"] == [vector_of("hello world"), vector_of("hello")]
     assert answer["texts"] == ["hello\nworld", "hello"]
 
 
@@ -131,16 +116,16 @@ async def test_the_texts_of_one_input_are_one_text(client):
     ],
 )
 async def test_texts_are_read_for_what_they_are_for(client, purpose, read):
-    assert await floats(client, texts=["hello"], input_type=purpose) == [vector_of(read).tolist()]
+    assert await floats(client, texts=["hello"], input_type=purpose) == [vector_of(read)]
 
 
 async def test_output_dimension_cuts_the_vector(client):
-    assert await floats(client, texts=["hello"], output_dimension=3) == [vector_of("hello", 3).tolist()]
+    assert await floats(client, texts=["hello"], output_dimension=3) == [vector_of("hello", 3)]
 
 
 async def test_long_texts_lose_the_end_that_is_named(client):
     whole = LONG.split()
-    first, last = vector_of(" ".join(whole[:62])).tolist(), vector_of(" ".join(whole[-62:])).tolist()
+    first, last = vector_of(" ".join(whole[:62])), vector_of(" ".join(whole[-62:]))
     assert await floats(client, texts=[LONG]) == [first]
     assert await floats(client, texts=[LONG], truncate="END") == [first]
     assert await floats(client, texts=[LONG], truncate="START") == [last]
@@ -149,10 +134,10 @@ async def test_long_texts_lose_the_end_that_is_named(client):
 
 
 async def test_max_tokens_limits_every_text(client):
-    assert await floats(client, texts=[LONG], max_tokens=4) == [vector_of("w0 w1").tolist()]
-    assert await floats(client, texts=[LONG], max_tokens=4, truncate="START") == [vector_of("w98 w99").tolist()]
+    assert await floats(client, texts=[LONG], max_tokens=4) == [vector_of("w0 w1")]
+    assert await floats(client, texts=[LONG], max_tokens=4, truncate="START") == [vector_of("w98 w99")]
     assert (await floats(client, texts=[LONG], max_tokens=100_000))[0][0] == 64
-    assert await floats(client, texts=["w0 w1"], max_tokens=4, truncate="NONE") == [vector_of("w0 w1").tolist()]
+    assert await floats(client, texts=["w0 w1"], max_tokens=4, truncate="NONE") == [vector_of("w0 w1")]
 
 
 async def test_a_text_that_must_not_be_cut_is_refused_past_max_tokens(client, service):
@@ -164,7 +149,7 @@ async def test_a_text_that_must_not_be_cut_is_refused_past_max_tokens(client, se
 async def test_a_request_of_many_texts_keeps_their_order(client):
     texts = [f"w{n % 200}" for n in range(300)]
     found = await post(client, "/v2/embed", texts=texts, embedding_types=["float", "base64"])
-    assert found["embeddings"]["float"] == [vector_of(text).tolist() for text in texts]
+    assert found["embeddings"]["float"] == [vector_of(text) for text in texts]
     assert len(found["embeddings"]["base64"]) == 300
 
 
@@ -220,8 +205,8 @@ async def test_a_document_may_come_alone(client):
 
 
 async def test_numbers_and_truth_values_may_be_strings(client):
-    assert await floats(client, texts=["hello"], output_dimension="3") == [vector_of("hello", 3).tolist()]
-    assert await floats(client, texts=[LONG], max_tokens="4", priority="1") == [vector_of("w0 w1").tolist()]
+    assert await floats(client, texts=["hello"], output_dimension="3") == [vector_of("hello", 3)]
+    assert await floats(client, texts=[LONG], max_tokens="4", priority="1") == [vector_of("w0 w1")]
     best = await post(
         client, "/v2/rerank", query="hello world", documents=DOCUMENTS, top_n="1", return_documents="true"
     )
@@ -254,7 +239,7 @@ async def test_options_of_vllm_hold_on_rerank_too(client, scripted):
 
 async def test_classifications_are_of_the_model_s_own_labels(client, service):
     answer = await client.post("/v1/classify", json={"inputs": ["w1", "hello"]}, headers={"X-Request-Id": "mine"})
-    total = float(vector_of("hello")[1])
+    total = float(array_of("hello")[1])
     assert answer.json()["id"] == "mine"
     assert answer.json()["meta"] == {"api_version": VERSION_1, "billed_units": {"classifications": 2}}
     first, second = answer.json()["classifications"]
@@ -280,7 +265,7 @@ async def test_labels_that_do_not_exclude_each_other_are_told_together(client, s
     (found,) = (await post(client, "/v1/classify", inputs=["hello"]))["classifications"]
     assert found["classification_type"] == "multi-label"
     assert found["predictions"] == ["length", "sum", "first", "last"]
-    assert found["confidences"] == vector_of("hello", 4).tolist()
+    assert found["confidences"] == vector_of("hello", 4)
     assert found["prediction"] is found["confidence"] is None
     assert found["labels"]["zero"] == {"confidence": 0.0}
 
@@ -385,68 +370,3 @@ WRONG = {
 async def test_bad_input_is_400_in_cohere_s_shape(client, service, path, body, told):
     assert told in await refused(client, path, **body)
     assert_idle(service)
-
-
-@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed", "/v2/rerank"])
-async def test_what_cannot_be_read_is_refused_in_cohere_s_shape(client, service, path):
-    for content, kind, status in (
-        (b'{"texts": ["a"', "application/json", 400),
-        (b"[]", "application/json", 400),
-        (b'{"texts": ["\\ud800"], "query": "\\ud800", "documents": ["a"]}', "application/json", 400),
-        (b'{"texts": ["a"]}', "text/plain", 415),
-    ):
-        answer = await client.post(path, content=content, headers={"Content-Type": kind})
-        assert answer.status_code == status
-        assert_cohere_s(answer)
-    assert_idle(service)
-
-
-async def test_an_unknown_model_is_404(client):
-    assert "embed-v4" in await refused(client, "/v2/embed", 404, texts=["a"], model="embed-v4.0")
-    assert "rerank-v4" in await refused(client, "/v2/rerank", 404, query="a", documents=["a"], model="rerank-v4")
-
-
-async def test_what_the_model_cannot_do_names_what_it_can(client, service):
-    become(service, Nothing())
-    for path, body in (
-        ("/v2/embed", {"texts": ["a"]}),
-        ("/v1/embed", {"texts": ["a"]}),
-        ("/v2/rerank", {"query": "a", "documents": ["a"]}),
-        ("/v1/classify", {"inputs": ["a"]}),
-    ):
-        assert "token_embed" in await refused(client, path, **body)
-    assert_idle(service)
-
-
-async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, service, scripted):
-    scripted.gate.clear()
-    for path, body in (("/v2/embed", {"texts": ["hello"] * 50}), ("/v2/rerank", {"query": "a", "documents": ["b"]})):
-        answer = await client.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
-        assert answer.status_code == 504
-        assert_cohere_s(answer)
-    assert service.default.engine.statistics().queued_rows == 0
-    assert service.default.engine.statistics().admitted_tokens == 0
-    scripted.gate.set()
-    await floats(client, texts=["hello"])
-    assert_idle(service)
-
-
-async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        make_slow(service)
-        scripted.gate.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: client.post("/v2/embed", json={"texts": ["hello " * 16]}))
-            await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-            answer = await client.post("/v2/embed", json={"texts": ["hello " * 16]})
-            assert answer.status_code == 429
-            assert_cohere_s(answer)
-            assert 1 <= int(answer.headers["retry-after"]) <= 30
-            assert int(answer.headers["retry-after-ms"]) >= 1000
-            scripted.gate.set()
-        assert await floats(client, texts=["hello"]) == [vector_of("hello").tolist()]
-        assert_idle(service)

@@ -12,9 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from tests.api.able_service import PROMPTS
 from tests.api.dialects.field_cases import LONG, ROUTES, UNACCEPTED, Case
-from tests.api.scripted_models import Everything
+from tests.api.scripted_models import PROMPTS, Everything
 from tests.conftest import render_templates_on_the_loop
 from tests.model_folders import write_json, write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML

@@ -8,20 +8,12 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.api.scripted_models import array_of, ids_of, vector_of
 from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
-from tests.scripted_runner import scripted_vector
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import CopiedBatch, Embed
-
-
-def ids_of(text: str) -> list[int]:
-    return [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
-
-
-def vector_of(ids: list[int], dimensions: int = 8) -> list[float]:
-    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
 
 
 async def embed(client: httpx.AsyncClient, **body) -> httpx.Response:
@@ -40,7 +32,7 @@ async def test_an_answer_has_the_shape_openai_clients_read(client, config):
     assert answer["model"] == config.models[0]
     assert answer["id"].startswith("embd-")
     assert answer["created"] > 1_700_000_000
-    assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of(ids_of("hello world"))}]
+    assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of("hello world")}]
     assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
 
 
@@ -73,17 +65,17 @@ async def test_answers_keep_the_order_of_a_large_request(client):
 async def test_null_stands_for_not_given(client):
     fields = ["model", "encoding_format", "embed_dtype", "endianness", "dimensions", "truncate_prompt_tokens"]
     fields += ["truncation_side", "add_special_tokens", "prompt_name", "prompt", "normalize", "user", "priority"]
-    assert await vectors(client, input="hello", **dict.fromkeys(fields)) == [vector_of(ids_of("hello"))]
+    assert await vectors(client, input="hello", **dict.fromkeys(fields)) == [vector_of("hello")]
 
 
 async def test_base64_is_little_endian_float32(client):
     (encoded,) = await vectors(client, input="hello", encoding_format="base64")
-    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == vector_of(ids_of("hello"))
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == vector_of("hello")
 
 
 async def test_base64_in_another_type_and_byte_order(client):
     (encoded,) = await vectors(client, input="hello", encoding_format="base64", embed_dtype="float16", endianness="big")
-    expected = np.array(vector_of(ids_of("hello")), dtype=">f2")
+    expected = np.array(vector_of("hello"), dtype=">f2")
     assert base64.b64decode(encoded) == expected.tobytes()
 
 
@@ -93,7 +85,7 @@ async def test_bytes_come_with_the_place_of_each_vector(client):
     metadata = json.loads(answer.headers["metadata"])
     assert metadata["usage"]["prompt_tokens"] == 7
     found = [np.frombuffer(answer.content[item["start"] : item["end"]], "<f4").tolist() for item in metadata["data"]]
-    assert found == [vector_of(ids_of("hello")), vector_of(ids_of("world world"))]
+    assert found == [vector_of("hello"), vector_of("world world")]
     assert [item["index"] for item in metadata["data"]] == [0, 1]
 
 
@@ -131,7 +123,7 @@ async def test_integer_types_reach_json_as_integers(client):
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
 async def test_floats_of_8_bits_have_a_byte_for_each_dimension(client, scripted, dtype):
-    expected = as_dtype(np.array(vector_of([7, 8]), dtype=np.float32), dtype)
+    expected = as_dtype(array_of([7, 8]), dtype)
     assert await vectors(client, input=[7, 8], embed_dtype=dtype) == [expected.astype(np.float32).tolist()]
     (encoded,) = await vectors(client, input=[7, 8], embed_dtype=dtype, encoding_format="base64")
     assert base64.b64decode(encoded) == expected.tobytes()
@@ -142,7 +134,7 @@ async def test_floats_of_8_bits_have_a_byte_for_each_dimension(client, scripted,
 
 
 async def test_numbers_and_truth_values_may_be_strings(client, scripted):
-    assert await vectors(client, input="hello", dimensions="3") == [vector_of(ids_of("hello"), 3)]
+    assert await vectors(client, input="hello", dimensions="3") == [vector_of("hello", 3)]
     assert await vectors(client, input=[7, 8, 9], truncate_prompt_tokens="2", priority="-1") == [vector_of([7, 8])]
     for false in ("false", "False", "0", 0):
         assert await vectors(client, input="hello", add_special_tokens=false) == [vector_of(ids_of("hello")[1:-1])]
@@ -151,11 +143,11 @@ async def test_numbers_and_truth_values_may_be_strings(client, scripted):
 
 
 async def test_texts_that_look_like_something_else_are_texts(client):
-    unknown = vector_of(ids_of("[UNK]"))
+    unknown = vector_of("[UNK]")
     for text in ("7", "true", "null"):
         assert await vectors(client, input=text) == [unknown]
         assert await vectors(client, input=[text, text]) == [unknown] * 2
-    assert await vectors(client, input="hello", prompt="7 ") == [vector_of(ids_of("[UNK] hello"))]
+    assert await vectors(client, input="hello", prompt="7 ") == [vector_of("[UNK] hello")]
 
 
 async def test_use_activation_is_another_name_of_normalize(client, scripted):
@@ -174,14 +166,14 @@ async def test_use_activation_is_another_name_of_normalize(client, scripted):
 
 async def test_padding_that_would_change_nothing_is_refused(client):
     for padding in (None, "do_not_pad"):
-        assert await vectors(client, input="hello", padding=padding) == [vector_of(ids_of("hello"))]
+        assert await vectors(client, input="hello", padding=padding) == [vector_of("hello")]
     for padding in ("max_length", "longest"):
         answer = await client.post("/v1/embeddings", json={"input": "hello", "padding": padding})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "padding")
 
 
 async def test_dimensions_cut_the_vector(client):
-    assert await vectors(client, input="hello", dimensions=3) == [vector_of(ids_of("hello"), 3)]
+    assert await vectors(client, input="hello", dimensions=3) == [vector_of("hello", 3)]
 
 
 async def test_truncation_keeps_the_side_that_was_asked_for(client):
@@ -198,7 +190,7 @@ async def test_special_tokens_can_be_left_out(client):
 
 
 async def test_prompts_go_in_front_of_texts(client):
-    expected = [vector_of(ids_of("query : hello"))]
+    expected = [vector_of("query : hello")]
     assert await vectors(client, input="hello", prompt_name="query") == expected
     assert await vectors(client, input="hello", prompt="query : ") == expected
 

@@ -3,13 +3,11 @@
 import attrs
 import pytest
 
-from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, ids_of, serving, vector_of
+from tests.api.dialects.tei_models import Served, Sparse, serving
+from tests.api.scripted_models import LONG, LateInteraction, ids_of, vector_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
-from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.types import Embed, TokenEmbed
-
-LONG = " ".join(f"w{n}" for n in range(100))
 
 FORMS = [
     ("hello", [ids_of("hello")]),
@@ -34,7 +32,7 @@ async def sparse(config):
 
 @pytest.fixture
 async def late(config):
-    async with serving(config, Late()) as served:
+    async with serving(config, LateInteraction()) as served:
         yield served
 
 
@@ -138,7 +136,7 @@ async def test_embed_sparse_answers_indices_and_values(sparse: Served, inputs, e
 
 
 async def test_texts_are_read_the_same_way_on_all_three(config):
-    for path, spec in (("/embed", None), ("/embed_all", Late()), ("/embed_sparse", Sparse())):
+    for path, spec in (("/embed", None), ("/embed_all", LateInteraction()), ("/embed_sparse", Sparse())):
         async with serving(config, spec) as served:
             await served.ask(path, inputs="hello", prompt_name="query")
             await served.ask(path, inputs=LONG)
@@ -272,15 +270,3 @@ async def test_unknown_fields_are_ignored_unless_requests_are_strict(embedding: 
         assert await served.refused("/embed", inputs="hello", poem=1) == (422, "Validation")
         known = {"normalize": True, "truncate": True, "truncation_direction": "Left", "prompt_name": "query"}
         await served.ok("/embed", inputs="hello", dimensions=3, model=None, **known)
-
-
-async def test_every_example_is_answered_by_some_model(config):
-    wanted = {path for endpoint in TEI.endpoints for path in endpoint.paths}
-    answered = set()
-    for spec in (None, Sparse(), Classifying()):
-        async with serving(config, spec) as served:
-            for endpoint in TEI.endpoints:
-                for path in endpoint.paths:
-                    if (await served.http.post(path, json=endpoint.example)).status_code == 200:
-                        answered.add(path)
-    assert answered == wanted

@@ -4,8 +4,8 @@ import attrs
 import pytest
 import trio
 
-from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
-from tests.conftest import make_slow, wait_idle
+from tests.api.dialects.tei_models import Served, assert_error_body, serving
+from tests.conftest import wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects.tei import TEI
 
@@ -60,15 +60,6 @@ async def embedding(config):
         await wait_idle(served.service)
 
 
-@each("body", UNREADABLE.values(), ids=UNREADABLE)
-@each("path", MINE)
-async def test_what_cannot_be_read_is_422(embedding: Served, path, body):
-    answer = await embedding.http.post(path, content=body, headers=JSON)
-    assert answer.status_code == 422, answer.text
-    assert_error_body(answer)
-    assert answer.json()["error_type"] == "Validation"
-
-
 @each("body", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
 @each("path", ["/embed", "/embed_all"])
 async def test_wrong_input_is_422(embedding: Served, path, body):
@@ -93,24 +84,11 @@ async def test_an_over_long_input_is_422_with_both_lengths(embedding: Served):
         assert "64" in answer.json()["error"]
 
 
-@each("path", MINE)
-async def test_a_body_that_is_not_json_is_415(embedding: Served, path):
-    answer = await embedding.http.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
-    assert answer.status_code == 415
-    assert_error_body(answer)
-    assert answer.json()["error_type"] == "UnsupportedMediaType"
-
-
 async def test_a_body_past_the_limit_is_413(embedding: Served):
     answer = await embedding.http.post("/embed", content=b'"' + b"x" * 20_000_000, headers=JSON)
     assert answer.status_code == 413
     assert_error_body(answer)
     assert answer.json()["error_type"] == "Validation"
-
-
-@each("endpoint", TEI.endpoints)
-async def test_an_unknown_model_is_404(embedding: Served, endpoint):
-    assert await embedding.refused(endpoint.paths[0], **endpoint.example, model="poet") == (404, "Validation")
 
 
 async def test_another_method_is_405(embedding: Served):
@@ -121,92 +99,9 @@ async def test_another_method_is_405(embedding: Served):
         assert "POST" in answer.headers["allow"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "paths"),
-    [
-        (None, ["/embed_sparse", "/predict"]),
-        (Sparse(), ["/embed", "/embed_all", "/predict", "/rerank", "/similarity"]),
-        (Late(), ["/embed", "/embed_sparse", "/predict"]),
-        (Classifying(), ["/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity"]),
-    ],
-    ids=["embedding", "sparse", "late interaction", "classifier"],
-)
-async def test_what_the_model_cannot_do_is_424_and_names_what_it_can(config, spec, paths):
-    examples = {path: endpoint.example for endpoint in TEI.endpoints for path in endpoint.paths}
-    async with serving(config, spec) as served:
-        (able, *_) = served.service.model().folder.spec.tasks
-        for path in paths:
-            assert await served.refused(path, **examples[path]) == (424, "Backend"), path
-            assert able in (await served.http.post(path, json=examples[path])).json()["error"]
-        assert served.runner.batches == []
-
-
-async def test_a_full_queue_is_429_with_the_time_to_come_back(config):
-    async with serving(config) as served:
-        make_slow(served.service)
-        served.runner.gate.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: served.http.post("/embed", json={"inputs": [7] * 20}))
-            await trio.to_thread.run_sync(served.runner.launching.wait, limiter=trio.CapacityLimiter(1))
-            for path, body in (
-                ("/embed", {"inputs": [7] * 20}),
-                ("/", {"inputs": [7] * 20}),
-                ("/rerank", {"query": "w1 " * 40, "texts": ["w2 " * 40]}),
-            ):
-                answer = await served.http.post(path, json=body)
-                assert answer.status_code == 429, path
-                assert_error_body(answer)
-                assert answer.json()["error_type"] == "Overloaded"
-                assert 1 <= int(answer.headers["retry-after"]) <= 30
-                assert int(answer.headers["retry-after-ms"]) >= 1000
-            served.runner.gate.set()
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/embed", {"inputs": ["hello"] * 50}),
-        ("/embed_all", {"inputs": ["hello"] * 50}),
-        ("/rerank", {"query": "hello", "texts": ["hello"] * 50}),
-        ("/similarity", {"inputs": {"source_sentence": "hello", "sentences": ["hello"] * 50}}),
-        ("/", {"inputs": ["hello"] * 50}),
-    ],
-)
-async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(embedding: Served, path, body):
-    embedding.runner.gate.clear()
-    answer = await embedding.http.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
-    assert answer.status_code == 504
-    assert_error_body(answer)
-    assert answer.json()["error_type"] == "Timeout"
-    statistics = embedding.service.default.engine.statistics()
-    assert (statistics.queued_rows, statistics.admitted_tokens) == (0, 0)
-    embedding.runner.gate.set()
-
-
 async def test_a_deadline_that_is_no_number_of_seconds_is_422(embedding: Served):
     answer = await embedding.http.post("/embed", json={"inputs": "hello"}, headers={"X-Request-Timeout": "soon"})
     assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
-
-
-async def test_a_batch_that_fails_is_the_backend_s_fault_without_internals(embedding: Served, caplog):
-    def fail(batch):
-        raise ValueError("secret of the house")
-
-    embedding.runner.on_launch = fail
-    for path, body in (
-        ("/embed", {"inputs": "hello"}),
-        ("/embed_all", {"inputs": "hello"}),
-        ("/rerank", {"query": "hello", "texts": ["w1"]}),
-        ("/", {"inputs": "hello"}),
-    ):
-        answer = await embedding.http.post(path, json=body, headers={"X-Request-Id": "abc"})
-        assert answer.status_code == 424
-        assert_error_body(answer)
-        assert answer.json()["error_type"] == "Backend"
-        assert "abc" in answer.json()["error"]
-        assert "secret" not in answer.text
-    assert "secret" in caplog.text
-    embedding.runner.on_launch = None
 
 
 async def test_a_failed_batch_does_not_harm_its_neighbours(embedding: Served):

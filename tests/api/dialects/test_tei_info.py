@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 import trio_pool_serve
-from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Sparse, assert_error_body, serving
+from tests.api.dialects.tei_models import Classifying, Judging, Sparse, assert_error_body, serving
+from tests.api.scripted_models import Judge, LateInteraction
 from tests.conftest import client_of, listening
 from tests.model_folders import write_json, write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
@@ -62,13 +63,13 @@ async def test_settings_are_told_as_they_are(config):
     ("spec", "expected"),
     [
         (Sparse(), {"embedding": {"pooling": "splade"}}),
-        (Late(), {"embedding": {"pooling": "none"}}),
+        (LateInteraction(), {"embedding": {"pooling": "none"}}),
         (
             Classifying(),
             {"classifier": {"id2label": {"0": "short", "1": "heavy"}, "label2id": {"short": 0, "heavy": 1}}},
         ),
         (Judging(), {"reranker": {"id2label": {"0": "fits"}, "label2id": {"fits": 0}}}),
-        (Ranking(), {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+        (Judge(), {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
     ],
     ids=["sparse", "late interaction", "classifier", "judge of pairs", "ranker"],
 )

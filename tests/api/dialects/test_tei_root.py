@@ -4,22 +4,10 @@ import huggingface_hub
 import pytest
 import trio
 
-from tests.api.dialects.tei_models import (
-    Classifying,
-    Judging,
-    LabellingTokens,
-    Late,
-    Ranking,
-    Served,
-    Sparse,
-    ids_of,
-    serving,
-    vector_of,
-)
+from tests.api.dialects.tei_models import Classifying, Judging, Served, Sparse, serving
+from tests.api.scripted_models import LONG, Judge, LateInteraction, Unable, ids_of, vector_of
 from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, SparseEmbed, TokenEmbed
-
-LONG = " ".join(f"w{n}" for n in range(100))
 
 
 @pytest.fixture
@@ -74,7 +62,7 @@ async def test_a_sparse_model_weighs_the_vocabulary(config):
 
 
 async def test_a_late_interaction_model_embeds_every_token(config):
-    async with serving(config, Late()) as served:
+    async with serving(config, LateInteraction()) as served:
         assert await served.ask("/", inputs=[7, 8]) == [[vector_of([7]), vector_of([8])]]
         assert await served.ask("/", inputs=[7], parameters={"normalize": True}) == [[vector_of([7])]]
         assert served.params == [TokenEmbed(), TokenEmbed(normalize=True)]
@@ -91,7 +79,7 @@ async def test_a_classifier_answers_a_list_even_to_a_single_text(classifying: Se
     assert classifying.params[-2:] == [Classify("raw"), Classify("raw")]
 
 
-@pytest.mark.parametrize("kind", [Judging, Ranking])
+@pytest.mark.parametrize("kind", [Judging, Judge])
 async def test_texts_are_ranked(config, kind):
     async with serving(config, kind(), labels=1) as served:
         body = {"query": "hello", "texts": ["w1", "w1 w2"], "return_text": True}
@@ -111,13 +99,13 @@ async def test_a_judge_of_pairs_classifies_inputs(config):
 
 
 async def test_a_model_that_only_ranks_says_what_it_needs(config):
-    async with serving(config, Ranking(), labels=1) as served:
+    async with serving(config, Judge(), labels=1) as served:
         assert await served.refused("/", inputs="hello") == (422, "Validation")
         assert "query and texts" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
 
 
 async def test_a_model_with_no_route_here_says_what_it_can(config):
-    async with serving(config, LabellingTokens()) as served:
+    async with serving(config, Unable()) as served:
         assert await served.refused("/", inputs="hello") == (424, "Backend")
         assert "token_classify" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
 

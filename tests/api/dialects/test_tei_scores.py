@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Served, ids_of, serving, vector_of
+from tests.api.dialects.tei_models import Classifying, Judging, Served, serving
+from tests.api.scripted_models import LONG, Judge, LateInteraction, ids_of, vector_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.types import Classify, CopiedBatch
-
-LONG = " ".join(f"w{n}" for n in range(100))
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ async def test_equal_texts_keep_their_order(judging: Served):
 
 
 async def test_late_interaction_ranks_too(config):
-    async with serving(config, Late()) as served:
+    async with serving(config, LateInteraction()) as served:
         ranks = await served.ask("/rerank", query="w1 w2", texts=["w5", "w1 w2", "w2"], return_text=True)
         # Counts the query's tokens that the text has, [CLS] and [SEP] among them.
         assert ranks == [
@@ -263,7 +262,7 @@ async def test_nothing_to_compare_with_is_empty(embedding: Served):
 
 
 async def test_a_model_that_only_ranks_can_compare(config):
-    async with serving(config, Ranking(), labels=1) as served:
+    async with serving(config, Judge(), labels=1) as served:
         inputs = {"source_sentence": "hello", "sentences": ["w1", "w1 w2"]}
         shorter, longer = await served.ask("/similarity", inputs=inputs)
         assert longer == shorter + 1

@@ -7,10 +7,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as
+from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as, vector_of
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
-from tests.scripted_runner import scripted_vector
 from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, TokenClassify
 
@@ -23,12 +22,8 @@ async def service(service):
     return service
 
 
-def vector(ids: list[int], dimensions: int = 8) -> list[float]:
-    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
-
-
 def matrix(ids: list[int], dimensions: int = 8) -> list[list[float]]:
-    return [vector([token], dimensions) for token in ids]
+    return [vector_of([token], dimensions) for token in ids]
 
 
 def weights(ids: list[int]) -> list[dict]:
@@ -36,10 +31,10 @@ def weights(ids: list[int]) -> list[dict]:
 
 
 EXPECTED = {
-    "embed": vector,
+    "embed": vector_of,
     "token_embed": matrix,
     "sparse_embed": weights,
-    "classify": lambda ids: vector(ids, 2),
+    "classify": lambda ids: vector_of(ids, 2),
     "token_classify": lambda ids: matrix(ids, 2),
 }
 
@@ -61,7 +56,7 @@ async def test_an_answer_has_the_shape_vllm_s_clients_read(client, config):
         "id": "pooling-mine",
         "object": "list",
         "model": config.models[0],
-        "data": [{"index": 0, "object": "pooling", "data": vector([CLS, HELLO, WORLD, SEP])}],
+        "data": [{"index": 0, "object": "pooling", "data": vector_of([CLS, HELLO, WORLD, SEP])}],
         "usage": {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0},
     }
 
@@ -103,7 +98,7 @@ async def test_several_tasks_come_from_one_forward_pass(client, scripted):
 
 
 async def test_one_task_in_a_list_is_named_all_the_same(client):
-    assert await pooled(client, input=[7], tasks=["classify"]) == [{"classify": vector([7], 2)}]
+    assert await pooled(client, input=[7], tasks=["classify"]) == [{"classify": vector_of([7], 2)}]
 
 
 async def test_one_task_of_several_that_the_model_cannot_do_is_400(client, service, scripted):
@@ -118,7 +113,7 @@ async def test_null_stands_for_not_given(client):
     fields = ["model", "encoding_format", "embed_dtype", "endianness", "dimensions", "truncate_prompt_tokens"]
     fields += ["truncation_side", "add_special_tokens", "prompt_name", "prompt", "normalize", "user", "priority"]
     fields += ["request_id", "stream", "task", "tasks", "use_activation", "activation"]
-    assert await pooled(client, input="hello", **dict.fromkeys(fields)) == [vector([CLS, HELLO, SEP])]
+    assert await pooled(client, input="hello", **dict.fromkeys(fields)) == [vector_of([CLS, HELLO, SEP])]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +155,11 @@ async def test_use_activation_of_labels_leaves_vectors_as_they_are(client, scrip
 
 
 async def test_texts_are_read_as_asked(client):
-    assert await pooled(client, input="hello", add_special_tokens=False) == [vector([HELLO])]
-    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2) == [vector([7, 8])]
-    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2, truncation_side="left") == [vector([8, 9])]
+    assert await pooled(client, input="hello", add_special_tokens=False) == [vector_of([HELLO])]
+    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2) == [vector_of([7, 8])]
+    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2, truncation_side="left") == [
+        vector_of([8, 9])
+    ]
     for prompt in ({"prompt_name": "query"}, {"prompt": "query : "}):
         (found,) = await pooled(client, input="hello", **prompt)
         assert found[0] == 5
@@ -181,7 +178,7 @@ async def test_base64_of_a_row_for_each_token_tells_its_shape(client):
 async def test_base64_of_one_row_is_as_that_of_embeddings(client):
     (item,) = (await pool(client, input=[7, 8], encoding_format="base64", embed_dtype="float16")).json()["data"]
     assert set(item) == {"index", "object", "data"}
-    assert np.frombuffer(base64.b64decode(item["data"]), "<f2").tolist() == vector([7, 8])
+    assert np.frombuffer(base64.b64decode(item["data"]), "<f2").tolist() == vector_of([7, 8])
 
 
 async def test_base64_is_for_arrays_and_weights_stay_json(client):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from tests.api.able_service import Everything, become
+from tests.api.scripted_models import Able, become
 from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner, scripted_vector
@@ -27,7 +27,7 @@ IDS = [["[CLS]", "hello"], ["world", "w1"], ["w2", "[SEP]"]]
 
 
 @attrs.frozen(kw_only=True)
-class Chunkable(Everything):
+class Chunkable(Able):
     """Takes means, too."""
 
     pools_chunks = True
@@ -218,7 +218,7 @@ async def test_overlapping_chunks_have_a_bound_together(client, scripted):
 
 
 async def test_a_model_that_takes_no_means_refuses(client, service):
-    become(service, Everything())
+    become(service, Able())
     for body, param in ((BOTH["late_chunking"], "late_chunking"), (BOTH["chunks"], "chunks")):
         error = await refused(client, **body)
         assert error["param"] == param

@@ -3,8 +3,7 @@
 import attrs
 import pytest
 
-from tests.api.able_service import PROMPTS, Everything, become
-from tests.api.scripted_models import SparseOnly, serve_as
+from tests.api.scripted_models import PROMPTS, Able, SparseOnly, become, serve_as
 from tests.tables import each
 from trio_pool_serve.api.fields.field_values import the_same
 from trio_pool_serve.types import Classify
@@ -40,7 +39,7 @@ CONFLICTS = [
 
 @each(("path", "body", "param"), CONFLICTS)
 async def test_fields_that_contradict_each_other_are_refused(client, service, path, body, param):
-    become(service, Everything())
+    become(service, Able())
     answer = await client.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -49,7 +48,7 @@ async def test_fields_that_contradict_each_other_are_refused(client, service, pa
 
 
 async def test_names_of_one_thing_may_agree(client, service):
-    become(service, Everything())
+    become(service, Able())
     for path, body in [
         ("/v1/embeddings", {**EMBED, "normalize": True, "normalized": True, "use_activation": True}),
         ("/v1/embeddings", {**EMBED, "dimensions": 3, "output_dimension": "3"}),
@@ -81,7 +80,7 @@ async def test_weights_over_the_vocabulary_are_numbers_as_the_model_gives_them(c
 
 
 async def test_infinity_s_raw_scores_are_the_logits_of_classify(client, service, scripted):
-    become(service, Everything())
+    become(service, Able())
     await client.post("/classify", json={"input": "hello", "raw_scores": True})
     assert scripted.batches[-1].requests[0].params == (Classify("raw"),)
 
@@ -101,7 +100,7 @@ INPUT_TYPES = [
 async def test_an_unknown_input_type_is_refused_with_all_that_are_known(
     client, service, path, body, param, known, unknown
 ):
-    become(service, Everything())
+    become(service, Able())
     for name in {*known, *PROMPTS, None} - {"image"}:  # texts are none
         assert (await client.post(path, json={**body, param: name})).status_code == 200, name
     answer = await client.post(path, json={**body, param: unknown, "prompt_name": None})
@@ -115,7 +114,7 @@ async def test_an_unknown_input_type_is_refused_with_all_that_are_known(
 
 
 async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, service):
-    become(service, Everything())
+    become(service, Able())
     for path, body, message in [
         (
             "/v1/embeddings",
@@ -136,7 +135,7 @@ async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, serv
 
 
 async def test_a_refusal_repeats_the_beginning_of_a_long_text_only(client, service):
-    become(service, Everything())
+    become(service, Able())
     for path, body, param, known in INPUT_TYPES:
         del known
         answer = await client.post(path, json={**body, param: "x" * 2**20})

@@ -9,9 +9,7 @@ import httpx
 import pytest
 import trio
 
-from tests.api.able_service import PROMPTS, become
-from tests.api.able_service import Everything as Able
-from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
+from tests.api.scripted_models import PROMPTS, Able, Dots, Everything, Judge, LateInteraction, become, serve_as
 from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 import trio
 
-from tests.api.able_service import Everything, become
+from tests.api.scripted_models import Able, become
 from tests.conftest import UNHURRIED, client_of, listening, make_slow, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
@@ -92,7 +92,7 @@ MARKS = [
 
 @each("mark", MARKS)
 async def test_fields_of_jina_and_voyage_hold_beside_them(client, service, scripted, mark):
-    become(service, Everything())
+    become(service, Able())
     answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], **mark})
     assert answer.status_code == 200, answer.text
     assert [item["embedding"][0] for item in answer.json()["data"]] == [5, 5]  # scripted: the length

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from tests.api.able_service import Everything, become
+from tests.api.scripted_models import Able, become
 from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import write_scripted_folder
@@ -212,7 +212,7 @@ def test_each_api_process_has_its_part(config, scripted, tmp_path):
 
 async def test_every_task_has_the_same_answer_from_the_cache(config, scripted):
     async with serving(config, scripted) as (service, client):
-        become(service, Everything())
+        become(service, Able())
         bodies = {
             "/rerank": {"query": "w1 w2", "documents": ["w1", "w2 w3", "hello"]},
             "/score": {"text_1": "w1 w2", "text_2": ["w1", "w2 w3", "hello"]},
@@ -232,7 +232,7 @@ async def test_every_task_has_the_same_answer_from_the_cache(config, scripted):
 
 async def test_a_request_with_a_salt_shares_no_outputs(config, scripted):
     async with serving(config, scripted) as (service, client):
-        become(service, Everything())
+        become(service, Able())
         for path, body in {
             "/v1/embeddings": {"input": WORDS},
             "/pooling": {"input": WORDS, "task": "embed"},

@@ -10,7 +10,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.api.able_service import Everything, become
+from tests.api.scripted_models import Able, become
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.app import create_app
@@ -138,7 +138,7 @@ async def test_what_tells_of_all_clients_needs_an_operator_s_key(keyed):
 
 
 async def test_models_are_described_as_far_as_a_form_depends_on_them(service, client):
-    become(service, Everything())
+    become(service, Able())
     (model,) = (await client.get("/console/models")).json()
     assert model["tasks"] == ["classify", "embed", "score"]
     assert (model["scoring"], model["labels"], model["state"]) == ("late_interaction", ["short", "long"], "loaded")

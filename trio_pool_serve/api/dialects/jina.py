@@ -18,10 +18,11 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
-CODE = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
 TASKS = (
     *("text-matching", "classification", "clustering", "separation", "embed"),
-    *(f"{what}.{side}" for what in CODE for side in ("query", "passage")),
+    *("code.query", "code.passage", "nl2code.query", "nl2code.passage", "code2code.query", "code2code.passage"),
+    *("code2nl.query", "code2nl.passage", "code2completion.query", "code2completion.passage"),
+    *("qa.query", "qa.passage"),
 )
 """Tasks of Jina's models other than the sides of a search; ``embed`` is vLLM's task of this route."""
 
@@ -66,7 +67,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
-    """Embed, for Voyage's clients too, whose ``input_type`` is what ``task`` is here.
+    """Embed, for Voyage's clients too: their ``input_type`` means ``task``.
 
     Raises what ``pool`` raises. Cancellation: at once.
     """

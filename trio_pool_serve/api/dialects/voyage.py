@@ -48,7 +48,7 @@ def encoding_of(form: EncodingFormat | None, output: OutputDtype | None, order: 
 
 @frozen(kw_only=True)
 class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
-    """The body of ``/v1/embeddings`` with any of Voyage's fields, alongside those of OpenAI and Jina."""
+    """The body of ``/v1/embeddings`` with any of Voyage's fields, alongside OpenAI's and Jina's."""
 
     TRUNCATE_NAMES = ("truncate", "truncation")
     input_type: str | None = None
@@ -131,7 +131,7 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
 
 @frozen(kw_only=True)
 class MultimodalRequest:
-    """The body of ``/v1/multimodalembeddings``. ``encoding_format`` is what Voyage's client sends."""
+    """The body of ``/v1/multimodalembeddings``. Voyage's client sends ``encoding_format``."""
 
     inputs: list[ContentInput]
     model: str | None = None
@@ -199,7 +199,7 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body of an error for Voyage's clients, and for OpenAI's: some of those send Voyage's fields."""
+    """Return the body of an error for Voyage's clients, and for clients of OpenAI that send Voyage's fields."""
     status, body = openai.error_body(error)
     return status, {"detail": error.message, **body}
 

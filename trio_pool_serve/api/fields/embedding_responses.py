@@ -35,7 +35,7 @@ class Usage:
 
     @classmethod
     def of(cls, tokens: int) -> "Usage":
-        """Return the usage of a request of so many tokens."""
+        """Return the usage of a request of this many tokens."""
         return cls(prompt_tokens=tokens, total_tokens=tokens)
 
 
@@ -66,7 +66,7 @@ class EmbeddingsResponse(ListResponse[EmbeddingItem]):
 
 
 def vectors_of(row: PooledRow) -> Sequence[Vectors]:
-    """Return the vectors that the task ``embed`` makes of a prompt: one, or those of a document's chunks."""
+    """Return the vectors that the task ``embed`` makes of a prompt: one, or one for each chunk of a document."""
     (value,) = row
     assert not isinstance(value, SparseVector)  # noqa: S101  (of another task)
     return [*value] if value.ndim > 1 else [value]
@@ -89,7 +89,7 @@ def encode_embeddings(
 def encode_list(
     call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: list[Item], *, tokens: int
 ) -> HttpResponse:
-    """Return a response of the class ``kind``; ``tokens`` counts what the request has used."""
+    """Return a response of the class ``kind``; ``tokens`` is the number read for the request."""
     response_id, usage = call.response_id(id_prefix), Usage.of(tokens)
     return HttpResponse.json(kind(id=response_id, created=call.created, model=call.model.name, data=items, usage=usage))
 
@@ -131,8 +131,8 @@ def encode_bytes(
 def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> HttpResponse:
     """Return a stream with one event for each finished vector, then the usage.
 
-    What is wrong with the request as a whole, or with the server, is raised here; later errors are the stream's last
-    event, in the shape of an error body.
+    Errors of the request as a whole, or of the server, are raised here; a later error is the last event of the stream,
+    in the shape of an error body.
     """
     if encoding.format in ("bytes", "bytes_only"):
         raise InvalidRequestError("A stream is of JSON: use float or base64.", param="encoding_format")
@@ -159,8 +159,8 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
         emit(lambda: body)
 
     rows = rows_to_compute(call.model, call.job)
-    # Refused here, if it is, where that can still be said by a status.
+    # A refusal must come before the status is sent.
     call.model.engine.refuse_late(estimated_work(call.model, call.job, rows, call.context))
     response = HttpResponse(event_stream(produce), content_type="text/event-stream")
-    # nginx, and what follows it in this, would collect events before it sends them on.
+    # nginx, and proxies that honour its header, would collect events before they send them on.
     return response.with_headers({"cache-control": "no-store", "x-accel-buffering": "no"})

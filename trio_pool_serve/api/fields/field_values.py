@@ -61,7 +61,7 @@ def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
 
 
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
-    """Return an attrs field that refuses values other than null and those ``accepted``, which change nothing."""
+    """Return an attrs field that refuses values other than null and ``accepted`` ones, which change nothing."""
 
     def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None and value not in accepted:
@@ -93,9 +93,9 @@ def the_same(wire: object, *names: str) -> Any:
 
 
 def with_truncation(params: InputParams, wire: object, *, truncates: bool | None) -> InputParams:
-    """Return input params that refuse what is too long, or cut it by default. Raises ``InvalidRequestError``."""
+    """Return input params that refuse texts that are too long, or truncate them. Raises ``InvalidRequestError``."""
     if truncates is False:
-        refuse_given(wire, ("truncate_prompt_tokens",), "asks to truncate what must not be truncated")
+        refuse_given(wire, ("truncate_prompt_tokens",), "truncates, and truncation is turned off")
         return attrs.evolve(params, refuses_longer=True)
     return attrs.evolve(params, truncate_to=-1) if truncates and params.truncate_to is None else params
 
@@ -109,12 +109,12 @@ def wants_logits(wire: object) -> bool:
 
 
 def _sent(value: object) -> str:
-    """Return what an error may say of a value: not the texts that it may hold."""
+    """Return a description of a value for an error: texts in it are not quoted."""
     if isinstance(value, int | float):
         return quoted(value)
     return "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
 
 
 def quoted(value: object) -> str:
-    """Return what an error says of a value: the beginning of its JSON."""
+    """Return a value as errors quote it: the beginning of its JSON."""
     return msgspec.json.encode(value).decode()[:100]

@@ -1,4 +1,4 @@
-"""Inputs: the fields of a request that become prompts, the limits on them, and what texts are embedded for."""
+"""Inputs: the fields of a request that become prompts, and the types of inputs, such as queries and documents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -60,7 +60,7 @@ INPUT_FIELD_NAMES: FieldNames = {
     "truncate_to": "truncate_prompt_tokens",
     "padded": "padding",
 }
-"""What requests with ``InputFields`` call a job's fields."""
+"""The names of a job's fields in requests with ``InputFields``."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +85,7 @@ class InputFields(ConversationFields):
 
     @property
     def input_params(self) -> InputParams:
-        """How the inputs are to be rendered."""
+        """How the inputs are rendered."""
         return InputParams(
             truncate_to=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side,
@@ -114,7 +114,7 @@ class InputFields(ConversationFields):
 
     @property
     def _messages_in_input(self) -> WireMessages | None:
-        """The messages that ``input`` holds, if it does: its first object, or that of its first list, has a role."""
+        """The messages in ``input``, if its first object, or the first of its first list, has a role."""
         given = self.input if isinstance(self.input, list) else []
         first = given[0] if given else None
         first = first[0] if isinstance(first, list) and first else first
@@ -183,7 +183,7 @@ INPUT_TYPES: Mapping[str, InputType] = {
     "search_document": "document",
     "retrieval.passage": "document",
 }
-"""The sides of a search, by the names that the dialects have for them."""
+"""The sides of a search, by their names in the dialects."""
 
 
 def with_input_type(
@@ -191,9 +191,9 @@ def with_input_type(
 ) -> PoolJob:
     """Return a job whose texts get the model's prompt for an input type.
 
-    That is the prompt of that very name, if the model has one; otherwise, for the two sides of a search, the model's
-    prompt for that side. ``others``, which the dialect also knows, change nothing then. A prompt that the client has
-    chosen itself stays. Raises ``InvalidRequestError`` for other values of the field ``param``.
+    That is the prompt of the same name, if the model has one; otherwise, for the two sides of a search, the model's
+    prompt for that side. The ``others`` that the dialect knows change nothing then. A prompt that the client has
+    chosen stays. Raises ``InvalidRequestError`` for other values of the field ``param``.
     """
     if input_type is None:
         return job

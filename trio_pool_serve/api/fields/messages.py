@@ -56,7 +56,7 @@ class ImageUrl:
 
 @frozen(kw_only=True)
 class ContentPart:
-    """A text or an image of a content: by its ``type``, or else by the field that is there."""
+    """A text or an image of a content, by its ``type``, or else by the field that is given."""
 
     type: str | None = None
     text: str | None = None
@@ -128,7 +128,7 @@ CHAT_FIELDS = ("chat_template", "chat_template_kwargs", *FLAGS)
 AS_LOADED = "images are prepared as the model's files say"
 
 MAX_REPEATED_BYTES = 2**20
-"""Of template kwargs, which are encoded and sent to a process for each conversation of a request."""
+"""Bytes of template kwargs, which are encoded for each conversation of a request."""
 
 
 @frozen(kw_only=True)
@@ -188,7 +188,7 @@ class ConversationFields:
             )
 
     def flag(self, name: ConversationFlag) -> bool | None:
-        """Return a flag: the field, or what clients send among the template's variables, which counts for less."""
+        """Return a flag: the field, or else the template's variable of that name, which some clients send."""
         field: bool | None = getattr(self, name)
         among = (self.chat_template_kwargs or {}).get(name)
         try:

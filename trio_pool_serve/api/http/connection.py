@@ -20,7 +20,7 @@ from trio_pool_serve.errors import innermost
 CLIENT_LEFT = "the client has disconnected"
 
 SILENCE_S = 1.0
-"""A client that has sent nothing for this long is waiting for the response, not sending a body."""
+"""A client that sends nothing for this long is waiting for the response, not sending a body."""
 
 
 EXCHANGE = "trio_pool_serve.exchange"
@@ -130,7 +130,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def _send(self, response: HttpResponse, send: Any) -> None:
         async def noting(message: Any) -> None:
-            """Note from when on nothing of a stream is being computed any more."""
+            """Note when the last part of a stream is sent: nothing is being computed any more."""
             self._is_finishing = message.get("more_body", True) is False
             await send(message)
 

@@ -1,4 +1,4 @@
-"""From a path and the fields of a body to the endpoint that responds."""
+"""Finds the endpoint for a path and the fields of a body, and calls it under a deadline."""
 
 import codecs
 import math
@@ -31,24 +31,22 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.request_context import RequestContext
 
 SEARCHED_FROM = 256 * 1024
-"""Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
+"""Bytes; in larger bodies, names are searched for in pieces: that is faster than parsing twice."""
 
 BYTES_PER_TOKEN = 4
-"""Of a small body: of English text a token has four or five, and there is JSON around it."""
+"""Of a small body: a token of English text has four or five, and there is JSON around the text."""
 
 MAX_GUESSED_TOKENS = 64
-"""More is not guessed from a body's length: it may be an image, or more text than the model reads."""
+"""No more are guessed from a body's length: it may be an image, or more text than the model reads."""
 
 SEARCHED_BYTES = 256 * 1024
 """Larger bodies are not searched on the event loop, which would take half a millisecond for each megabyte."""
 
 IMAGE_URL = b'"data:image/'
-"""Tells that there are images in a body; those of other URLs are not seen before it is decoded."""
+"""A body with this has images; images with other URLs are found only by decoding it."""
 
 PRIORITY = b'"priority"'
 """A body with this may be taken where others of its client are refused, so it is decoded first."""
-
-EndpointsByPath: TypeAlias = Mapping[str, Sequence[DialectEndpoint]]
 
 CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
 """Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
@@ -56,10 +54,10 @@ CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
 
 @frozen(eq=False, kw_only=True)
 class PathByFields:
-    """A path whose bodies are for other paths, which their fields tell.
+    """A path whose bodies are for other paths, chosen by their fields.
 
-    ``path_of`` returns one of ``targets``, and raises ``PoolServeError`` for a body that is for none: such an error is
-    written as at the first of them. It is called in a thread for large bodies.
+    ``path_of`` returns one of ``targets``, and raises ``PoolServeError`` for a body that is for none: the dialect of
+    the first target writes the error. For large bodies, it is called in a thread.
     """
 
     path: str
@@ -77,8 +75,8 @@ class DecodedBody:
     error: PoolServeError | None = None
 
 
-def endpoints_by_path(dialects: Sequence[Dialect]) -> EndpointsByPath:
-    """Return for each path the endpoints that share it, those with discriminators first."""
+def endpoints_by_path(dialects: Sequence[Dialect]) -> Mapping[str, Sequence[DialectEndpoint]]:
+    """Return for each path the endpoints that share it, endpoints with discriminators first."""
     found: dict[str, list[DialectEndpoint]] = {}
     for dialect in dialects:
         for endpoint in dialect.endpoints:
@@ -109,7 +107,7 @@ def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: PathBy
 
 @define(eq=False)
 class TaskHandler:
-    """The handler of a path that ``candidates`` share, or those that ``candidates_of`` a body returns.
+    """The handler of a path that the ``candidates`` share, or the endpoints that ``candidates_of`` returns for a body.
 
     It runs under a deadline, the server's or the client's ``X-Request-Timeout`` (seconds) if that is sooner; past it
     ``DeadlineExceededError`` is raised.
@@ -129,22 +127,22 @@ class TaskHandler:
         return all(merged[name] == value for body in bodies for name, value in body.items())
 
     def likeness_of(self, request: HttpRequest) -> Hashable:
-        """Return what, besides the client, decides whether a request is refused undecoded; ``None`` if it is not.
+        """Return a key: requests of a client with equal keys are all refused undecoded, or none. ``None`` if unknown.
 
-        It is not before all of a body is there, nor if that is large or has a priority, nor where dialects write errors
-        differently.
+        It is unknown until the whole body has arrived, if the body is large or has a priority, and if the dialects
+        write errors differently.
         """
         if not (self._errors_agree and request.body.is_searchable):
             return None
         return request.body.inspect(partial(_likeness, self.service, request))
 
     def refuse_undecoded(self, request: HttpRequest) -> None:
-        """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names."""
+        """Raise ``OverloadedError`` if no model could take a request, or if the model that its body names cannot."""
         self._set_deadline(request)
         request.body.inspect(partial(_refuse, self.service, request))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Return the response. Cancellation: at once, but for what threads have begun."""
+        """Return the response. Cancellation: at once; work that threads have begun is finished."""
         service, is_background = self.service, request.client.is_background
         request.is_task = True
         service.require_open()
@@ -227,7 +225,7 @@ def _likeness(service: Service, request: HttpRequest, body: Buffer) -> Hashable:
 
 
 def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:
-    """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names.
+    """Raise ``OverloadedError`` if no model could take a request, or if the model that its body names cannot.
 
     It is taken to have priority 0; one whose body may have a priority is not refused. Without its body, it may be for
     any model, and have no images. It will wait ``decoding_s`` seconds to be decoded. Background work is never refused.

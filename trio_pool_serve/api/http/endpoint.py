@@ -22,7 +22,7 @@ LOOP_BYTES = 16 * 1024
 than a thread hop then, token ids and decimal numbers about two (``docs/structure.md``)."""
 
 LOOP_ROWS = 64
-"""Responses with more rows are encoded in a thread however short those are: each costs a few microseconds."""
+"""Responses with more rows are encoded in a thread even if the rows are short: each costs a few microseconds."""
 
 FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
 """The client's names of a job's fields. Of several, the first that is in the request is meant, or else the last;
@@ -81,10 +81,6 @@ class WireError:
     is_unsupported_task: bool = False
 
 
-ErrorBody: TypeAlias = Callable[[WireError], tuple[int, Any]]
-"""Returns the status and the JSON body of an error."""
-
-
 @frozen(eq=False, kw_only=True)
 class Endpoint(Generic[Wire, Job]):
     """One route of a dialect.
@@ -131,7 +127,8 @@ class Dialect:
 
     name: str
     endpoints: tuple[Endpoint[Any, Any], ...]
-    error_body: ErrorBody
+    error_body: Callable[[WireError], tuple[int, Any]]
+    """Returns the status and the JSON body of an error."""
 
 
 @frozen(eq=False)

@@ -38,17 +38,17 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
 """Status and ``type``; a subclass of a listed error has its row."""
 
 MAX_MESSAGE = 1000
-"""Characters; messages quote what clients sent, which may be megabytes."""
+"""Characters; messages quote values of requests, which may be megabytes long."""
 
 
 TYPES = dict(TABLE.values())
 
 
 def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None = None, wire: Any = None) -> WireError:
-    """Return what the client is shown of an error; unexpected ones are logged, and only their request's id is shown.
+    """Return an error as the client may see it. Unexpected ones are logged; the client sees the request's id only.
 
-    The messages of storage errors have paths, so they are logged, too. Fields are called by the names that they have at
-    the ``endpoint`` that ``wire`` was decoded for.
+    The messages of storage errors contain paths, so they are logged, too. Fields have the names of the ``endpoint``
+    that ``wire`` was decoded for.
     """
     if isinstance(error, HTTPException) and error.code is not None:  # of Quart, or of a route that a user has added
         kind = TYPES.get(error.code, type(error).__name__)
@@ -82,9 +82,9 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
 
 
 def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
-    """Return the response to a request that failed, in a dialect or in several at once: then with the fields of all.
+    """Return the response to a request that failed, in one dialect, or with the fields of several dialects.
 
-    The last one's status counts, and its fields do where others have the same.
+    If these differ, the last dialect decides, as it does for the status.
     """
     described = describe(error, request.request_id, request.claimed_by, request.wire)
     body: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""Requests that another process of the server has to answer: over its Unix socket, by HTTP, streamed both ways."""
+"""Forwards requests to another process of the server, by HTTP over its Unix socket, streamed both ways."""
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import trio
@@ -26,7 +26,7 @@ else:
 NOT_FORWARDED = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"x-request-id"}
 )
-"""Headers of requests and responses that are those of one connection, or are added again."""
+"""Headers that belong to one connection, or are added again."""
 
 KEPT_BYTES = 1024 * 1024
 """Responses up to this size are received before they are sent on."""
@@ -37,8 +37,6 @@ a process that has been stopped."""
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """By itself httpx reads all certificate authorities for each client."""
-
-ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -78,7 +76,7 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
                     nursery.cancel_scope.cancel(reason="the response has begun")
             return await _received(response, stack)
         except httpx.TransportError as error:
-            raise UnavailableError("The process that has the files has ended, or does not respond.") from error
+            raise UnavailableError("The process that holds the files has ended or does not respond.") from error
 
 
 async def _require_answers(client: "httpx.AsyncClient") -> None:
@@ -104,8 +102,8 @@ async def _received(response: "httpx.Response", stack: AsyncExitStack) -> HttpRe
     return HttpResponse(_forwarded_body(response, stack.pop_all()), None, response.status_code, tuple(headers))
 
 
-def serve_forwarded(app: ASGIApp) -> Callable[[trio.SocketStream], Awaitable[None]]:
-    """Return a function that serves the requests on a connection of another process by ``app``."""
+def serve_forwarded(app: Callable[[Any, Any, Any], Awaitable[None]]) -> Callable[[trio.SocketStream], Awaitable[None]]:
+    """Return a function that serves the requests on a connection of another process with the ASGI ``app``."""
     settings = HypercornConfig()
     settings.include_server_header = False
     settings.errorlog = None

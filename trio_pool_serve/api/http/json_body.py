@@ -4,7 +4,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -29,8 +28,6 @@ milliseconds."""
 
 MOST_BLANKS = 64
 """Bytes; a body that is blank so far is called empty."""
-
-NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
 
 _SEARCHED = 512
@@ -63,7 +60,7 @@ async def read_body(
     timeout_s: float,
     before_hop: Callable[[Buffer], object],
 ) -> T:
-    """Return what ``decode`` makes of a request's JSON body, on the loop only if it is small.
+    """Return ``decode(body)`` for a request's JSON body, called on the loop only if the body is small.
 
     ``before_hop(body)`` is called before a thread is waited for.
 
@@ -88,7 +85,7 @@ def _has_few_fields(body: Buffer) -> bool:
 
 
 def decode_json(
-    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] = NO_CUTS
+    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] | None = None
 ) -> T:
     """Decode a body. Raises ``InvalidRequestError``, with ``strict`` also for unknown fields.
 
@@ -96,7 +93,7 @@ def decode_json(
     """
     try:
         # Not strict about types: clients of other servers send numbers and truth values as strings.
-        decoded = msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts))
+        decoded = msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts or {}))
         if strict:
             _refuse_unknown(body, wire_type)
     except msgspec.ValidationError as error:
@@ -125,7 +122,7 @@ def _syntax_error(body: Buffer | bytes, error: Exception) -> str:
 
 
 def _choices(message: str, wire_type: type, param: str | None) -> str:
-    """Return what a value outside an enumeration should be, with pydantic's name for that error: clients match it."""
+    """Return the choices of an enumeration, with pydantic's name of the error, which clients look for."""
     if not message.startswith("Invalid enum value"):
         return ""
     hint = get_type_hints(wire_type).get(param or "")
@@ -165,7 +162,7 @@ QUOTE, COMMA, BRACKET, BRACE = b'",[{'
 
 
 def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALUES) -> None:
-    """Raise ``InvalidRequestError`` for a body with more than ``values`` values, or many for so many ``inputs``.
+    """Raise ``InvalidRequestError`` for a body with more than ``values`` values, or too many for ``inputs`` inputs.
 
     They are counted before a parser makes an object of each: it holds the interpreter lock until it is done, and so
     does freeing what it made. Sixteen megabytes of ``[[1],[1],…`` take more than a second. Counting goes through the
@@ -192,8 +189,8 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
         for what, (count, limit) in counted.items():
             if count > limit:
                 raise InvalidRequestError(
-                    f"The body has more than {limit} {what}, too many to be read at once for at most {inputs} inputs; "
-                    "ask in smaller parts."
+                    f"The body has more than {limit} {what}, too many for at most {inputs} inputs. "
+                    "Send fewer at a time."
                 )
 
 
@@ -225,13 +222,11 @@ SEARCHED_AT_ONCE = 256 * 1024
 BEFORE_FIRST = re.compile(rb'[ \t\r\n]{0,64}:[ \t\r\n]{0,64}(\[?)[ \t\r\n]{0,64}"')
 BEFORE_NEXT = re.compile(rb'[ \t\r\n]{0,64},[ \t\r\n]{0,64}"')
 
-Payload: TypeAlias = bytes | memoryview
-
 
 class Payloads:
     """The decoded field: one payload or several. Not an attrs class: msgspec would expect an object."""
 
-    def __init__(self, items: Sequence[Payload]) -> None:
+    def __init__(self, items: Sequence[bytes | memoryview]) -> None:
         self.items = items
 
     def prompts(self) -> list[EmbedsPrompt]:

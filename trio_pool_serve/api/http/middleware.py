@@ -1,4 +1,4 @@
-"""What every request passes on its way to a handler and back, whatever its route."""
+"""The middleware around every handler."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
@@ -35,10 +35,10 @@ EXPOSED_HEADERS = (
 
 
 KEPT_S = 0.1
-"""For how long a refusal is given to the requests that are like the one that was refused, while some queue stays full.
+"""For this long, a refusal is repeated to requests like the refused one, while some queue stays full.
 
 A refused request takes 121 µs of CPU time then, instead of 262 (``python -m benchmarks.refusal_costs``, "again"). It
-is a fiftieth of ``--max-queue-s``, much less than what is wrong with the estimate."""
+is a fiftieth of ``--max-queue-s``, much less than the error of the estimate."""
 
 MAX_KNOWN = 1024
 
@@ -78,7 +78,7 @@ class Middleware:
         self._origins = frozenset(filter(None, map(str.strip, network.cors_allow_origins.split(","))))
 
     async def respond(self, request: HttpRequest, handler: Handler) -> HttpResponse:
-        """Return the handler's response, or that of the error that was raised.
+        """Return the handler's response, or an error response.
 
         Cancellation: as the handler's. An error raised together with a cancellation is answered; the next checkpoint
         cancels.
@@ -97,7 +97,7 @@ class Middleware:
         return self._finished(request, response)
 
     def authenticate(self, request: HttpRequest) -> None:
-        """Note who sends a request, and count it among those of its key.
+        """Identify the client of a request, and count the request for its key.
 
         Raises ``AuthenticationError`` if it lacks an API key where one is needed, ``PermissionDeniedError`` if that may
         not use the route, and ``OverloadedError`` past its limits.
@@ -116,7 +116,7 @@ class Middleware:
     def refuse_early(self, request: HttpRequest, handler: TaskHandler) -> HttpResponse | None:
         """Return the refusal of a request, all of which has arrived, that no model can take; ``None`` for others.
 
-        It is not counted among those of its key.
+        The request is not counted for its key.
         """
         try:
             key = self._identify(request)

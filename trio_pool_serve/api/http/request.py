@@ -39,12 +39,12 @@ FORWARDED = "trio_pool_serve.forwarded"
 """The ASGI extension of requests that another process of this server has received."""
 
 Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
-"""refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
+"""refused: an error status below 500, for a fault of the request. failed: a status from 500 on."""
 
 
 @define(eq=False)
 class HttpRequest:
-    """A request, and what becomes known of it while it is handled.
+    """A request, and facts that become known while it is handled.
 
     ``scope`` is ASGI's; ``path`` is the path without the root path. ``request_id`` is the client's ``X-Request-Id``, or
     a new one: a label only, never a key. ``claimed_by`` is the endpoint that the body was decoded for, and ``wire`` the
@@ -74,29 +74,29 @@ class HttpRequest:
     client: Client = field(init=False, default=Client())
     key: ApiKey | None = field(init=False, default=None)
     window: WindowMember | None = field(init=False, default=None)
-    """Of a line of a batch: the window that it belongs to."""
+    """The window of a line of a batch."""
     models: frozenset[str] | None = field(init=False, default=None)
     """Names of the models that the request may use, ``None`` for all."""
     usage: KeyUsage | None = field(init=False, default=None)
-    """Of the key, once it counts the request as running."""
+    """The usage of the key, once it counts the request as running."""
     reservation: Reservation | None = field(init=False, default=None)
-    """Of the memory that it holds, its response included until that has been sent."""
+    """The memory that it holds, including its response until that has been sent."""
     _use: ModelUse | None = field(init=False, default=None)
     route: str = field(init=False, default="")
-    """The path of the route, in which a part that differs from request to request is ``{name}``."""
+    """The path of the route, with ``{name}`` for a variable part."""
     model: str | None = field(init=False, default=None)
     """Name of the model that computes it."""
     fingerprint: str = field(init=False, default="")
-    """Of that model, once there is a response."""
+    """The model's fingerprint, once there is a response."""
     status: int | None = field(init=False, default=None)
-    """Of the response, once there is one."""
+    """The status of the response, once there is one."""
     error: Exception | None = field(init=False, default=None)
-    """That was answered."""
+    """The error that was answered."""
     span: Any = field(init=False, default=None)
-    """OpenTelemetry's, if requests are traced."""
+    """OpenTelemetry's span, if requests are traced."""
     cancel_reason: str | None = field(init=False, default=None)
     has_left: bool = field(init=False, default=False)
-    """Whether the client has disconnected before it was answered."""
+    """Whether the client disconnected before it was answered."""
 
     @timings.default
     def _since_its_arrival(self) -> RequestTimings:
@@ -149,7 +149,7 @@ class HttpRequest:
             self._use.end()
 
     def keep(self, use: ModelUse) -> None:
-        """Have the use of a model end with the request, for a response that is streamed."""
+        """End the use of a model with the request, for a response that is streamed."""
         use.outlives_context = True
         self._use = use
 
@@ -177,7 +177,7 @@ class HttpRequest:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether another process of this server has received it, and counts it among those of its key."""
+        """Whether another process of this server received it, and counts it for its key."""
         return FORWARDED in self.scope.get("extensions", {})
 
     @property
@@ -202,6 +202,8 @@ class StreamingHandler:
         return await self.respond(request)
 
 
+# Of a request, its path, query, fields and texts are never logged or traced.
+
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 OTHER = "other"
@@ -215,7 +217,7 @@ def begin_trace(request: HttpRequest, service: Service) -> None:
 
 
 def log_request(request: HttpRequest, service: Service) -> None:
-    """Log a request that has ended, if it is to be logged, and end its span, if it has one."""
+    """Log a request that has ended, if the settings say so, and end its span, if it has one."""
     failed = request.outcome == "failed"
     is_logged = service.access_log.wants(failed=failed)
     if not is_logged and request.span is None:

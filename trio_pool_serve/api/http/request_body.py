@@ -1,4 +1,4 @@
-"""A request's body as it arrives, without a copy of it."""
+"""A request's body as it arrives, gathered without copies or piece by piece."""
 
 import mmap
 import time
@@ -18,25 +18,25 @@ Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""
 
 MAPPED_BYTES = 4 * 2**20
-"""Bodies that announce more than this are put in large pages: giving a hundred megabytes of small ones back takes
-five milliseconds, wherever that happens with the interpreter lock held."""
+"""Bodies that announce more are put in large pages: freeing a hundred megabytes of small pages takes five milliseconds,
+with the interpreter lock held."""
 
 
 SEARCHABLE_BYTES = 64 * 1024
 """A body of this size is searched for a word in about 30 µs."""
 
 SMALL_BYTES = 16 * 1024
-"""Bodies that announce no more are not counted: the number of connections bounds what all of them take."""
+"""Bodies that announce no more are not counted: the number of connections bounds their memory."""
 
 RESERVED_AHEAD = 64 * 1024
-"""Memory is reserved in steps of so many bytes as a body arrives, and not as it is announced."""
+"""As a body arrives, memory is reserved in steps of this many bytes."""
 
 LARGE_PAGE = 2 * 2**20
-"""The same for mapped bodies: one byte of them takes a page."""
+"""The step for mapped bodies: one byte takes a whole page."""
 
 STALLED_S = 5.0
 STALLED_BYTES = 16 * 1024
-"""A body of which fewer bytes arrive in that time is ended when others are refused for lack of memory."""
+"""While other requests are refused for lack of memory, bodies that arrive more slowly than this are ended."""
 
 
 class RequestBody:
@@ -69,7 +69,7 @@ class RequestBody:
                 self._end()
 
     def append(self, data: bytes) -> None:
-        """Take what has arrived; past the limit nothing is kept, and ``take`` raises."""
+        """Append a piece; past the limit nothing is kept, and ``take`` raises."""
         if not data or self._is_too_large:
             return
         begin, self._length = self._length, self._length + len(data)
@@ -92,14 +92,14 @@ class RequestBody:
             self._reserve(reservation)
 
     def _reserve(self, reservation: Reservation) -> None:
-        if reservation.is_released:  # the request has ended: what still arrives is thrown away
+        if reservation.is_released:  # the request has ended: the rest is thrown away
             self._end()
             return
         step = LARGE_PAGE if isinstance(self._buffer, mmap.mmap) else RESERVED_AHEAD
         wanted = min((self._length // step + 1) * step, self._announced or self._max_bytes)
         try:
             reservation.grow(wanted - self._reserved)
-        except OverloadedError as error:  # raised where the body is waited for
+        except OverloadedError as error:  # raised by ``take``
             self._end(error)
         else:
             self._reserved = wanted
@@ -149,7 +149,7 @@ class RequestBody:
         return self._complete.is_set() and not self._is_too_large and self._length <= SEARCHABLE_BYTES
 
     def inspect(self, look: Callable[[Buffer], T]) -> T:
-        """Return what ``look`` makes of what has arrived and is kept."""
+        """Return ``look(buffer)`` for the data that has arrived and is kept."""
         return look(self._buffer)
 
     def set_complete(self) -> None:
@@ -157,7 +157,7 @@ class RequestBody:
         self._complete.set()
 
     async def take_small(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Wait for a whole body of at most so many bytes and return it. Raises and is cancelled as ``take``."""
+        """Wait for a whole body of at most ``max_bytes`` and return it. Raises and is cancelled as ``take``."""
         self.lower_limit(max_bytes)
         return bytes(await self.take(timeout_s))
 
@@ -183,12 +183,12 @@ class RequestBody:
 
 
 GATHERED_BYTES = 256 * 1024
-"""Small pieces are put together until there is that much: each is handled in a thread, perhaps."""
+"""Small pieces are joined up to this size, since each may be handled in a thread."""
 
 
 @define(eq=False)
 class BodyPieces:
-    """Receives the next piece when it is asked for it: a client can send no faster than its body is handled.
+    """Receives each piece when it is asked for: a client can send no faster than its body is handled.
 
     ``receive()`` returns a piece, and whether it is the last. Each may take ``timeout_s`` seconds.
     """
@@ -217,7 +217,7 @@ class BodyPieces:
         return b"".join(gathered)
 
     async def discard_rest(self, silence_s: float) -> None:
-        """Receive what is left and throw it away, for as long as it keeps coming, and for ``timeout_s`` at most.
+        """Receive the rest and throw it away, while it keeps coming and for at most ``timeout_s``.
 
         Most clients send their whole body before they read a response. Cancellation: at once.
         """

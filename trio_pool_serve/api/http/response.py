@@ -66,7 +66,7 @@ class HttpResponse:
         if isinstance(body, bytes):
             await send(start)
         else:
-            async with body as parts:  # first: what it holds must be let go of, whatever happens
+            async with body as parts:  # first: its resources must be released, whatever happens
                 await send(start)
                 async for part in parts:
                     data = part if isinstance(part, bytes) else part.encode()

@@ -10,8 +10,8 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import MethodNotAllowedError
 
 Routes: TypeAlias = Mapping[tuple[str, str], Handler]
-"""Handlers by method and path. A path with ``/{name}`` stands for all with something in its place, slashes included;
-of several such paths the one counts that has most behind it."""
+"""Handlers by method and path. ``/{name}`` in a path matches anything, slashes included; if several paths match, the
+one with the longest end is chosen."""
 
 SLASHES = re.compile("/{2,}")
 
@@ -43,7 +43,7 @@ class RouteTable:
         self._patterns = {
             path: re.compile(".+".join(map(re.escape, path.split(PLACE))), re.DOTALL) for path in templates
         }
-        """Of paths with something in them that differs."""
+        """Of paths with ``{name}``."""
 
     def find(self, method: str, path: str) -> Handler | None:
         """Return the handler of a request; ``None`` if no route has its path."""
@@ -51,13 +51,13 @@ class RouteTable:
         return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
 
     def template_of(self, path: str) -> str:
-        """Return the path as a route declares it, with ``{name}`` for what differs; empty if no route has it."""
+        """Return the path as a route declares it, with ``{name}`` for its variable part; empty if no route has it."""
         if path in self._by_path:
             return path
         return next((template for template, pattern in self._patterns.items() if pattern.fullmatch(path)), "")
 
     def path_of_route(self, path: str) -> str:
-        """Return a path as the routes have it: with single slashes, and none at its end; as it is if none has it."""
+        """Return a path as its route spells it: single slashes, none at the end; unchanged if no route has it."""
         if not path or self.template_of(path):
             return path
         plain = SLASHES.sub("/", path).rstrip("/") or "/"

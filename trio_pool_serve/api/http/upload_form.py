@@ -11,14 +11,14 @@ from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, Un
 FILE_FIELD = "file"
 
 MAX_BUFFERED = 2 * 1024 * 1024
-"""Bytes: a piece of the body, and what of the piece before it may belong to a boundary or to a part's headers."""
+"""Bytes: a piece of the body, and the end of the piece before it if that may be part of a boundary or of headers."""
 
 MAX_PARTS = 32
 
 MAX_HELD = MAX_BUFFERED // 4
 
 MAX_PADDING = 64
-"""Bytes behind a boundary: those that end the form, and blanks."""
+"""Bytes behind a boundary: the end of the form, and blanks."""
 
 MAX_FIELD_BYTES = 4096
 
@@ -57,9 +57,9 @@ class UploadForm:
         return MultipartDecoder(self.boundary, MAX_BUFFERED, max_parts=MAX_PARTS)
 
     def take(self, piece: bytes | None) -> list[bytes]:
-        """Take a piece of the body, ``None`` at its end; return what of the file has become known.
+        """Take a piece of the body, ``None`` at its end; return the parts of the file in it.
 
-        Raises ``InvalidRequestError`` for what is not understood, and ``PayloadTooLargeError``.
+        Raises ``InvalidRequestError`` for a form that is not understood, and ``PayloadTooLargeError``.
         """
         found: list[bytes] = []
         try:
@@ -82,9 +82,9 @@ class UploadForm:
                 self._take_data(event, found)
 
     def _without_a_cut_boundary(self, piece: bytes | None) -> bytes:
-        """Return what is to be decoded now: nothing while there is a boundary at the end that may go on.
+        """Return the data to decode now: nothing while it ends with a boundary that may go on.
 
-        werkzeug 3.1 takes the CR in front of a boundary for data if what it is given ends just behind that.
+        werkzeug 3.1 takes the CR in front of a boundary for data if its input ends just behind that.
         """
         data, self._held = self._held + (piece or b""), b""
         behind = len(self.boundary) + MAX_PADDING

@@ -60,7 +60,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 class BatchesQuery(msgspec.Struct, frozen=True):
-    """What a list of batches asks for."""
+    """The query parameters of a list of batches."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
     after: str | None = None

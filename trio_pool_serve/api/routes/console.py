@@ -1,7 +1,7 @@
-"""``/console``: a page that shows the server at work, and what its models make of texts.
+"""``/console``: a page that shows the load of the server, and the outputs of its models for texts.
 
-The page and its scripts are open, since a browser sends no key for them, and hold nothing of this server. What they
-show is fetched by routes that need a key like any other.
+The page and its scripts need no key, since a browser sends none for them, and contain nothing of this server. Their
+data is fetched by routes that need a key like any other.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -117,7 +117,7 @@ def console_routes(service: Service) -> Routes:
 
 
 def _described(served: ServedModel) -> dict[str, object]:
-    """Return what a model can do, as far as the page's forms depend on it."""
+    """Return the abilities of a model that the page's forms depend on."""
     folder = served.folder
     spec = None if folder is None else folder.spec  # not known before the model is loaded for the first time
     return {

@@ -185,7 +185,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
     aliases: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
 
     def source(self, settings: Mapping[str, object], shared: ModelConfig) -> ModelSource:
-        """Return what to load, with the ``settings`` on top of the ``shared``. Raises ``InvalidRequestError``."""
+        """Return the model to load, with ``settings`` on top of ``shared`` ones. Raises ``InvalidRequestError``."""
         name = self.name or self.model
         if len(name) > MAX_NAME_CHARACTERS:
             raise InvalidRequestError(

@@ -19,7 +19,7 @@ from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
 LIVENESS_PATH, READINESS_PATH = "/livez", "/readyz"
 HEALTH_PATHS = ("/health", "/ping", "/")
-"""The last is where load balancers look if they are told nothing else, and a probe of text-embeddings-inference."""
+"""The last is the default of load balancers, and a probe of text-embeddings-inference."""
 
 PROBE_ROUTES = frozenset(
     {
@@ -27,7 +27,7 @@ PROBE_ROUTES = frozenset(
         ("POST", "/ping"),
     }
 )
-"""Probes carry no API key, and their responses hold nothing but a state, and why it is what it is."""
+"""Probes carry no API key, and their responses hold nothing but a state and its reason."""
 
 DEEP = (b"deep", b"deep=1", b"deep=true")
 """Query strings of ``/readyz`` that ask for a deep probe."""
@@ -39,12 +39,12 @@ HOST_ROUTES = (("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH))
 MAX_BODY_BYTES = 4096
 
 ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", LIVE_PATH, HOSTS_PATH, DRAIN_PATH})
-"""Tell of all clients, or act on all: of the keys of ``--api-keys-file``, only those with ``admin`` may use them."""
+"""They show or affect all clients: of the keys of ``--api-keys-file``, only keys with ``admin`` may use them."""
 
 
 def operational_routes(service: Service) -> Routes:
     """Return the operational routes over a service."""
-    # Then other servers admit by the same queues: sent to them, a request would be refused as well.
+    # With engines on other machines, other servers admit by the same queues and would refuse the request as well.
     shares_all_engines = service.config.processes.engine == "hosts"
 
     async def liveness(_: HttpRequest) -> HttpResponse:

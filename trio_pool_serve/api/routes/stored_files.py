@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 200 * 2**20
 """As OpenAI's limit for inputs of batches."""
 
 FORM_BYTES = 64 * 1024
-"""That a form may have around its file."""
+"""Bytes that a form may have around its file."""
 
 MAX_FILENAME = 255
 
@@ -37,7 +37,7 @@ LocalHandler: TypeAlias = Callable[[HttpRequest, OpenBatches], Awaitable[HttpRes
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """When a file is to be removed: so many seconds after its creation."""
+    """When a file is removed: ``seconds`` after its creation."""
 
     seconds: int
     anchor: Literal["created_at"] = "created_at"
@@ -67,7 +67,7 @@ def file_object(file: StoredFile) -> dict[str, object]:
 
 
 class FilesQuery(msgspec.Struct, frozen=True):
-    """What a list of files asks for."""
+    """The query parameters of a list of files."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
@@ -77,9 +77,9 @@ class FilesQuery(msgspec.Struct, frozen=True):
 
 @frozen(eq=False)
 class StoredRoute:
-    """Has a request answered where the files are: by ``respond`` in this process, or by another process.
+    """Responds where the files are: by ``respond`` in this process, or by forwarding to another process.
 
-    While nothing has been stored, ``respond`` is given what has nothing in it. ``creates``: it is for storing.
+    While nothing has been stored, ``respond`` gets an empty store. ``creates``: the route stores something.
     """
 
     service: Service
@@ -91,7 +91,7 @@ class StoredRoute:
         place = await self.service.batches.locate(create=self.creates)
         if isinstance(place, Path):
             if request.is_forwarded:
-                raise UnavailableError("The process that has the files has just changed: try again.")
+                raise UnavailableError("Another process has just taken over the files: try again.")
             timeout_s = self.service.config.time_limits.client_timeout_s
             return await forward(request, place, max_body_timeout_s=timeout_s)
         if place is not None:

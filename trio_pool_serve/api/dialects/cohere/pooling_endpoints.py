@@ -37,7 +37,7 @@ ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
 }
 
 LIKELY = 0.5
-"""If labels do not exclude each other, those of at least this probability are predicted."""
+"""If labels do not exclude each other, each one of at least this probability is predicted."""
 
 FIELD_NAMES: FieldNames = {
     "prompts": ("texts", "images", "inputs"),

@@ -33,7 +33,7 @@ def error_body(error: WireError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     if error.is_empty_input:
         return 400, {"error": error.message, "error_type": "Empty"}
-    if error.is_unsupported_task:  # what such a model's backend cannot do
+    if error.is_unsupported_task:  # TEI's own backend refuses it
         return 424, {"error": error.message, "error_type": "Backend"}
     status = STATUSES.get(error.status, error.status)
     return status, {"error": error.message, "error_type": ERROR_TYPES.get(error.status, "Backend")}

@@ -22,14 +22,11 @@ from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TruncationSi
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import PooledRow, pool
+from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector
 
 TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]
 """Examples."""
-
-Sequences = str | list[str | list[str]]
-"""One text; one text or pair in a list; a list of those."""
 
 NOT_DENSE = "weights over the vocabulary are neither cut nor normalised"
 
@@ -113,9 +110,9 @@ class PredictJob:
 
 @frozen(kw_only=True)
 class PredictRequest(TextOptions):
-    """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is a batch."""
+    """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is several of them."""
 
-    inputs: Sequences
+    inputs: str | list[str | list[str]]
     model: str | None = None
     raw_scores: bool | None = None
 
@@ -172,16 +169,11 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     return await respond_timed(
         call,
         lambda: HttpResponse.json([encoding.json(value) for (value,) in pooled.rows]),
-        rows=sum(map(_written_rows, pooled.rows)),
+        rows=sum(1 if isinstance(value, SparseVector) or value.ndim == 1 else len(value) for (value,) in pooled.rows),
         nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
         tokens=pooled.prompt_tokens,
         characters=_characters(call.job.prompts),
     )
-
-
-def _written_rows(row: PooledRow) -> int:
-    (value,) = row
-    return 1 if isinstance(value, SparseVector) or value.ndim == 1 else len(value)
 
 
 async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
@@ -234,7 +226,7 @@ async def respond_timed(
     tokens: int,
     characters: int | None,
 ) -> HttpResponse:
-    """Encode a response as ``Call.encode``, and add TEI's headers: what the model read, and times in milliseconds.
+    """Encode a response as ``Call.encode``, and add TEI's headers: tokens, characters, and times in milliseconds.
 
     Cancellation: as ``Call.encode``.
     """

@@ -77,7 +77,7 @@ class RootRequest(Parameters):
 
     @property
     def options(self) -> Parameters:
-        """The options beside ``inputs``, and for the others, those in ``parameters``."""
+        """The options: beside ``inputs``, or else in ``parameters``."""
         given = self.parameters or Parameters()
         names = [field.name for field in fields(Parameters)]
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -89,7 +89,10 @@ class RootRequest(Parameters):
         if self.texts is not None:
             refuse_given(self, ("inputs",), "is given beside texts: give one of the two")
             refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for texts that are ranked")
-            return self._reranking(self.texts, options, network)
+            if self.query is None:
+                raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
+            ranked_by: dict[str, Any] = {"query": self.query, "raw_scores": options.raw_scores, "top_n": self.top_n}
+            return RerankRequest(texts=self.texts, **ranked_by, **_text_options(options)).job(network)
         refuse_given(self, ("query", "return_text", "top_n"), "is for texts, which are missing")
         match self.inputs:
             case None:
@@ -100,12 +103,6 @@ class RootRequest(Parameters):
             case inputs:
                 given = inputs, options, network
                 return InputsJob(_job_or_error(_vectors, *given), _job_or_error(_labels, *given))
-
-    def _reranking(self, texts: list[str], options: Parameters, network: NetworkConfig) -> ScoreJob:
-        if self.query is None:
-            raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
-        options_of_texts = {"raw_scores": options.raw_scores, "top_n": self.top_n, **_text_options(options)}
-        return RerankRequest(query=self.query, texts=texts, **options_of_texts).job(network)
 
 
 def _text_options(options: Parameters) -> dict[str, Any]:
@@ -139,31 +136,26 @@ def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> Predict
     return evolve(job, is_batch=job.is_batch or isinstance(inputs, str), top_k=options.top_k)
 
 
-async def respond_root(call: Call[RootRequest, InputsJob | ScoreJob]) -> HttpResponse:
+async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
     """Respond as the route for the request's fields and the model's main task does.
 
     Raises what that route raises. Cancellation: at once.
     """
-    match call.job:
-        case ScoreJob(symmetric=is_similarity):
-            return await (respond_similarity if is_similarity else respond_rerank)(call)  # type: ignore[arg-type]
-        case InputsJob() as inputs:
-            return await _respond_inputs(call, inputs)
-
-
-async def _respond_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> HttpResponse:
+    job: InputsJob | ScoreJob = call.job
+    if isinstance(job, ScoreJob):
+        return await (respond_similarity if job.symmetric else respond_rerank)(call)
     able = call.model.folder.spec.tasks
     match next((task for task in MAIN_TASKS if task in able), None):
         case "embed":
-            return await respond_vectors(evolve(call, job=_job_or_raise(inputs.vectors)))
+            return await respond_vectors(evolve(call, job=_job_or_raise(job.vectors)))
         case "sparse_embed" | "token_embed" as task:
-            vectors: PoolJob = _job_or_raise(inputs.vectors)
+            vectors: PoolJob = _job_or_raise(job.vectors)
             if task == "sparse_embed":
                 refuse_given(call.wire.options, ("normalize", "dimensions"), f"is for vectors: {NOT_DENSE}")
-            job = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
-            return await respond_vectors(evolve(call, job=job))
+            vectors = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
+            return await respond_vectors(evolve(call, job=vectors))
         case "classify":
-            return await respond_predict(evolve(call, job=_job_or_raise(inputs.labels)))
+            return await respond_predict(evolve(call, job=_job_or_raise(job.labels)))
     if "score" in able:
         raise InvalidRequestError("This model ranks texts by a query: send query and texts.", param="texts")
     raise TaskNotSupportedError(f"The model {call.model.name!r} can only {', '.join(sorted(able))}; not on this route.")

@@ -19,7 +19,7 @@ from trio_pool_serve.tasks.score import ScoreJob, score
 
 @frozen(kw_only=True)
 class RerankRequest(TextOptions):
-    """The body of ``/rerank``; ``top_n`` is what litellm sends beside TEI's own fields."""
+    """The body of ``/rerank``; litellm sends ``top_n`` besides TEI's own fields."""
 
     query: str
     texts: list[str]

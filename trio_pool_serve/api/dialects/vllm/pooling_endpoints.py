@@ -63,16 +63,11 @@ def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: 
 
     def item(index: int, row: PooledRow) -> PoolingItem:
         data = per_task(row, encoding.json)
-        if encoding.format != "base64" or all(_is_flat(value) for value in row):
-            return PoolingItem(index=index, data=data)
-        return PoolingItem(index=index, data=data, shape=per_task(row, _shape))
+        is_flat = encoding.format != "base64" or all(len(_shape(value)) == 1 for value in row)
+        return PoolingItem(index=index, data=data, shape=msgspec.UNSET if is_flat else per_task(row, _shape))
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
     return encode_list(call, "pooling-", PoolingResponse, items, tokens=tokens)
-
-
-def _is_flat(value: PooledValue) -> bool:
-    return isinstance(value, SparseVector) or value.ndim == 1
 
 
 def _shape(value: PooledValue) -> list[int]:
@@ -94,7 +89,7 @@ class PoolingRequest(EmbeddingsRequest):
     name of it.
     """
 
-    NORMALIZE_NAMES = ("normalize",)  # what use_activation is about depends on the tasks
+    NORMALIZE_NAMES = ("normalize",)  # the tasks decide which values use_activation changes
     task: str | None = None
     tasks: list[str] | None = None
     input_type: str | None = None
@@ -109,11 +104,11 @@ class PoolingRequest(EmbeddingsRequest):
         return evolve(super().job(network), tasks=self._tasks())
 
     def with_activation(self, job: PoolJob) -> PoolJob:
-        """Return the job with what ``use_activation`` says of its tasks. Raises ``InvalidRequestError``."""
+        """Return the job with ``use_activation`` applied to the values of its tasks. Raises ``InvalidRequestError``."""
         has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
             others = () if has_labels else ("use_activation", "activation")
-            refuse_given(self, ("normalize", "dimensions", *others), "is not for what these tasks make")
+            refuse_given(self, ("normalize", "dimensions", *others), "is not for the values of these tasks")
         if has_labels:
             return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
         return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))
@@ -151,7 +146,7 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
 
 
 def main_task(folder: AnyModelFolder) -> PoolingTask:
-    """Return the task that a model does by default, that of ``--task`` first. Raises ``TaskNotSupportedError``."""
+    """Return the task that a model does by default: ``--task``, if it can. Raises ``TaskNotSupportedError``."""
     able, chosen = folder.spec.tasks, folder.task
     for task in (*([chosen] if chosen else []), *TASK_PREFERENCE):
         if task in able and task != "score":
@@ -168,10 +163,9 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
             param = "embed_dtype" if encoding.format == "float" else "encoding_format"
             raise InvalidRequestError(f"{param} is not for sparse_embed, which is JSON numbers.", param=param)
         return
-    labels = len(call.model.folder.spec.labels)
-    dimensions = (
-        labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.facts.dimensions
-    )
+    dimensions = job.dimensions or call.model.engine.facts.dimensions
+    if task in LABEL_TASKS:
+        dimensions = len(call.model.folder.spec.labels)
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
 
 

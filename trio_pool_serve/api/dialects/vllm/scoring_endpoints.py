@@ -33,8 +33,6 @@ from trio_pool_serve.tasks.score import ScoreJob, score
 SIDE_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """The names of the two sides; vLLM has renamed them more than once."""
 
-FIRST_NAMES = frozenset(first for first, _ in SIDE_NAMES)
-
 WireSide: TypeAlias = str | ContentInput | list[str | ContentInput]
 """A text, a content in parts, or several."""
 
@@ -152,7 +150,7 @@ class ScoreRequest(ScoreOptions):
         given: WireSide = getattr(self, name)
         sides = given if isinstance(given, list) else [given]
         if not sides:
-            element = "text" if name in FIRST_NAMES else "text_pair"
+            element = "text" if any(name == first for first, _ in SIDE_NAMES) else "text_pair"
             raise EmptyInputError(f"At least one {element} element must be given: {name} is empty.", param=name)
         require_few(len(sides), network, param=name)
         return [

@@ -1,0 +1,163 @@
+"""All endpoints over real sockets: their examples, and errors that are about no field, each in its dialect's form."""
+
+import attrs
+import httpx
+import msgspec
+import pytest
+
+from tests.api.scripted_models import Everything, Unable, serve_as
+from tests.conftest import assert_idle, full_queue, wait_idle
+from tests.tables import each
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.http.endpoint import Dialect, Endpoint
+
+JSON = {"Content-Type": "application/json"}
+
+ENDPOINTS = [
+    (dialect, endpoint, path) for dialect in DIALECTS for endpoint in dialect.endpoints for path in endpoint.paths
+]
+COMPUTED = [case for case in ENDPOINTS if not case[2].endswith(("tokenize", "/decode"))]
+ALONE = [case for case in ENDPOINTS if len(endpoints_by_path(DIALECTS)[case[2]]) == 1]
+"""On paths that no other dialect shares, even a body that cannot be read is answered in the dialect's form."""
+
+NAMES = ("dialect", "endpoint", "path")
+
+UNREADABLE = {
+    "malformed JSON": b'{"inputs": "hello"',
+    "not UTF-8": b'{"inputs": "\xff\xfe"}',
+    "nested past reason": b'{"inputs":' + b"[" * 100_000,
+    "no body": b"",
+    "not an object": b"[1, 2]",
+    "null": b"null",
+    "nothing": b"{}",
+    "a model that is no text": b'{"model": 5}',
+    "a lone surrogate": b'{"model": "\\ud800"}',
+}
+
+BESIDE_OPENAI_S = {"cohere": {"id", "message"}, "voyage": {"detail"}}
+
+
+def ids(cases: list[tuple[Dialect, Endpoint, str]]) -> list[str]:
+    return [f"{dialect.name} {path}" for dialect, _, path in cases]
+
+
+def assert_error(answer: httpx.Response, dialect: Dialect, status: int, kind: str) -> str:
+    """Return the message of an error in the dialect's form, of a type as OpenAI's and TEI's clients know it."""
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    if dialect.name == "tei":
+        status = {400: 422, 500: 424}.get(status, status)
+        assert (answer.status_code, list(body)) == (status, ["error", "error_type"]), answer.text
+        assert body["error_type"] == kind.partition("/")[2]
+        return body["error"]
+    assert answer.status_code == status, answer.text
+    error = body["error"]
+    assert set(body) == {"error", *BESIDE_OPENAI_S.get(dialect.name, ())}
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == (kind.partition("/")[0], status)
+    assert body.get("id", answer.headers["x-request-id"]) == answer.headers["x-request-id"]
+    assert {body.get("message", error["message"]), body.get("detail", error["message"])} == {error["message"]}
+    return error["message"]
+
+
+@pytest.fixture
+async def service(service):
+    serve_as(service, Everything())
+    yield service
+    await wait_idle(service)
+
+
+@each(NAMES, ENDPOINTS, ids(ENDPOINTS))
+async def test_examples_are_answered(client, dialect, endpoint, path):
+    answer = await client.post(path, json=endpoint.example)
+    assert answer.status_code == 200, answer.text
+    if endpoint.response is not None:
+        always = {field.name for field in attrs.fields(endpoint.response) if field.default is not msgspec.UNSET}
+        assert set(answer.json()) == always
+
+
+@each("body", UNREADABLE.values(), UNREADABLE)
+@each(NAMES, ALONE, ids(ALONE))
+async def test_a_body_that_cannot_be_read_is_400(client, dialect, endpoint, path, body):
+    assert_error(await client.post(path, content=body, headers=JSON), dialect, 400, "BadRequestError/Validation")
+
+
+@each("path", [path for dialect, _, path in ENDPOINTS if dialect.name == "vllm"])
+async def test_where_dialects_share_a_path_openai_s_clients_find_their_error(client, path):
+    for body in (b'{"input": "hello"', b"", b"[1]", b'{"model": 5}', b"{}"):
+        answer = await client.post(path, content=body, headers=JSON)
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (answer.status_code, error["type"], error["code"]) == (400, "BadRequestError", 400)
+
+
+@each(NAMES, ALONE, ids(ALONE))
+async def test_a_body_that_is_not_json_is_415(client, dialect, endpoint, path):
+    answer = await client.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert_error(answer, dialect, 415, "UnsupportedMediaType/UnsupportedMediaType")
+
+
+@each(NAMES, ENDPOINTS, ids(ENDPOINTS))
+async def test_an_unknown_model_is_404_and_a_known_one_may_be_named(client, config, dialect, endpoint, path):
+    answer = await client.post(path, json={**endpoint.example, "model": "nobody/nothing"})
+    assert "nobody/nothing" in assert_error(answer, dialect, 404, "NotFoundError/Validation")
+    answer = await client.post(path, json={**endpoint.example, "model": config.models[0], "no_such_field": 1})
+    assert answer.status_code == 200
+
+
+@each(NAMES, COMPUTED, ids(COMPUTED))
+async def test_a_task_that_the_model_cannot_do_is_refused_with_the_tasks_that_it_can(
+    client, service, scripted, dialect, endpoint, path
+):
+    serve_as(service, Unable())
+    wanted = {"task": "embed"} if path == "/pooling" else {}
+    answer = await client.post(path, json={**endpoint.example, **wanted})
+    message = assert_error(answer, dialect, 424 if dialect.name == "tei" else 400, "BadRequestError/Backend")
+    assert ("can only token_classify" if path == "/" else "Supported tasks: ['token_classify']") in message
+    assert scripted.batches == []
+
+
+@each(NAMES, COMPUTED, ids(COMPUTED))
+async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(
+    client, service, scripted, dialect, endpoint, path
+):
+    scripted.gate.clear()
+    answer = await client.post(path, json=endpoint.example, headers={"X-Request-Timeout": "0.05"})
+    assert_error(answer, dialect, 504, "DeadlineExceeded/Timeout")
+    statistics = service.default.engine.statistics()
+    assert (statistics.queued_rows, statistics.admitted_tokens) == (0, 0)
+    scripted.gate.set()
+    assert (await client.post(path, json=endpoint.example)).status_code == 200
+    await wait_idle(service)
+
+
+async def test_a_full_queue_is_429_with_the_time_to_come_back(client, service, subtests):
+    with full_queue(service):
+        for dialect, endpoint, path in COMPUTED:
+            with subtests.test(f"{dialect.name} {path}"):
+                answer = await client.post(path, json=endpoint.example)
+                if (dialect, endpoint, path) in ALONE or dialect.name == "tei":
+                    assert_error(answer, dialect, 429, "RateLimitError/Overloaded")
+                else:  # refused before it is known which of the path's dialects it is in
+                    assert (answer.status_code, answer.json()["error"]["type"]) == (429, "RateLimitError")
+                assert 1 <= int(answer.headers["retry-after"]) <= 30
+                assert int(answer.headers["retry-after-ms"]) >= 1000
+
+
+@each(NAMES, COMPUTED, ids(COMPUTED))
+async def test_a_batch_that_fails_is_500_without_internals(client, scripted, caplog, dialect, endpoint, path):
+    def fail(batch):
+        raise ValueError("secret of the house")
+
+    scripted.on_launch = fail
+    answer = await client.post(path, json=endpoint.example, headers={"X-Request-Id": "abc"})
+    assert "abc" in assert_error(answer, dialect, 500, "InternalServerError/Backend")
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text
+    scripted.on_launch = None
+
+
+async def test_the_server_is_idle_after_each_error(client, service):
+    await client.post("/v1/embeddings", content=b"{", headers=JSON)
+    assert_idle(service)
