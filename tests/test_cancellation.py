@@ -39,8 +39,7 @@ from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize

@@ -26,8 +26,7 @@ from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType, PairPrompt, TextPrompt, TruncationSide
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import MAX_TOKEN_NUMBERS, check_dimensions, pool
+from trio_pool_serve.tasks.pool import MAX_TOKEN_NUMBERS, PoolJob, check_dimensions, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.threads.loop_thread import LoopThread

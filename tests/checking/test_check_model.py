@@ -19,9 +19,8 @@ from tests.models.model_families import edit_json, pooling, write_family
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT, launched
-from trio_pool_serve.checking.check_model import check_model
+from trio_pool_serve.checking.check_model import check_model, lengths_for, peak_bytes, reset_peak
 from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
-from trio_pool_serve.checking.measuring import lengths_for, peak_bytes, reset_peak
 from trio_pool_serve.command_line.server_commands import read_settings
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.telemetry.process_usage import resident_bytes

@@ -16,8 +16,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Over
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, estimated_work, pool, rows_to_compute
+from trio_pool_serve.tasks.pool import Pooled, PoolJob, estimated_work, pool, rows_to_compute
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Embed
 

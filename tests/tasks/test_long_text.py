@@ -18,8 +18,7 @@ from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, pool
+from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import CopiedBatch
 

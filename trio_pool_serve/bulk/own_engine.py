@@ -19,9 +19,8 @@ from trio_pool_serve.runs.tables.input_row import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.types import Client, PoolingTask, SparseVector

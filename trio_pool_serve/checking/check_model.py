@@ -1,12 +1,17 @@
-"""Loads a model as a server would, and finds out what to say about it."""
+"""Loads a model as a server would, measures it, and reports how it would be served."""
 
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
 
 import attrs
 import msgspec
+import numpy as np
 import trio
 from attrs import evolve
 from rich.console import Console
@@ -14,11 +19,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trio_pool_serve.api.routes.models import tasks_of
 from trio_pool_serve.checking.check_settings import CheckSettings
-from trio_pool_serve.checking.measuring import Speed, lengths_for, measure_speed, peak_of_largest_batch
 from trio_pool_serve.checking.model_report import (
     Memory,
     ModelReport,
     Refusal,
+    Speed,
     accepted_by,
     kind_of,
     normalize_from,
@@ -26,6 +31,7 @@ from trio_pool_serve.checking.model_report import (
     print_report,
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
@@ -34,9 +40,21 @@ from trio_pool_serve.process_setup import open_service, with_engine_placement
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.process_usage import resident_bytes
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt, Runner
 
 INTERRUPTED = 128 + signal.SIGINT
+
+LENGTHS = (16, 128, 512, 2048)
+"""Tokens of the rows that are computed, up to the model's maximum."""
+
+SECONDS = 1.0
+"""Time for rows of one length, or for one batch if that takes longer."""
+
+SECONDS_ALONE = 0.25
+"""Time for single rows of one length."""
+
+ROWS_ALONE = 3
+"""Minimum number of single rows of one length."""
 
 
 def run_check(settings: CheckSettings) -> int:
@@ -117,6 +135,80 @@ async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int
         show(f"measuring rows of {length} tokens")
         speed.append(await measure_speed(model.engine, like, length, batches_at_once=batches))
     return peak, speed
+
+
+def lengths_for(max_model_len: int) -> list[int]:
+    """Return the lengths to measure: longer ones than the model accepts are replaced by its maximum."""
+    return sorted({min(length, max_model_len) for length in LENGTHS})
+
+
+async def measure_speed(engine: Engine, like: PoolingRequest, length: int, *, batches_at_once: int) -> Speed:
+    """Compute rows of ``length`` tokens for about ``SECONDS``.
+
+    ``like`` is a row that the model can compute. Raises as ``Engine.submit_all``. Cancellation: at once.
+    """
+    alone_s = await _seconds_alone(engine, row_of(like, length))
+    of_batch = max(1, engine.facts.max_batch_tokens // length)
+    rows = [row_of(like, length)] * min(of_batch, max(1, math.ceil(SECONDS / alone_s)))
+    done = 0
+    began = time.perf_counter()
+
+    async def keep_computing() -> None:
+        nonlocal done
+        while time.perf_counter() < began + SECONDS:
+            done += len(await engine.submit_all(rows))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(batches_at_once + 1):  # one more, so that a batch waits when another is done
+            nursery.start_soon(keep_computing)
+    rows_per_s = done / (time.perf_counter() - began)
+    return Speed(tokens=length, rows_per_s=rows_per_s, tokens_per_s=rows_per_s * length, ms_alone=alone_s * 1000)
+
+
+async def _seconds_alone(engine: Engine, row: PoolingRequest) -> float:
+    took: list[float] = []
+    while len(took) < ROWS_ALONE or sum(took) < SECONDS_ALONE:
+        began = time.perf_counter()
+        await engine.submit(row)
+        took.append(time.perf_counter() - began)
+        if took[-1] > SECONDS:
+            break
+    return median(took)
+
+
+async def peak_of_largest_batch(
+    engine: Engine, like: PoolingRequest, max_model_len: int, *, batches_at_once: int
+) -> int:
+    """Return the peak of resident bytes while ``batches_at_once`` batches of ``max_batch_tokens`` are computed.
+
+    Raises as ``Engine.submit_all``. Cancellation: at once.
+    """
+    length = min(max_model_len, engine.facts.max_batch_tokens)
+    rows = [row_of(like, length)] * (engine.facts.max_batch_tokens // length)
+    reset_peak()
+    async with trio.open_nursery() as nursery:
+        for _ in range(batches_at_once):
+            nursery.start_soon(engine.submit_all, rows)
+    return peak_bytes()
+
+
+def row_of(like: PoolingRequest, tokens: int) -> PoolingRequest:
+    """Return a row of ``tokens`` tokens, each the first one of ``like``, with the same params."""
+    ids = np.full(tokens, like.prompt.token_ids[0], dtype=np.int32)
+    return msgspec.structs.replace(like, prompt=RenderedPrompt(ids))
+
+
+def peak_bytes() -> int:
+    """Return the most bytes that were resident since ``reset_peak``."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Set the peak to what is resident now; if the kernel does not allow it, the peak is that of the whole process."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 
 
 def _report(

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trio_pool_serve.checking.measuring import Speed
 from trio_pool_serve.config import Config, ModelConfig, Placement
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.models.model_spec import Scoring, Similarity
@@ -35,6 +34,19 @@ class Memory:
     resident_after_load: int
     peak_of_largest_batch: int | None = None
     """Not measured: ``None``."""
+
+
+@frozen(kw_only=True)
+class Speed:
+    """How fast rows of one length are computed, without HTTP and tokenising."""
+
+    tokens: int
+    """Of each row."""
+    rows_per_s: float
+    """In as many concurrent batches as a server would compute."""
+    tokens_per_s: float
+    ms_alone: float
+    """Median time from the submission of a row to its output, with no other rows, in milliseconds."""
 
 
 @frozen(kw_only=True)

@@ -16,7 +16,7 @@ from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServ
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.request_accounting import RequestAccounting
+from trio_pool_serve.tasks.request_context import RequestAccounting
 from trio_pool_serve.types import (
     PooledValue,
     PoolingOutput,

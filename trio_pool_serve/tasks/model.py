@@ -16,7 +16,7 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.tasks.request_accounting import RequestAccounting
+from trio_pool_serve.tasks.request_context import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import ComputedBy, PoolingRequest, PoolingTask
 

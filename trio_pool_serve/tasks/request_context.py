@@ -1,13 +1,16 @@
-"""What a job's request is to the server, whatever it asks for."""
+"""What a request is to the server, whatever its job, and the accounting of an admitted one."""
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Self
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Client
+from trio_pool_serve.types import Client, PoolingOutput, PoolingRequest, RenderedPrompt
 
 
 @frozen(eq=False)
@@ -33,3 +36,33 @@ class RequestContext:
             deadline=self.deadline,
             waited_s=self.timings.waited_s,
         )
+
+
+@frozen(eq=False)
+class RequestAccounting:
+    """Updates admission, the memory budget and the timings at each step of a request's rows; a context."""
+
+    admitted: AdmittedRequest
+    memory: MemoryBudget
+    timings: RequestTimings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.admitted.release()
+
+    def note_rendered(self, rows: Sequence[Sequence[RenderedPrompt]], render_s: float) -> None:
+        """Count rows by their exact lengths, ``render_s`` seconds after rendering began."""
+        self.timings.render_s = render_s
+        self.admitted.note_rendered((prompt for prompts in rows for prompt in prompts), len(rows))
+
+    def computing(self, requests: Sequence[PoolingRequest]) -> AbstractContextManager[None]:
+        """Count rows as submitted; their arrays are held until the context ends."""
+        self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
+        return self.memory.holding((request.prompt for request in requests), self.admitted.work.client)
+
+    def note_computed(self, prompt: RenderedPrompt, output: PoolingOutput) -> None:
+        """Count a row no longer, and add its durations."""
+        self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
+        self.admitted.note_computed(prompt)

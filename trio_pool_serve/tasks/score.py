@@ -12,8 +12,7 @@ from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, Scor
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.request_accounting import RequestAccounting
-from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.tasks.request_context import RequestAccounting, RequestContext
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024

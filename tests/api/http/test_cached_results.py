@@ -20,8 +20,7 @@ from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, Schedul
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.telemetry.timings import RequestTimings
 

@@ -14,7 +14,7 @@ from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldName
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 

@@ -23,8 +23,7 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 
 EMBEDDINGS_FIELD_NAMES: FieldNames = {
     **INPUT_FIELD_NAMES,

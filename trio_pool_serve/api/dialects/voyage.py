@@ -26,8 +26,7 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import check_dimensions, pool
+from trio_pool_serve.tasks.pool import PoolJob, check_dimensions, pool
 from trio_pool_serve.tasks.score import ScoreJob, Scores
 from trio_pool_serve.types import Vectors
 

@@ -15,8 +15,7 @@ from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
+from trio_pool_serve.tasks.pool import PooledRow, PoolJob, estimated_work, pool, rows_to_compute
 from trio_pool_serve.types import SparseVector, Vectors
 
 Item = TypeVar("Item")

@@ -14,8 +14,8 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import PoolJob
 
 
 @frozen(kw_only=True)

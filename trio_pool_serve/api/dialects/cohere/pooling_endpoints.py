@@ -19,8 +19,7 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, check_dimensions, pool
+from trio_pool_serve.tasks.pool import Pooled, PoolJob, check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
 Truncate: TypeAlias = Literal["NONE", "START", "END"]

@@ -20,9 +20,8 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector
 
 TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]

@@ -31,7 +31,7 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, TaskNotSupportedError
-from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
 

@@ -19,8 +19,7 @@ from trio_pool_serve.api.routes.models import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool, task_named
+from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool, task_named
 from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector, Vectors
 
 T = TypeVar("T")
