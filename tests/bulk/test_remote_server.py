@@ -10,7 +10,7 @@ import trio
 from trio_pool_serve.bulk.bulk_options import TaskOptions, TextOptions
 from trio_pool_serve.bulk.remote_server import RemoteServer
 from trio_pool_serve.errors import BulkInputError, UnavailableError
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 
 URL = "http://user:secret@server.test:8000/base"
 

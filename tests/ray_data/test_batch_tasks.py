@@ -18,7 +18,7 @@ from tests.models.retrieval_families import splade_max
 from trio_pool_serve import EngineDeadError, ModelLoadError, ray_data
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 
 CPU: Any = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
 

@@ -15,7 +15,7 @@ from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.prompts import TextPrompt
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams

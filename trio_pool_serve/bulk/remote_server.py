@@ -17,7 +17,7 @@ from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptio
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 
 ROWS_PER_REQUEST = 64

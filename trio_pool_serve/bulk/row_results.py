@@ -10,7 +10,7 @@ from attrs import frozen
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn, VectorDtype
 
 

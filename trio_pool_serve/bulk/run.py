@@ -13,7 +13,7 @@ from trio_pool_serve.bulk.row_results import Computer, RowResult, WindowResult
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.errors import BulkRowError, EngineDeadError, UnavailableError
 from trio_pool_serve.runs.journal import Journal
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
 from trio_pool_serve.runs.tables.output_table import OutputTable
 from trio_pool_serve.storage.durable_files import AppendedFile

@@ -16,7 +16,7 @@ from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.threads.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)

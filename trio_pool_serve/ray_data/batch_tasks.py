@@ -21,7 +21,7 @@ from trio_pool_serve.bulk.row_results import RowResult
 from trio_pool_serve.bulk.run import compute_window, cut_windows
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 
 logger = logging.getLogger(__name__)

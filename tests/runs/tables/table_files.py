@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
 
 LINE_FORMATS = [f"{kind}{end}" for kind in ("jsonl", "csv", "tsv") for end in ("", ".gz", ".zst")]

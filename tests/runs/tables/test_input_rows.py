@@ -6,8 +6,8 @@ import pytest
 
 from tests.runs.tables.table_files import all_rows, values
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.tables import input_row
-from trio_pool_serve.runs.tables.input_row import InputRow
+from trio_pool_serve.runs.tables import input_rows
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import open_input
 
 INVALID = "The line is not valid JSON"
@@ -46,7 +46,7 @@ def test_each_line_that_cannot_be_used_is_a_row_with_its_reason(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_line_that_is_too_long_is_a_row_and_the_next_ones_are_read(tmp_path, name):
-    n = input_row.MAX_ROW_BYTES
+    n = input_rows.MAX_ROW_BYTES
     with (tmp_path / name).open("wb") as file:
         file.write(b'"text"\n')
         file.write(b'"' + b"a" * (n - 3) + b'"\n')
@@ -63,11 +63,11 @@ def test_a_line_that_is_too_long_is_a_row_and_the_next_ones_are_read(tmp_path, n
 
 
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_row, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(input_rows, "MAX_ROW_BYTES", 1000)
     lines = ["text", "first", '"never closed', *["x" * 98] * 20]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     rows = all_rows(open_input(str(tmp_path / "a.csv")), "text")
-    assert rows[1] == InputRow(1, "a.csv:3", 1, error="The row is too long.")
+    assert rows[1] == InputRow(1, "a.csv", 1, (), "The row is too long.", 3)
     assert [row.values for row in rows[2:]] == [("x" * 98,)] * 10
 
 
@@ -100,14 +100,14 @@ def test_values_of_parquet_that_cannot_be_used_are_rows_with_their_reason(tmp_pa
     pq.write_table(pa.table({"text": texts, "key": [1, 2, 3, 4, None]}), tmp_path / "a.parquet")
     table = open_input(str(tmp_path / "a.parquet"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(input_row, "MAX_ROW_BYTES", 10)
+        patch.setattr(input_rows, "MAX_ROW_BYTES", 10)
         rows = all_rows(table, "text", id_column="key")
     assert rows == [
-        InputRow(0, "a.parquet:1", 1, ("good",)),
-        InputRow(1, "a.parquet:2", 2, error="The column 'text' has null."),
-        InputRow(2, "a.parquet:3", 3, error="The column 'text' is not UTF-8."),
-        InputRow(3, "a.parquet:4", 4, error="The value of the column 'text' is too long."),
-        InputRow(4, "a.parquet:5", 4, error="The column 'key' has null."),
+        InputRow(0, "a.parquet", 1, ("good",), at=1),
+        InputRow(1, "a.parquet", 2, error="The column 'text' has null.", at=2),
+        InputRow(2, "a.parquet", 3, error="The column 'text' is not UTF-8.", at=3),
+        InputRow(3, "a.parquet", 4, error="The value of the column 'text' is too long.", at=4),
+        InputRow(4, "a.parquet", 4, error="The column 'key' has null.", at=5),
     ]
 
 

@@ -1,17 +1,26 @@
 """Rows of Parquet files and of Arrow IPC files and streams."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, BinaryIO
 
 from attrs import frozen
 
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.tables import input_row
-from trio_pool_serve.runs.tables.input_row import DEFAULT_ID, Cursor, InputRow, id_of, index_of
+from trio_pool_serve.runs.tables import input_rows
+from trio_pool_serve.runs.tables.input_rows import (
+    DEFAULT_ID,
+    InputRow,
+    RowId,
+    RowsOfFile,
+    Selection,
+    id_of,
+    index_of,
+)
 from trio_pool_serve.runs.tables.table_formats import Kind, import_extra
 
-PURPOSE = "Reading Parquet and Arrow files"
+READING = "Reading Parquet and Arrow files"
 
 PAGE_READ_BYTES = 2**20
 """Column chunks are read in pieces of this size, not as a whole: a row group may be the whole file."""
@@ -24,44 +33,31 @@ FILE_MAGIC = b"ARROW1"
 OLD_FEATHER_MAGIC = b"FEA1"
 
 
-@frozen
-class _Columns:
-    """Which columns are wanted of a file, and which are read for that."""
-
-    values: tuple[str, ...]
-    id: str | None
-    id_needed: bool
-
-    @property
-    def read(self) -> list[str]:
-        """The names of the columns to read, each once."""
-        return list(dict.fromkeys([*self.values, *([self.id] if self.id is not None else [])]))
-
-
-def arrow_rows(
-    file: BinaryIO, name: str, kind: Kind, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[InputRow]:
-    """Yield the rows of a file, from the cursor on. Raises ``BulkInputError`` if a column is missing."""
+def arrow_rows(file: BinaryIO, kind: Kind, selection: Selection) -> RowsOfFile:
+    """Read a file. Raises ``BulkInputError`` if a column is missing."""
     batches = _parquet_batches if kind == "parquet" else _ipc_batches
-    with _arrow_errors(name):
-        begin = cursor.number
-        for batch, wanted in batches(file, name, columns, id_column, cursor):
-            yield from _rows(batch, begin, name, wanted, cursor)
+    n_rows = 0
+    with _arrow_errors(selection.name):
+        for n, batch in batches(file, selection):
+            if batch is not None:
+                yield from _rows(batch, n_rows, selection)
+            n_rows += n
+    return n_rows
 
 
 def count_arrow_rows(file: BinaryIO, name: str, kind: Kind) -> int:
     """Return the number of rows, for which only metadata are decoded, and the first column of Arrow's batches."""
-    pyarrow = import_extra("pyarrow", PURPOSE)
+    pyarrow = import_extra("pyarrow", READING)
     with _arrow_errors(name):
         if kind == "parquet":
-            return int(import_extra("pyarrow.parquet", PURPOSE).read_metadata(file).num_rows)
+            return int(import_extra("pyarrow.parquet", READING).read_metadata(file).num_rows)
         options = pyarrow.ipc.IpcReadOptions(included_fields=[0])
         return sum(batch.num_rows for batch in _all_batches(file, name, options))
 
 
 @contextmanager
 def _arrow_errors(name: str) -> Iterator[None]:
-    pyarrow = import_extra("pyarrow", PURPOSE)
+    pyarrow = import_extra("pyarrow", READING)
     try:
         yield
     except pyarrow.ArrowException as error:
@@ -74,34 +70,31 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0]
 
 
-def _parquet_batches(
-    file: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-) -> Iterator[tuple[Any, _Columns]]:
-    """Yield batches. Row groups before the cursor are not read."""
-    parquet = import_extra("pyarrow.parquet", PURPOSE).ParquetFile(
+def _parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
+    """Yield batches with their numbers of rows; for a row group that is skipped, None."""
+    parquet = import_extra("pyarrow.parquet", READING).ParquetFile(
         file, pre_buffer=False, buffer_size=PAGE_READ_BYTES, page_checksum_verification=True
     )
-    wanted = _wanted(parquet.schema_arrow, name, columns, id_column)
+    columns = _columns_to_read(parquet.schema_arrow, selection)
+    n_rows = 0
     for group in range(parquet.num_row_groups):
         metadata = parquet.metadata.row_group(group)
-        if metadata.num_rows <= cursor.skipping:
-            cursor.number += metadata.num_rows
+        n_rows += metadata.num_rows
+        if n_rows <= selection.skip:
+            yield metadata.num_rows, None
             continue
         size = _rows_per_block(metadata.total_byte_size, metadata.num_rows)
-        for batch in parquet.iter_batches(size, row_groups=[group], columns=wanted.read, use_threads=False):
-            yield batch, wanted
+        for batch in parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+            yield batch.num_rows, batch
 
 
-def _ipc_batches(
-    file: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, _cursor: Cursor
-) -> Iterator[tuple[Any, _Columns]]:
-    pyarrow = import_extra("pyarrow", PURPOSE)
-    reader = _ipc_reader(file, name, None)
-    wanted = _wanted(reader.schema, name, columns, id_column)
-    included = sorted(reader.schema.get_field_index(column) for column in wanted.read)
+def _ipc_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
+    pyarrow = import_extra("pyarrow", READING)
+    schema = _ipc_reader(file, selection.name, None).schema
+    included = sorted(schema.get_field_index(column) for column in _columns_to_read(schema, selection))
     file.seek(0)
-    for batch in _all_batches(file, name, pyarrow.ipc.IpcReadOptions(included_fields=included)):
-        yield batch, wanted
+    for batch in _all_batches(file, selection.name, pyarrow.ipc.IpcReadOptions(included_fields=included)):
+        yield batch.num_rows, batch
 
 
 def _all_batches(file: BinaryIO, name: str, options: Any) -> Iterator[Any]:
@@ -113,7 +106,7 @@ def _all_batches(file: BinaryIO, name: str, options: Any) -> Iterator[Any]:
 
 
 def _ipc_reader(file: BinaryIO, name: str, options: Any) -> Any:
-    pyarrow = import_extra("pyarrow", PURPOSE)
+    pyarrow = import_extra("pyarrow", READING)
     start = file.read(len(FILE_MAGIC))
     file.seek(0)
     if not start:
@@ -125,46 +118,44 @@ def _ipc_reader(file: BinaryIO, name: str, options: Any) -> Any:
     return pyarrow.ipc.open_stream(file, options=options)
 
 
-def _wanted(schema: Any, name: str, columns: Sequence[str], id_column: str | None) -> _Columns:
-    names = schema.names
-    for column in [*columns, *([id_column] if id_column is not None else [])]:
-        index_of(column, names, name)
-    default_id = DEFAULT_ID if names.count(DEFAULT_ID) == 1 else None
-    return _Columns(tuple(columns), default_id if id_column is None else id_column, id_column is not None)
+def _columns_to_read(schema: Any, selection: Selection) -> list[str]:
+    """Return the names of the columns, each once, ``DEFAULT_ID`` among them if it is used."""
+    wanted = [*selection.columns]
+    if selection.id_column is not None:
+        wanted.append(selection.id_column)
+    elif schema.names.count(DEFAULT_ID) == 1:
+        wanted.append(DEFAULT_ID)
+    for column in wanted:
+        index_of(column, schema.names, selection.name)
+    return list(dict.fromkeys(wanted))
 
 
 def _rows_per_block(n_bytes: int, n_rows: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES * n_rows // max(1, n_bytes)))
 
 
-def _rows(batch: Any, begin: int, name: str, wanted: _Columns, cursor: Cursor) -> Iterator[InputRow]:
-    """Yield the rows of a batch, of which some are Python objects at a time; ``begin`` is the file's first row."""
-    skipped = min(cursor.skipping, batch.num_rows)
-    cursor.number += skipped
+def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
+    """Yield the rows of a batch, of which some are Python objects at a time; ``before`` it the file has N rows."""
+    columns, id_column, first = selection.columns, selection.id_column, selection.first
+    default_id = DEFAULT_ID if DEFAULT_ID in batch.schema.names else None
+    id_read = default_id if id_column is None else id_column
     step = _rows_per_block(batch.nbytes, batch.num_rows)
-    for start in range(skipped, batch.num_rows, step):
+    for start in range(max(0, selection.skip - before), batch.num_rows, step):
         part = batch.slice(start, step)
-        values = [objects_of(part.column(column)) for column in wanted.values]
-        ids = objects_of(part.column(wanted.id)) if wanted.id is not None else [None] * part.num_rows
-        for index in range(part.num_rows):
-            row = tuple([column[index] for column in values])
-            yield _row(row, ids[index], f"{name}:{cursor.number - begin + 1}", wanted, cursor.number)
-            cursor.number += 1
-
-
-def _row(values: tuple[Any, ...], found: Any, place: str, wanted: _Columns, number: int) -> InputRow:
-    row_id: str | int | float | bool = number
-    try:
-        given = id_of(found, wanted.id if wanted.id_needed else None, number)
-        if given is None:
-            check_value(None, wanted.id or "")
-        else:
-            row_id = given
-        for column, value in zip(wanted.values, values, strict=True):
-            check_value(value, column)
-    except ValueError as error:
-        return InputRow(number, place, row_id, error=str(error))
-    return InputRow(number, place, row_id, values)
+        ids = [None] * part.num_rows if id_read is None else objects_of(part.column(id_read))
+        rows = zip(*[objects_of(part.column(column)) for column in columns], strict=True)
+        for at, found, values in zip(count(before + start), ids, rows, strict=False):
+            row_id: RowId = first + at
+            error = ""
+            try:
+                if isinstance(found, _Unreadable):
+                    check_value(found, id_read or "")
+                row_id = id_of(found, id_column, first + at)
+                for column, value in zip(columns, values, strict=True):
+                    check_value(value, column)
+            except ValueError as problem:
+                values, error = (), str(problem)
+            yield InputRow(first + at, selection.name, row_id, values, error, at + 1)
 
 
 def check_value(value: Any, column: str) -> None:
@@ -173,7 +164,7 @@ def check_value(value: Any, column: str) -> None:
         raise ValueError(f"The column {column!r} has null.")
     if isinstance(value, _Unreadable):
         raise ValueError(value.says_why(column))  # noqa: TRY004
-    if isinstance(value, str | bytes) and len(value) > input_row.MAX_ROW_BYTES:
+    if isinstance(value, (str, bytes)) and len(value) > input_rows.MAX_ROW_BYTES:
         raise ValueError(f"The value of the column {column!r} is too long.")
 
 

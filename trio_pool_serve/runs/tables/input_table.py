@@ -13,11 +13,9 @@ from attrs import define, field
 from trio_pool_serve.errors import BulkInputError, InputChangedError
 from trio_pool_serve.runs.tables.arrow_rows import arrow_rows, count_arrow_rows
 from trio_pool_serve.runs.tables.compressed_files import READ_BYTES, decompressed, read_errors
-from trio_pool_serve.runs.tables.csv_rows import csv_rows
 from trio_pool_serve.runs.tables.fingerprint import FilePrint, Fingerprint
 from trio_pool_serve.runs.tables.input_files import InputFile, find_files
-from trio_pool_serve.runs.tables.input_row import Cursor, InputRow
-from trio_pool_serve.runs.tables.jsonl_rows import jsonl_rows
+from trio_pool_serve.runs.tables.input_rows import InputRow, RowsOfFile, Selection, csv_rows, jsonl_rows
 from trio_pool_serve.runs.tables.table_formats import Format
 
 DIGEST_BYTES = 32
@@ -97,15 +95,15 @@ class InputTable:
         Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns;
         ``InputChangedError`` at the end of a file that was changed since its scan; ``check_read`` tells earlier.
         """
-        cursor = Cursor(start)
+        number = 0
         for file in self.files:
-            n_rows = self._rows_of_file.get(file.name)
-            if n_rows is not None and n_rows <= cursor.skipping:
-                cursor.number += n_rows
+            skip, n_rows = max(0, start - number), self._rows_of_file.get(file.name)
+            if n_rows is not None and n_rows <= skip:
+                number += n_rows
                 continue
             with read_errors(file.name), self._opened(file) as opened:
                 self._reading = file
-                yield from self._rows_in(opened, file.name, columns, id_column, cursor)
+                number += yield from self._rows_in(opened, Selection(file.name, columns, id_column, number, skip))
                 self._check(file)
 
     def check_read(self) -> None:
@@ -128,16 +126,14 @@ class InputTable:
         self._was_read = True
         yield sys.stdin.buffer
 
-    def _rows_in(
-        self, opened: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
-    ) -> Iterator[InputRow]:
+    def _rows_in(self, opened: BinaryIO, selection: Selection) -> RowsOfFile:
         kind = self.format.kind
         if not self.format.in_lines:
-            return arrow_rows(opened, name, kind, columns, id_column, cursor)
+            return arrow_rows(opened, kind, selection)
         content = decompressed(opened, self.format.compression)
         if kind == "jsonl":
-            return jsonl_rows(content, name, columns, id_column, cursor)
-        return csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor)
+            return jsonl_rows(content, selection)
+        return csv_rows(content, "\t" if kind == "tsv" else ",", selection)
 
     def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> None:
         with read_errors(file.name), self._opened(file) as opened:
@@ -153,10 +149,11 @@ class InputTable:
             n_rows = count_arrow_rows(opened, name, self.format.kind)
             opened.seek(0)
             return n_rows
-        cursor = Cursor(start=sys.maxsize)  # every row is skipped
-        for _ in self._rows_in(io.BufferedReader(hashed, READ_BYTES), name, (), None, cursor):
-            pass
-        return cursor.number
+        try:
+            next(self._rows_in(io.BufferedReader(hashed, READ_BYTES), Selection(name, (), None, 0, skip=sys.maxsize)))
+        except StopIteration as end:
+            return int(end.value)
+        raise AssertionError  # no row is yielded
 
 
 class HashedFile(io.RawIOBase):
