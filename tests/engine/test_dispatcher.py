@@ -166,11 +166,6 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dispatcher_module, device_module, scheduler):
         monkeypatch.setattr(module, "time", clock)
 
-    def launched_now(*args, **fields) -> InFlightBatch:
-        return InFlightBatch(*args, **fields, launched=trio.current_time())
-
-    monkeypatch.setattr(dispatcher_module, "InFlightBatch", launched_now)
-
 
 async def warm_up(floor: Floor) -> None:
     """Have each device compute a batch of each of several sizes, so that its speed is known."""
@@ -509,7 +504,7 @@ async def test_all_rows_are_failed_wherever_they_are(mock_clock, nursery):
     incomplete = floor.submit(replace(waiting[0].request, planned=PlannedBatch(0, 2)))
     await floor.settle()
     assert left.in_flight
-    floor.dispatcher.fail_all(EngineDeadError("It has stopped."))
+    floor.dispatcher.close()
     rows = suspects + launched + waiting + planned + incomplete
     assert {type(row.error) for row in rows} == {EngineDeadError}
     assert (len(floor.queue), len(floor.dispatcher.in_flight), len([*floor.queue.planned])) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The interface of devices, which compute batches in this process or behind a connection, and the batches they have."""
+"""The interface of devices, which compute batches in this process or in another, and the batches in flight there."""
 
 import time
 from abc import ABC, abstractmethod
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeAlias
 
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
@@ -16,10 +16,10 @@ from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput, PoolingRequest
 
 MAX_DELIVERED_ROWS = 512
-"""Rows of one submitter that are delivered to it at once."""
+"""Maximum rows delivered to one submitter at once."""
 
 SUBMITTERS_BETWEEN_CHECKPOINTS = 4
-"""Each may wake a request, which is answered in half a millisecond or more: so other requests, such as ``/health``, do
+"""Each may wake a request, which takes half a millisecond or more to answer: other requests, such as ``/health``, must
 not wait for all of a batch."""
 
 RowValues: TypeAlias = list[tuple[PooledValue, ...]]
@@ -34,38 +34,38 @@ class InFlightBatch:
     entries: Sequence[QueueEntry]
     is_suspect: bool = False
     """Whether its only row was lost with another device, and may be why."""
-    launched: float = field(factory=time.perf_counter)
+    launched: float = field(factory=lambda: time.perf_counter())
     forward_s: float = field(default=0.0, init=False)
     """Seconds that the launch took."""
     copy_s: float = field(default=0.0, init=False)
     """Seconds between the launch and the outputs."""
     device_s: float = field(default=0.0, init=False)
-    """Seconds for which it occupied the device; 0 if that says nothing, as when rows were computed again."""
+    """Seconds that it occupied the device; 0 if that says nothing, as when rows were computed again."""
     handle: PooledBatch | Fault | None = field(default=None, init=False)
-    """What a launch in this process has given; ``None`` if no client waited for any of its rows any more."""
-    batch: Batch = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.batch = Batch(tuple([entry.request for entry in self.entries]))
+    """The result of a launch in this process; ``None`` if no client waited for any of its rows any more."""
+    batch: Batch = field(
+        init=False,
+        default=Factory(lambda self: Batch(tuple([entry.request for entry in self.entries])), takes_self=True),
+    )
 
     @property
     def waited_for(self) -> list[QueueEntry]:
-        """The entries that are not settled, and that clients wait for."""
+        """The entries that are not settled and that clients still wait for."""
         return [entry for entry in self.entries if not (entry.is_settled or entry.is_abandoned)]
 
     @property
     def is_planned(self) -> bool:
-        """Whether it is background work, which may not come back for as long as others keep the cores busy."""
+        """Whether it is background work, which may not return while other work keeps the cores busy."""
         return self.batch.is_planned
 
     @property
     def is_long(self) -> bool:
-        """Whether its rows take so long that short ones should not wait behind it."""
+        """Whether it takes so long that short rows should not wait behind it."""
         return not self.is_planned and self.batch.longest > SHORT_TOKENS
 
     @property
     def work_class(self) -> int:
-        """The class of its rows, by their mean length."""
+        """The work class of its rows, by their mean length."""
         images = self.batch.requests[0].prompt.images
         return work_class(self.batch.tokens // len(self.entries), has_images=images is not None)
 
@@ -105,15 +105,15 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
 
 @frozen
 class DeviceFacts:
-    """What is known of a device once its model is loaded."""
+    """Facts about a device, known once its model is loaded."""
 
     dimensions: int
     """Length of the vectors before truncation; 0 if the model has none."""
     embeds_width: int
-    """Width of token embeddings accepted in place of ids; 0 if none are."""
+    """Width of token embeddings accepted instead of ids; 0 if none are accepted."""
     max_batch_tokens: int
     cosine_with_float32: float | None
-    """Agreement of a quantised model with float32, else ``None``."""
+    """Agreement of a quantised model with float32; ``None`` for other models."""
     probe_request: PoolingRequest | None
     """A row of a few tokens that the model can compute; ``None`` if none is known."""
 
@@ -124,29 +124,28 @@ PASS_WEIGHT = 0.2
 
 @define(eq=False)
 class Device(ABC):
-    """Computes batches. The dispatcher gives it one whenever it has room.
+    """Computes batches. The dispatcher gives it a batch whenever it has room.
 
-    A device server is one device, and so is each thread of this process that launches.
+    A device server is one device, and so is each launch thread of this process.
     """
 
     computes_ahead: ClassVar[bool] = False
-    """Whether it takes a batch while it computes another: further long rows then delay no short ones there."""
+    """Whether it takes a batch while it computes another: then further long rows delay no short ones there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
     short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
     zone: str = field(default="", init=False)
-    """Where it is."""
+    """The zone of its process."""
+    launches: int = field(default=1, init=False)
+    """How many batches it computes at a time; 0 if it takes planned batches only."""
+    takes_ahead: bool = field(default=False, init=False)
+    """Whether its batches wait until another device of this process is free."""
     freed_at: float = field(default=0.0, init=False)
     """When its latest batch came back."""
     tokens_per_s: float = field(default=0.0, init=False)
     """Tokens of a batch computed per second, as a moving average; 0 before the first batch."""
     _pass_s: dict[int, float] = field(init=False, factory=dict)
-    """Seconds that a batch took lately, by the octave of its tokens."""
-
-    @property
-    def takes_ahead(self) -> bool:
-        """Whether its batches wait until another device of this process is free."""
-        return False
+    """Recent seconds per batch, by the octave of its tokens."""
 
     @property
     @abstractmethod
@@ -155,22 +154,17 @@ class Device(ABC):
 
     @property
     def is_available(self) -> bool:
-        """Whether it gets batches when it has room: it neither leaves nor stalls."""
+        """Whether it gets batches when it has room: it is neither draining nor stalled."""
         return True
 
     @abstractmethod
     def planned_room(self, *, others_wait: bool) -> int:
-        """Return how many more planned batches may be launched now, if it is available; others may wait or not."""
+        """Return how many more planned batches may be launched now, if it is available."""
 
     @property
     @abstractmethod
     def limits(self) -> BatchLimits:
-        """What its next batch may have."""
-
-    @property
-    def launches(self) -> int:
-        """How many batches it computes at a time; 0 if it takes planned ones only."""
-        return 1
+        """The limits of its next batch."""
 
     @property
     def long_batches(self) -> int:
@@ -181,8 +175,8 @@ class Device(ABC):
     async def launch(self, batch: InFlightBatch) -> bool:
         """Launch a batch; return when another one may be launched, if there is room.
 
-        Returns whether ``collect`` is to be called. If not, the device tells the dispatcher when the room of the batch
-        is free, and delivers its rows itself. Cancellation: at once; a launch that has begun is left to its thread.
+        Returns whether to call ``collect``. If not, the device frees the batch's room at the dispatcher and delivers
+        its rows itself. Cancellation: at once; a launch that has begun is left to its thread.
         """
 
     async def collect(self, batch: InFlightBatch) -> RowValues | None:
@@ -193,7 +187,7 @@ class Device(ABC):
         raise NotImplementedError
 
     def observe(self, batch: InFlightBatch) -> None:
-        """Record how long a batch took here."""
+        """Record how long a batch took on this device."""
         tokens = batch.batch.tokens
         rate, octave = tokens / batch.device_s, tokens.bit_length()
         self.tokens_per_s += (rate - self.tokens_per_s) * (PASS_WEIGHT if self.tokens_per_s else 1.0)
@@ -203,11 +197,11 @@ class Device(ABC):
 
     @property
     def shortest_pass_s(self) -> float:
-        """Seconds that a batch took lately, of the size that takes least; 0 if nothing has been measured."""
+        """Recent seconds per batch of the fastest size; 0 if nothing has been measured."""
         return min(self._pass_s.values(), default=0.0)
 
     def pass_s(self, tokens: int) -> float:
-        """Return how long a batch of ``tokens`` will take (seconds); 0 if nothing has been measured."""
+        """Return how long a batch of ``tokens`` will take, in seconds; 0 if nothing has been measured."""
         if not self._pass_s:
             return 0.0
         octave = tokens.bit_length()
@@ -215,7 +209,7 @@ class Device(ABC):
         return self._pass_s[nearest] * 2.0 ** max(0, octave - nearest)
 
     def free_in_s(self, now: float) -> float:
-        """Return in how many seconds its batches are computed; if it is late by some time, as much time again."""
+        """Return the seconds until its batches are computed; if they are overdue, the seconds by which they are."""
         if len(self.in_flight) < self.launches:
             return 0.0
         seconds = sum([self.pass_s(each.batch.tokens) for each in self.in_flight]) / max(1, self.launches)

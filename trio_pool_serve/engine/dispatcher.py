@@ -1,15 +1,15 @@
 """Gives each device a batch when it has room, and not before.
 
-``pull`` waits for room, and then for a moment for further rows; it takes a batch, launches it and has another task
-deliver it. So which rows are computed is decided when they can be, from everything that waits then. The room is free
+``pull`` waits for room, then for a moment for further rows; it takes a batch and launches it, and another task delivers
+it. So the rows of a batch are chosen when it can be computed, from all rows that wait at that moment. The room is free
 again before outputs are delivered.
 
-Of several device servers the one gets a batch that will have computed it first, by the time that batches of that size
-took there: a slow one that is idle leaves a lone row to a fast one that will be free soon. One in another zone takes
-only what has waited for ``OTHER_ZONE_S``. One device is left free of long rows, as long as there are short ones.
+Among several device servers, a batch goes to the one expected to finish it first, by the time that batches of its size
+took there: a slow idle server leaves a lone row to a fast one that will be free soon. A server in another zone takes
+only rows that have waited for ``OTHER_ZONE_S``. While there are short rows, one device is kept free of long ones.
 
-Rows of a device that is lost are computed again by another, one at a time and with nothing beside them there: one of
-them may have killed it. A row that has seen ``MAX_LOSSES`` is refused, and so are equal ones: see ``RefusedRows``.
+If a device is lost, its rows are computed again by another device, one at a time and alone there: one of them may have
+killed it. A row that has seen ``MAX_LOSSES`` is refused, and so are equal rows: see ``RefusedRows``.
 """
 
 import math
@@ -33,24 +33,26 @@ from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, Engin
 from trio_pool_serve.telemetry.metrics import BatchHistogram
 from trio_pool_serve.types import CopiedBatch
 
+STOPPED = "The engine has stopped."
+
 OTHER_ZONE_S = 0.05
 """Between zones, bytes cost money and about a millisecond."""
 
 MAX_LOSSES = 2
 
 QUIET_ROUNDS = 4
-"""Rounds of the event loop in which a request that has arrived gets its rows into the queue."""
+"""Rounds of the event loop that a request needs from its arrival until its rows are queued."""
 
 GATHER_SHARE = 0.2
 """The longest wait for further rows, as a share of the shortest pass: much of that pass is a cost of any pass, however
-few its rows are. 8 clients of a model of base size get 1.3 times as many responses per second (docs/profile.md)."""
+few its rows. 8 clients of a model of base size get 1.3 times as many responses per second (docs/profile.md)."""
 
 MAX_GATHER_S = 0.01
-"""Where only long passes have been measured, a fifth of the shortest would be far more than a pass costs."""
+"""If only long passes have been measured, a fifth of the shortest would be far more than a pass costs."""
 
 
 class BatchSource(Protocol):
-    """What batches are taken from: a ``Scheduler``, or the parts that API processes have sent to a device server."""
+    """A queue that batches are taken from: a ``Scheduler``, or the ``Joiner`` of a device server."""
 
     tokens: int
     changed: ParkingLot
@@ -59,10 +61,10 @@ class BatchSource(Protocol):
     """Unparked when rows of background work arrive."""
 
     def __len__(self) -> int:
-        """Return the number of waiting rows, without those of background work."""
+        """Return the number of waiting rows, without background work."""
 
     def take(self, limits: BatchLimits, /, *, leaves_long: bool) -> list[QueueEntry]:
-        """Take the rows of one batch; empty if no row may be taken, as when long ones are left to other devices."""
+        """Take the rows of one batch; empty if no row may be taken, as when long rows are left to other devices."""
 
     @property
     def has_planned(self) -> bool:
@@ -72,11 +74,11 @@ class BatchSource(Protocol):
         """Take the rows of a planned batch; empty if none is complete."""
 
     def take_all(self) -> list[QueueEntry]:
-        """Take all rows, those of background work included."""
+        """Take all rows, background work included."""
 
     @property
     def oldest_s(self) -> float:
-        """Seconds for which the oldest row has waited; 0 if none waits."""
+        """Seconds that the oldest row has waited; 0 if none waits."""
 
 
 @define(eq=False)
@@ -88,29 +90,31 @@ class Dispatcher:
     """Counts the seconds in which batches were in flight."""
     queue_times: BatchHistogram | None = None
     """Observes how long rows have waited."""
-    on_computed: Callable[[InFlightBatch], None] | None = None
+    on_computed: Callable[[InFlightBatch], None] = lambda _: None
     """Called with each batch before its outputs are delivered."""
     zone: str = ""
     devices: list[Device] = field(init=False, factory=list)
+    is_closed: bool = field(init=False, default=False)
+    """Whether no row will be computed any more."""
     rates: ComputeRates = field(init=False, factory=ComputeRates)
     refused: RefusedRows = field(init=False, factory=RefusedRows)
     others_tokens: int = field(init=False, default=0)
-    """Tokens that the devices have computed for other processes since this one's last batch; for a moment, less than 0
-    if answers come in several frames."""
+    """Tokens that the devices have computed for other processes since this one's last batch; briefly below 0 if answers
+    come in several frames."""
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
     _look_again_s: float = field(init=False, default=math.inf)
-    """After how many seconds another device may get what waits."""
+    """Seconds after which another device may get the waiting rows."""
     _suspects: deque[QueueEntry] = field(init=False, factory=deque)
-    """Rows of lost devices, which wait to be computed again."""
+    """Rows of lost devices that wait to be computed again."""
     _behind: list[InFlightBatch] = field(init=False, factory=list)
-    """Batches of devices of this process that wait until another one is computed, the first in turn first."""
+    """Batches of this process's devices that wait until another is computed, the next in turn first."""
     _busy_since: float | None = field(init=False, default=None)
-    """Until when the seconds with batches in flight are counted; ``None`` while there are none."""
+    """The time up to which seconds with batches in flight are counted; ``None`` while there are none."""
 
     @property
     def in_flight(self) -> list[InFlightBatch]:
-        """The batches that are launched and not back."""
+        """The batches that are launched and have not returned."""
         return [batch for device in self.devices for batch in device.in_flight]
 
     @property
@@ -127,7 +131,7 @@ class Dispatcher:
     async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
         """Launch batches on some of the devices, forever; tasks in ``nursery`` settle them.
 
-        A device that blocks in ``launch`` has a task of its own. Cancellation: at once; what is in flight stays there.
+        A device that blocks in ``launch`` has a task of its own. Cancellation: at once; batches in flight stay so.
         """
         while True:
             await self._gather(devices)
@@ -143,7 +147,7 @@ class Dispatcher:
                 continue
             is_copied = isinstance(batch.handle, CopiedBatch) and len(batch.handle.rows) == 1 == len(batch.entries)
             if is_copied and not self.has_waiting:
-                await self._finish(device, batch)  # nothing is waited for: a task would cost a round of the event loop
+                await self._finish(device, batch)  # this does not wait: a task would cost a round of the event loop
             else:
                 nursery.start_soon(self._finish, device, batch)
 
@@ -157,10 +161,10 @@ class Dispatcher:
             self.source.changed.unpark_all()  # a batch may be taken ahead
 
     async def _gather(self, devices: Sequence[Device]) -> None:
-        """Wait while rows keep arriving that the next batch may have, too. Cancellation: at once.
+        """Wait while rows keep arriving that could join the next batch. Cancellation: at once.
 
-        Clients that were answered together ask again one after the other. Without waiting, the first of their rows
-        would be a batch, and those behind it would wait for that.
+        Clients that were answered together send their next requests one after the other. Without waiting, the first of
+        their rows would be a batch, and the others would wait for it.
         """
         shortest_s = min([each.shortest_pass_s for each in devices], default=0.0)
         until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
@@ -173,7 +177,7 @@ class Dispatcher:
             quiet = quiet + 1 if waiting == before else 0
 
     async def _wait(self, devices: Sequence[Device]) -> None:
-        """Wait until there may be a batch to take: for room, and only if there is some, for rows."""
+        """Wait until there may be a batch to take: for room, or if there is room, for rows."""
         available = [each for each in devices if each.is_available]
         takes_rows = any(each.room > 0 or (each.takes_ahead and not each.in_flight) for each in available)
         if not takes_rows and not any(each.planned_room(others_wait=False) > 0 for each in available):
@@ -181,7 +185,7 @@ class Dispatcher:
         elif not any(each.launches or each.takes_ahead for each in available):
             await self.source.planned_changed.park()
         elif math.isinf(self._look_again_s):
-            await self.source.changed.park()  # a scope takes a tenth of a lone request's calls
+            await self.source.changed.park()  # a cancel scope would be a tenth of a lone request's calls
         else:
             with trio.move_on_after(self._look_again_s):
                 await self.source.changed.park()
@@ -195,7 +199,7 @@ class Dispatcher:
         devices = [each for each in devices if each.is_available]
         held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
         if held is None and devices and (suspect := self._next_suspect()) is not None:
-            held = min(devices, key=lambda each: len(each.in_flight))  # which gets no others until it has none
+            held = min(devices, key=lambda each: len(each.in_flight))  # gets no other batch until it has none
             if not held.in_flight:
                 self._suspects.popleft()
                 return held, InFlightBatch([suspect], is_suspect=True)
@@ -212,9 +216,9 @@ class Dispatcher:
         return None
 
     def _in_turn(self, devices: Sequence[Device]) -> Sequence[Device]:
-        """Return the devices that may get the next batch now, the one that would be done with it first at the front.
+        """Return the devices that may get the next batch now, starting with the one that would finish it first.
 
-        Others get what those before them leave: long rows.
+        A device gets the rows that the ones before it leave: long rows.
         """
         free = [each for each in devices if each.room > 0]
         if len(devices) == 1 or not free or not len(self.source):
@@ -241,11 +245,11 @@ class Dispatcher:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether rows wait in the source, or rows of lost devices wait to be computed again."""
+        """Whether rows wait, including rows of lost devices."""
         return len(self.source) > 0 or len(self._suspects) > 0
 
     def note_room(self) -> None:
-        """Wake those that wait for a batch: there may be more room, or rows that may be taken now."""
+        """Wake the tasks that wait for a batch: there may be more room, or rows that may be taken now."""
         self._count_busy()
         self.room.unpark_all()
         if self.has_waiting or self.source.has_planned:
@@ -253,14 +257,14 @@ class Dispatcher:
             self.source.planned_changed.unpark_all()
 
     def _count_busy(self) -> None:
-        """Count the seconds until now if batches were in flight; those with several count once."""
+        """Count the seconds until now if batches were in flight; overlapping batches count once."""
         now = time.perf_counter()
         if self._busy_since is not None:
             self.busy.inc(now - self._busy_since)
         self._busy_since = now if any(device.in_flight for device in self.devices) else None
 
     def _leaves_long(self, device: Device) -> bool:
-        """Return whether long rows are left to other devices, that this one stays free for short ones."""
+        """Return whether long rows are left to other devices, so that this one stays free for short ones."""
         if device.computes_ahead and device.long_batches:
             return False
         if device.takes_ahead:
@@ -270,17 +274,17 @@ class Dispatcher:
         return 0 < most <= sum([min(each.launches, each.long_batches) for each in devices])
 
     async def _finish(self, device: Device, batch: InFlightBatch) -> None:
-        """Settle the rows of a batch, and free its room."""
+        """Free the room of a batch, and settle its rows."""
         rows = await device.collect(batch)
         self.free(device, batch)
         try:
             if rows is not None:
                 await batch.deliver(rows)
-        finally:  # for rows without an output no client waits, unless the engine ends
-            fail_unsettled(batch.entries, EngineDeadError("The engine has stopped."))
+        finally:  # no client waits for rows without an output, unless the engine ends
+            fail_unsettled(batch.entries, EngineDeadError(STOPPED))
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:
-        """Free the room of batches that were computed together: the next one may be taken before they are delivered."""
+        """Free the room of batches that were computed together; the next one may be taken before they are delivered."""
         for batch in batches:
             device.in_flight.remove(batch)
         device.freed_at = time.perf_counter()
@@ -292,34 +296,33 @@ class Dispatcher:
                 self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
         self.note_room()
         self._observe(device, batches)
-        if self.on_computed is not None:
-            for batch in batches:
-                self.on_computed(batch)
+        for batch in batches:
+            self.on_computed(batch)
 
     def _observe(self, device: Device, batches: Sequence[InFlightBatch]) -> None:
         measured = [batch for batch in batches if batch.device_s]
         if not measured:
-            if not all(batch.is_planned for batch in batches):  # of which some were computed again, in parts
+            if not all(batch.is_planned for batch in batches):  # some were computed again, in parts
                 self.rates.drain_s(device.freed_at, device.freed_at, left_waiting=False)
             return
         for batch in measured:
             device.observe(batch)
         left_waiting, was_left = len(self.source) > 0, self.rates.left_waiting
-        # Without the time in which those before were computed, by whichever device.
+        # Without the time in which earlier batches were computed, on any device.
         seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
         tokens = sum([batch.batch.tokens for batch in measured]) + max(0, self.others_tokens)
         self.others_tokens = 0
-        if was_left or not device.computes_ahead:  # else it had rows of other processes before these
+        if was_left or not device.computes_ahead:  # else it may have had rows of other processes before these
             self.rates.observe(measured[0].work_class, tokens, seconds, left_waiting=left_waiting)
 
     def seconds_of(self, entries: Sequence[QueueEntry]) -> float:
-        """Return how long a batch of rows of about one length will take (seconds); 0 if that is unknown."""
+        """Return how long a batch of rows of about one length will take, in seconds; 0 if that is unknown."""
         per_token = float(self.rates.seconds_per_token[class_of(entries[0].request.prompt)])
         seconds = sum([entry.tokens for entry in entries]) * per_token
         return seconds if math.isfinite(seconds) else 0.0
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError) -> None:
-        """Queue the rows of a lost device for another one, if there is any; refuse rows that were lost with two."""
+        """Queue the rows of a lost device for another, if there is one; refuse rows that two devices were lost with."""
         for entry in batch.waited_for:
             entry.losses += 1
             if entry.losses >= MAX_LOSSES:
@@ -331,7 +334,7 @@ class Dispatcher:
         self.note_room()
 
     def give_back(self, batch: InFlightBatch, queue: Scheduler) -> None:
-        """Queue the rows of a batch again that a lost device has not been sent: they are not why it was lost."""
+        """Queue rows again that were not yet sent to a device when it was lost: they are not why it was lost."""
         if batch.is_suspect:
             self._suspects += batch.waited_for
         elif waited_for := batch.waited_for:
@@ -339,7 +342,7 @@ class Dispatcher:
         self.note_room()
 
     def _next_suspect(self) -> QueueEntry | None:
-        """Return the first suspect; those before it that need not be computed any more leave."""
+        """Return the first suspect; drop those before it that need not be computed any more."""
         while self._suspects:
             entry = self._suspects[0]
             if entry.request.deadline < trio.current_time():
@@ -350,18 +353,28 @@ class Dispatcher:
         return None
 
     def fail_waiting(self, error: Exception) -> None:
-        """Fail all rows that wait, those of background work and of lost devices included."""
+        """Fail all waiting rows, including background work and rows of lost devices."""
         waiting = [*self.source.take_all(), *self._suspects]
         self._suspects.clear()
         fail_unsettled(waiting, error)
 
-    def fail_all(self, error: Exception) -> None:
-        """Fail all rows that are not settled, those that are launched included."""
-        self.fail_waiting(error)
+    def close(self) -> None:
+        """Fail all rows that are not settled, launched ones included: no row will be computed any more."""
+        self.is_closed, stopped = True, EngineDeadError(STOPPED)
+        self.fail_waiting(stopped)
         for device in self.devices:
             launched = [entry for batch in device.in_flight for entry in batch.entries]
             device.in_flight.clear()
-            fail_unsettled(launched, error)
+            fail_unsettled(launched, stopped)
+        self.note_room()  # wakes tasks in ``wait_ready``
+
+    async def wait_ready(self) -> None:
+        """Wait until there is a device. Raises ``EngineDeadError`` if this is closed. Cancellation: at once."""
+        await trio.lowlevel.checkpoint()
+        while not self.devices and not self.is_closed:
+            await self.room.park()
+        if self.is_closed:
+            raise EngineDeadError(STOPPED)
 
     def __repr__(self) -> str:
         return f"<Dispatcher, {len(self.devices)} devices, {len(self.in_flight)} batches in flight, {self.source!r}>"

@@ -8,7 +8,7 @@ from attrs import define, evolve, field
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
-from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.dispatcher import STOPPED, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
 from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone, Submission
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -23,9 +23,9 @@ MAX_AGE = 2.0
 
 @define(eq=False)
 class Engine:
-    """Computes the rows of one model: orders them in a queue, from which a worker computes batches.
+    """Computes the rows of one model: queues them, and a worker computes batches from the queue.
 
-    The worker is in this process, or there are some in others: the packages above do not know which.
+    The worker is in this process, or there are workers in others: the packages above do not know which.
     """
 
     worker: Worker | RemoteWorkers
@@ -33,7 +33,6 @@ class Engine:
     scheduler: Scheduler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
-    is_dead: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         worker, metrics, max_queue_s = self.worker, self.worker.metrics, self.worker.config.max_queue_s
@@ -42,48 +41,39 @@ class Engine:
         self.admission = Admission(max_queue_s, lambda: self.seconds_per_token)
         worker.queue, worker.dispatcher = self.scheduler, self.dispatcher
         if isinstance(worker, RemoteWorkers):
-            worker.admission = self.admission  # of which device servers are told, as processes share them
+            worker.admission = self.admission  # device servers, which processes share, are told of it
         metrics.add_gauges(lambda: self.statistics().gauges())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model, then compute until cancelled; ``task_status.started`` is called before loading.
 
-        Raises ``ModelLoadError`` if the model cannot be loaded and ``EngineDeadError`` if the engine cannot go on; all
-        waiting rows have failed by then. Cancellation: waiting rows fail with ``EngineDeadError``, and a device call
-        that is running is abandoned to its thread.
+        Raises ``ModelLoadError`` if the model cannot be loaded and ``EngineDeadError`` if the engine cannot continue;
+        all waiting rows have failed by then. Cancellation: waiting rows fail with ``EngineDeadError``, and a device
+        call that is running is abandoned to its thread.
         """
         task_status.started()
-        try:
-            await self.worker.run()
-        finally:
-            self.is_dead = True
-            self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
-            self.dispatcher.note_room()  # wakes tasks in ``wait_ready``
+        await self.worker.run()
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.
 
         Cancellation: at once.
         """
-        await trio.lowlevel.checkpoint()
-        while not self.dispatcher.devices and not self.is_dead:
-            await self.dispatcher.room.park()
-        if self.is_dead:
-            raise EngineDeadError("The engine has stopped.")
+        await self.dispatcher.wait_ready()
 
     @property
     def facts(self) -> DeviceFacts:
-        """What is known of the loaded model. Raises as ``submit`` when not ready."""
+        """Facts about the loaded model. Raises as ``submit`` when not ready."""
         self.require_ready()
         return self.worker.facts
 
     @property
     def state(self) -> EngineState:
         """The engine's state."""
-        return "dead" if self.is_dead else self.worker.state
+        return "dead" if self.dispatcher.is_closed else self.worker.state
 
     def statistics(self) -> QueueStatistics:
-        """Return the engine's state and load, as far as they are known in this process."""
+        """Return the engine's state and load, as far as this process knows them."""
         tokens, waiting_s = self.admission.tokens, self.admission.waiting_s
         return evolve(self.worker.statistics(), state=self.state, admitted_tokens=tokens, waiting_s=waiting_s)
 
@@ -101,8 +91,8 @@ class Engine:
         """Compute rows; return them in the order of the requests.
 
         ``submit(*entries)``, by default ``submit_nowait``, submits them now or later. Raises ``EngineLoadingError``,
-        ``EngineDeadError``, or the error of the first row that failed: ``BatchFailedError``, or what ``row_done``
-        raised. Then, and on cancellation, rows that have not been launched leave the queue; those that have are
+        ``EngineDeadError``, or the error of the first row that failed: ``BatchFailedError``, or the exception that
+        ``row_done`` raised. Then, and on cancellation, rows that are not launched leave the queue; launched rows are
         computed, and their outputs dropped.
         """
         submission = Submission(requests, row_done)
@@ -127,9 +117,9 @@ class Engine:
         return self.dispatcher.refused.fail_equal([entry for entry in entries if not entry.is_settled])
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row out of the queue; one that has been launched is computed, and its output dropped.
+        """Take a row out of the queue. A launched row is computed, and its output dropped.
 
-        Should its batch fail, it is not computed again.
+        If its batch fails, it is not computed again.
         """
         entry.is_abandoned = True
         self.scheduler.withdraw(entry)
@@ -137,29 +127,29 @@ class Engine:
             entry.holder.withdraw(entry)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:
-        """Admit a request, until the end of the context that is returned.
+        """Admit a request until the end of the returned context.
 
-        Raises ``OverloadedError`` if it would wait for too long, and as ``submit`` when not ready.
+        Raises ``OverloadedError`` if it would wait too long, and as ``submit`` when not ready.
         """
         self.require_ready()
         self.worker.note_admitted()
         return self.admission.admit(work)
 
     def refuse_late(self, work: EstimatedWork) -> None:
-        """Raise what ``admit`` would raise."""
+        """Raise the error that ``admit`` would raise, if any."""
         self.require_ready()
         self.admission.refuse_late(work)
 
     def require_ready(self) -> None:
         """Raise ``EngineDeadError`` or ``EngineLoadingError`` unless a worker takes rows."""
-        if self.is_dead:
-            raise EngineDeadError("The engine has stopped.")
+        if self.dispatcher.is_closed:
+            raise EngineDeadError(STOPPED)
         if not self.worker.takes_rows:
             raise EngineLoadingError(self.worker.loading_message)
 
     @property
     def seconds_per_token(self) -> SecondsPerToken:
-        """The rates of all devices together, by work class: slower by the turns that other API processes have."""
+        """The rates of all devices together, by work class, reduced by the turns of other API processes."""
         return self.worker.shared(self.dispatcher.rates.seconds_per_token)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The device of this process: a thread that launches batches on a worker's runner."""
+"""The devices of this process: threads that launch batches on a worker's runner."""
 
 import logging
 import math
@@ -24,11 +24,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
-"""Batches of one launch thread that are launched and not yet copied to the host: one is copied while the next one is
+"""Batches of one launch thread that are launched and not yet copied to the host: while one is copied, the next is
 computed."""
 
 ThreadKind: TypeAlias = Literal["launch", "ahead", "background"]
-"""ahead: while the others compute, launches the batch that is computed next, so that no core waits for the event loop.
+"""ahead: while the others compute, launches the next batch, so that no core waits for the event loop.
 background: launches planned batches, which are computed at idle priority."""
 
 
@@ -36,8 +36,8 @@ background: launches planned batches, which are computed at idle priority."""
 class LaunchThread(Device):
     """One of a worker's threads, with room for ``MAX_IN_FLIGHT`` batches.
 
-    A batch that fails is computed again in parts here, so that nothing is sent anywhere for it. Its exception is not
-    kept: the traceback would keep tensors in memory.
+    A batch that fails is computed again in parts here, so that nothing is sent again. Its exception is not kept: the
+    traceback would keep tensors in memory.
     """
 
     worker: "Worker"
@@ -47,14 +47,11 @@ class LaunchThread(Device):
 
     def __attrs_post_init__(self) -> None:
         self.short_batch = self.worker.short_batch
-
-    @property
-    def takes_ahead(self) -> bool:  # noqa: D102
-        return self.kind == "ahead"
+        self.takes_ahead, self.launches = self.kind == "ahead", int(self.kind == "launch")
 
     @property
     def room(self) -> int:  # noqa: D102
-        if self.kind == "ahead":
+        if self.takes_ahead:
             worker = self.worker
             is_needed = worker.queue.tokens <= self.short_batch.tokens and worker.dispatcher.all_compute
             return 1 - len(self.in_flight) if is_needed and not worker.offload.waiting("launch") else 0
@@ -63,18 +60,14 @@ class LaunchThread(Device):
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
         if self.kind == "background":
             return 1 - len(self.in_flight)
-        return 0 if others_wait or self.kind == "ahead" or self.worker.loaded.background_launches else self.room
+        return 0 if others_wait or self.takes_ahead or self.worker.loaded.background_launches else self.room
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
         worker = self.worker
         # Rows that arrive meanwhile wait behind a batch that is taken ahead, so it is a short one.
-        most = self.short_batch.tokens if self.kind == "ahead" else worker.budget.tokens
-        return BatchLimits(most, self.short_batch.tokens, worker.loaded.pads)
-
-    @property
-    def launches(self) -> int:  # noqa: D102
-        return int(self.kind == "launch")
+        max_tokens = self.short_batch.tokens if self.takes_ahead else worker.budget.tokens
+        return BatchLimits(max_tokens, self.short_batch.tokens, worker.loaded.pads)
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
         metrics, rows = self.worker.metrics, batch.batch
@@ -90,7 +83,7 @@ class LaunchThread(Device):
         if isinstance(rows, Fault):
             await self._recover(batch, rows)
             return None
-        if rows is not None and not batch.is_planned:  # how long those take depends on what others compute
+        if rows is not None and not batch.is_planned:  # how long a planned one takes depends on other work
             batch.device_s = time.perf_counter() - max(batch.launched, self.freed_at)
             self.worker.budget.observe(self._budgeted_tokens(batch))
             self.worker.metrics.forward.observe(batch.forward_s)
@@ -98,7 +91,7 @@ class LaunchThread(Device):
         return rows
 
     async def _launch(self, batch: InFlightBatch) -> None:
-        """Launch a batch, unless no client waits for any of its rows any more."""
+        """Launch a batch, unless no client waits for any of its rows."""
 
         def launch() -> PooledBatch | None:
             if all(entry.is_abandoned for entry in batch.entries):
@@ -126,7 +119,7 @@ class LaunchThread(Device):
         return rows
 
     async def _recover(self, batch: InFlightBatch, fault: Fault) -> None:
-        """Compute the rows of a batch that failed again, in parts, and settle them: see ``BatchRecovery``.
+        """Compute the rows of a failed batch again, in parts, and settle them: see ``BatchRecovery``.
 
         Cancellation: at once; rows that are not settled stay so.
         """
@@ -150,7 +143,7 @@ class LaunchThread(Device):
         faults["failed_rows"].inc(recovery.failed_rows)
 
     def _budgeted_tokens(self, batch: InFlightBatch) -> int:
-        """Return the tokens of a batch as its budget counts them."""
+        """Return the tokens of a batch as the token budget counts them."""
         return batch.batch.padded_tokens if self.worker.loaded.pads else batch.batch.tokens
 
     async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault:

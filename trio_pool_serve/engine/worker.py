@@ -1,4 +1,4 @@
-"""A runner and all that belongs to its device: loading, memory, launch threads, budget and state."""
+"""A runner with its loading, memory, launch threads, token budget and state."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @define(eq=False, repr=False)
 class Worker:
-    """Computes what waits in ``queue``, on one runner, which ``load()`` returns; it is called in a thread.
+    """Computes the rows of ``queue`` on one runner, which ``load()`` returns; it is called in a thread.
 
-    A batch is formed when it can be launched: batches grow with the load, and no row waits for more.
+    A batch is formed when it can be launched: batches grow with the load, and no row waits for others to arrive.
     """
 
     loading_message: ClassVar[str] = "The model is being loaded."
@@ -37,7 +37,7 @@ class Worker:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     queue: BatchSource = field(init=False)
-    """Set, as ``dispatcher``, by the engine or the device server that this computes for."""
+    """Set, like ``dispatcher``, by the engine or device server that this computes for."""
     dispatcher: Dispatcher = field(init=False)
     runner: Runner | None = field(default=None, init=False)
     computed_by: ComputedBy = field(default=ComputedBy(), init=False)
@@ -46,17 +46,16 @@ class Worker:
     short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
     batches: int = field(default=0, init=False)
     failed_batches: int = field(default=0, init=False)
-    _state: EngineState = field(default="loading", init=False)
 
     def __attrs_post_init__(self) -> None:
         self.metrics.add_gauges(self.memory.gauges)
 
     async def run(self) -> None:
-        """Load the model and compute a first row; then compute what the dispatcher takes, until cancelled.
+        """Load the model and compute a first row; then compute the batches that the dispatcher takes, until cancelled.
 
         Raises ``ModelLoadError`` if the model cannot be loaded or cannot compute, and ``EngineDeadError`` if no later
-        batch can succeed; all waiting rows have failed by then. Cancellation: as then, at once; what loads or launches
-        is abandoned to its thread.
+        batch can succeed; all waiting rows have failed by then. Cancellation: at once, all waiting rows fail; a call
+        that loads or launches is abandoned to its thread.
         """
         try:
             threads = await self._load()
@@ -65,20 +64,18 @@ class Worker:
                 await self._compute_one(threads[0])
                 for thread in threads:
                     nursery.start_soon(self.dispatcher.pull, [thread], nursery)
-                self.dispatcher.devices, self._state = [*threads], "ready"
+                self.dispatcher.devices = [*threads]
                 self.dispatcher.note_room()
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):
                 raise cause from cause.__cause__
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
-            self._state = "dead"
-            self.dispatcher.fail_all(EngineDeadError("The engine has stopped."))
-            self.dispatcher.note_room()
+            self.dispatcher.close()
             self.offload.close()
 
     def shared(self, rates: SecondsPerToken) -> SecondsPerToken:
-        """Return the rates of this process's rows, which are all: it shares the device with no other."""
+        """Return the rates unchanged: the device is not shared with other processes."""
         return rates
 
     def note_admitted(self) -> None:
@@ -86,30 +83,28 @@ class Worker:
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if it cannot be. Cancellation: at once."""
-        await trio.lowlevel.checkpoint()
-        while self._state == "loading":
-            await self.dispatcher.room.park()
-        if self._state == "dead":
-            raise EngineDeadError("The engine has stopped.")
+        await self.dispatcher.wait_ready()
 
     @property
     def takes_rows(self) -> bool:
         """Whether the model is loaded."""
-        return self._state == "ready"
+        return bool(self.dispatcher.devices)
 
     @property
     def stall_reason(self) -> str:
-        """Why no batches come back; empty if they do."""
+        """Why no batches return; empty if they do."""
         oldest_s = self.dispatcher.oldest_in_flight_s
         return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > self.config.stall_timeout_s else ""
 
     @property
     def state(self) -> EngineState:
         """Its state."""
-        return "stalled" if self.takes_rows and self.stall_reason else self._state
+        if self.dispatcher.is_closed:
+            return "dead"
+        return "loading" if not self.takes_rows else "stalled" if self.stall_reason else "ready"
 
     def statistics(self) -> EngineStatistics:
-        """Return the state and the load, without what is admitted."""
+        """Return the state and the load, without admitted requests."""
         dispatcher = self.dispatcher
         return EngineStatistics(
             state=self.state,
@@ -126,13 +121,13 @@ class Worker:
 
     @property
     def loaded(self) -> Runner:
-        """The runner, once the model is loaded."""
-        assert self.runner is not None  # noqa: S101  (the caller knows that it is)
+        """The runner; read it only once the model is loaded."""
+        assert self.runner is not None  # noqa: S101  (the model is loaded)
         return self.runner
 
     @cached_property  # read several times for each request
     def facts(self) -> DeviceFacts:
-        """What is known of the loaded model."""
+        """Facts about the loaded model."""
         runner = self.loaded
         sizes = runner.dimensions, runner.embeds_width, self.budget.max_tokens
         return DeviceFacts(*sizes, runner.cosine_with_float32, runner.probe_request)
@@ -145,7 +140,7 @@ class Worker:
             runner.return_memory()
             return budget
 
-        # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
+        # After the other models of the start, which have waited since this one began to load: the limiter is fair.
         self.budget = TokenBudget(await self.run_in_thread("load", self.memory.measured()(prepare)))
         if (about := getattr(runner, "description", None)) is not None:  # runners of other programs may lack it
             self.computed_by = ComputedBy(about.fingerprint, about.dtype, about.backend)
@@ -156,7 +151,7 @@ class Worker:
         return threads + [LaunchThread(self, "background") for _ in range(runner.background_launches)]
 
     async def _compute_one(self, thread: LaunchThread) -> None:
-        """Compute a row as later ones are. Raises ``ModelLoadError`` if that fails."""
+        """Compute a row in the same way as later ones. Raises ``ModelLoadError`` if that fails."""
         if (request := self.loaded.probe_request) is None:
             return
         submission = Submission([request], require_finite)
@@ -170,10 +165,10 @@ class Worker:
             raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {error}") from error
 
     async def run_in_thread(self, kind: ThreadKind | Literal["load"], blocking: Callable[[], T]) -> T:
-        """Return what ``blocking()`` returns, run in a thread that loads or launches.
+        """Run ``blocking()`` in a thread that loads or launches, and return its result.
 
-        Raises ``RunnerDeadError`` in place of what is no ``Exception``, such as ``SystemExit``. Cancellation: at once;
-        what has begun is left to its thread.
+        Raises ``RunnerDeadError`` instead of a ``BaseException`` that is not an ``Exception``, such as ``SystemExit``.
+        Cancellation: at once; a call that has begun is left to its thread.
         """
 
         def contained() -> T:
@@ -188,12 +183,12 @@ class Worker:
         return await self.offload.run(kind, contained, lowers_priority=lowers_priority)
 
     async def return_memory(self) -> None:
-        """Return freed memory between two batches, so that none waits for the heap. Cancellation: at once."""
+        """Return freed memory between two batches, so that no batch waits for the heap. Cancellation: at once."""
         await self.run_in_thread("launch", self.loaded.return_memory)
         await self.run_in_thread("launch", return_freed_memory)
 
     async def _keep_returning_memory(self) -> None:
-        """Return what loading has freed, and later batches, every ``RETURN_EVERY_S`` in which there were some."""
+        """Return memory freed by loading, then every ``RETURN_EVERY_S`` if batches were computed meanwhile."""
         returned = -1
         while True:
             await trio.sleep(RETURN_EVERY_S)

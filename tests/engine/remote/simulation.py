@@ -19,7 +19,6 @@ from trio.testing import memory_stream_pair
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine import device, dispatcher, launch_thread, queue_entry, scheduler
-from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import device_server, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
@@ -49,13 +48,6 @@ def patch_time(patch: pytest.MonkeyPatch) -> None:
     """Make the engine read Trio's clock."""
     for module in TIMED:
         patch.setattr(module, "time", SimpleNamespace(perf_counter=trio.current_time))
-    launched = InFlightBatch.__attrs_post_init__
-
-    def launch_now(batch: InFlightBatch) -> None:
-        batch.launched = trio.current_time()  # its default has been looked up already
-        launched(batch)
-
-    patch.setattr(InFlightBatch, "__attrs_post_init__", launch_now)
 
 
 def row(tokens: int, token: int = 1, *, client: int = 0, **prompt: Any) -> PoolingRequest:

@@ -146,10 +146,6 @@ class RemoteDevice(Device):
         budget = self.hello.max_batch_tokens if self.told is None else self.told.budget
         return BatchLimits(budget, self.short_batch.tokens, self.hello.pads)
 
-    @property
-    def launches(self) -> int:  # noqa: D102
-        return 1 if self.hello is None else self.hello.launches
-
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
         for entry in batch.entries:
             entry.holder, entry.number = self, next(self._numbers)
@@ -217,7 +213,7 @@ class RemoteDevice(Device):
             raise LinkRefusedError("it has said hello twice")
         self.on_ready(self, hello)
         logger.info("connected to the engine process at %s", self.connector.name)
-        self.hello, self.zone, self.failure = hello, hello.zone, ""
+        self.hello, self.zone, self.launches, self.failure = hello, hello.zone, hello.launches, ""
         self.dispatcher.note_room()
 
     async def _leave(self, connection: trio.CancelScope) -> None:

@@ -55,12 +55,15 @@ class RemoteWorkers:
         self.links = [RemoteDevice(each, self.add_ready, self.lose, stall_timeout_s) for each in self.connectors]
 
     async def run(self) -> None:
-        """Connect, and give batches to the links that are ready, until cancelled. Cancellation: at once."""
-        async with trio.open_nursery() as nursery:
-            for link in self.links:
-                nursery.start_soon(link.run)
-            # Those that join are run by others.
-            await self.dispatcher.pull(self._ready, nursery)
+        """Connect, and give batches to ready links, until cancelled. Cancellation: at once; all rows fail."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for link in self.links:
+                    nursery.start_soon(link.run)
+                # Links that join are run by others.
+                await self.dispatcher.pull(self._ready, nursery)
+        finally:
+            self.dispatcher.close()
 
     def add_ready(self, link: RemoteDevice, hello: Hello) -> None:
         """Use a device server that is ready, one of ``connectors`` or another that has joined."""
