@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from trio_pool_serve.command_line.flags import GROUPS, kind_of, settings_of
+from trio_pool_serve.command_line.flags import GROUPS, kind_of, settings_of, shown
 from trio_pool_serve.command_line.other_names import ALIASES, FOREIGN, GONE
 from trio_pool_serve.command_line.server_commands import ENVIRONMENT_PREFIX
-from trio_pool_serve.command_line.units import shown
 from trio_pool_serve.config.setting import flag_of
 
 TARGET = Path(__file__).parent / "settings.md"

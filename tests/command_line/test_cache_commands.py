@@ -88,7 +88,7 @@ def test_all_entries_are_removed_and_nothing_else(names, tmp_path, capsys):
 def test_what_is_not_named_right_removes_nothing(wrong, names, tmp_path):
     (tmp_path / "notes").mkdir()
     given = [*wrong, names[0]] if wrong else []
-    message = f"has no {wrong[0]}" if wrong and wrong != ["--all"] else "Name what to remove .* or use --all"
+    message = f"has no {wrong[0]}" if wrong and wrong != ["--all"] else "Name the models to remove .* or use --all"
     with pytest.raises(ValueError, match=rf"{message}\. There are: {names[0]}, {names[1]}\."):
         run("remove", *given, cache=tmp_path)
     assert len(ModelCache(tmp_path).entries()) == 2

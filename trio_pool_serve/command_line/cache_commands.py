@@ -26,7 +26,7 @@ COLUMNS = ("name", "what", "size", "last used", "made with")
 
 @cache_app.command(name="list")
 def list_entries(*, cache_dir: CacheDir = None) -> int:
-    """Show what is kept, the last used first: in columns, or with tabs between them if it is not for a terminal."""
+    """List the converted models, the last used first: in columns on a terminal, otherwise separated by tabs."""
     cache = _cache_of(cache_dir)
     entries = cache.entries()
     _print_rows([_cells_of(entry) for entry in entries])
@@ -42,15 +42,15 @@ def remove(
     all: Annotated[bool, Parameter(help="Remove all.", negative=())] = False,  # noqa: A002  (the name of a flag)
     cache_dir: CacheDir = None,
 ) -> int:
-    """Remove converted models. Servers that have loaded them go on; the next start converts again.
+    """Remove converted models. Servers that have loaded them keep running; the next start converts again.
 
-    What a process is converting, or has locked to read it, is not removed, and the exit status is 1.
+    Models that a process is converting or reading are not removed, and the exit status is 1.
     """
     cache = _cache_of(cache_dir)
     known = {entry.name: entry for entry in cache.entries()}
     listed = ", ".join(known) or "none"
     if bool(names) == all:
-        raise ValueError(f"Name what to remove from {cache.folder}, or use --all. There are: {listed}.")
+        raise ValueError(f"Name the models to remove from {cache.folder}, or use --all. There are: {listed}.")
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"{cache.folder} has no {', '.join(unknown)}. There are: {listed}.")

@@ -1,15 +1,15 @@
-"""Flags of commands, made from the configuration's classes, which know nothing of a command line."""
+"""Flags of commands, made from the classes of settings, and their values with units: ``16MiB``, ``30s``."""
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import attrs
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
-from trio_pool_serve.command_line.units import converter_of, shown
 from trio_pool_serve.config import Config
 from trio_pool_serve.config.setting import Setting, plain_message
 
@@ -28,7 +28,7 @@ GROUPS = {
     "batch": "Batch API",
     "model_changes": "Models at run time",
 }
-"""The fields of ``Config`` whose own fields are flags, in the order of the help, with its headings."""
+"""Headings of the help, in their order, by the field of ``Config`` whose fields are flags."""
 
 COMMON = frozenset({
     "served_model_name", "dtype", "device", "max_model_len", "long_text", "task", "pooling", "trust_remote_code",
@@ -38,14 +38,24 @@ COMMON = frozenset({
 })  # fmt: skip
 """The settings that ``--help`` shows; ``--help-all`` shows all."""
 
+SIZES = {"": 1, "b": 1} | {
+    f"{letter}{between}{end}": base**power
+    for base, between in ((1000, ""), (1024, "i"))
+    for power, letter in enumerate("kmgt", 1)
+    for end in ("", "b")
+}
+"""Factors of units in lower case: ``k`` and ``kb`` are 1000 bytes, ``ki`` and ``kib`` 1024."""
+
+DURATIONS = {"": 1, "s": 1, "ms": 0.001, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
 
 def with_settings(
     command: Callable[..., Result], groups: Iterable[str] = GROUPS, *, shows_all: bool = False
 ) -> Callable[..., Result]:
-    """Return ``command`` with a keyword parameter for each setting of some groups, or for a single ``GROUP.NAME``.
+    """Return ``command`` with a keyword parameter for each setting of some groups, or for single ones, ``GROUP.NAME``.
 
-    ``command`` gets each group as an object by the group's name. Calling it raises ``ValueError`` that names the flag
-    of a value that is not accepted. ``shows_all``: its help shows all settings, not only those that are common.
+    ``command`` gets each group as an object by the group's name. Calling it raises ``ValueError``, which names the
+    flag, if a value is not accepted. ``shows_all``: its help shows all settings, otherwise only the common ones.
     """
     names = [entry.partition(".")[::2] for entry in groups]
     kinds = {group: kind_of(group) for group, _ in names}
@@ -77,7 +87,7 @@ def kind_of(group: str) -> type:
 
 
 def settings_of(kind: type) -> Iterator[tuple["attrs.Attribute[Any]", Setting]]:
-    """Yield the fields of a class of settings with their descriptions; ``type`` of each is that of its values."""
+    """Yield the fields of a class of settings with their descriptions; ``type`` is the type of a field's values."""
     hints = get_type_hints(kind, include_extras=True)
     for field in attrs.fields(kind):
         value_type, *extras = get_args(hints[field.name])
@@ -117,9 +127,45 @@ def _metavar(field: "attrs.Attribute[Any]") -> str:
 
 
 def _made(kind: type, given: dict[str, Any]) -> Any:
-    """Return an object of a class, from those of the values that are of its fields, which are taken out."""
+    """Return an object of a class from the values of its fields, which are removed from ``given``."""
     values = {field.name: given.pop(field.name) for field in attrs.fields(kind) if field.name in given}
     try:
         return kind(**values)
     except ValueError as error:
         raise ValueError(plain_message(error)) from error
+
+
+def converter_of(name: str, value_type: Any) -> Callable[[Any, Sequence[Token]], Any] | None:
+    """Return the cyclopts converter of a number, by the unit in its name; ``None`` for other values."""
+    if name.endswith("_bytes"):
+        return lambda _, tokens: round(_parsed(tokens[0].value, SIZES, "a size, such as 16MiB, 500MB or 4096 (bytes)"))
+    if name.endswith("_s"):
+        accepted = "a duration, such as 30s, 500ms, 2m or 0.5 (seconds)"
+        return lambda _, tokens: _parsed(tokens[0].value, DURATIONS, accepted)
+    if value_type == int | Literal["auto"]:
+        return lambda _, tokens: "auto" if tokens[0].value == "auto" else _whole(tokens[0].value, "auto or ")
+    if value_type in (int, int | None):
+        return lambda _, tokens: _whole(tokens[0].value)
+    return None
+
+
+def shown(name: str, value: object) -> str:
+    """Return the value of a field with its unit."""
+    if name.endswith("_bytes") and isinstance(value, int) and value:
+        power = next(power for power in range(4, -1, -1) if value % 1024**power == 0)
+        return f"{value // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return f"{value:g}s" if name.endswith("_s") and isinstance(value, float) else str(value)
+
+
+def _whole(text: str, alternative: str = "") -> int:
+    if not re.fullmatch(r"[+-]?\d{1,18}", text):
+        raise ValueError(f"`{text}` is not {alternative}a whole number.")
+    return int(text)
+
+
+def _parsed(text: str, units: Mapping[str, float], what: str) -> float:
+    number = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *([a-z]*)", text.strip().lower())
+    parsed = math.inf if number is None or number[2] not in units else float(number[1]) * units[number[2]]
+    if math.isinf(parsed):
+        raise ValueError(f"`{text}` is not {what}.")
+    return parsed

@@ -1,4 +1,4 @@
-"""The layout of ``--help``: names on the left, what they mean on the right, and no word broken."""
+"""The layout of ``--help``: names on the left, meanings on the right, and no word broken."""
 
 import io
 import textwrap
@@ -29,11 +29,11 @@ class TwoColumns:
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def render_usage(self, console: Console, _: Any, usage: Any) -> None:
-        """Print how the command is called."""
+        """Print the usage of the command."""
         console.print(f"Usage: {_plain(usage)}\n", highlight=False, markup=False)
 
     def render_description(self, console: Console, _: Any, description: Any) -> None:
-        """Print what the command does."""
+        """Print the description of the command."""
         if description:
             console.print(description)
 

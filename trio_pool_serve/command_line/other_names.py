@@ -1,4 +1,4 @@
-"""Names that are not settings of this server: those of vLLM and TEI, and those that earlier versions had."""
+"""Names that are not settings of this server: flags of vLLM and TEI, and settings of earlier versions."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,7 +23,7 @@ ALIASES = {
     "shutdown-timeout": "--drain-timeout-s={}",
     "uvicorn-log-level": "--log-level={}",
 }
-"""Flags that mean what one of this server's means; ``{}`` is the value."""
+"""Flags with an equivalent of this server; ``{}`` is the value."""
 
 GONE = {
     "attention": "--backend torch pads every input; the default does not, on a GPU.",
@@ -78,7 +78,7 @@ GONE = {
     "batch-api": 'an empty --data-dir "" switches the Files and Batch API off.',
     "max-unfinished-batches": "an API key may have 100 unfinished batches.",
 }
-"""Settings of earlier versions, and what replaces them."""
+"""Settings of earlier versions, with their replacements."""
 
 FOREIGN = {
     # vLLM
@@ -128,13 +128,13 @@ FOREIGN = {
     "prometheus-port": "/metrics is on the server's own port.",
     "uds-path": "it is for TEI's own processes; --host unix:PATH listens on a Unix socket.",
 }
-"""Flags of vLLM and TEI without a counterpart, and what to do instead."""
+"""Flags of vLLM and TEI without an equivalent, with what to do instead."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the flags in ``ALIASES`` as this server's own.
+    """Return the arguments with the flags in ``ALIASES`` replaced by this server's.
 
-    Raises ``ValueError`` that names every flag that is not a setting of this server, and what replaces it.
+    Raises ``ValueError``, which names every flag that is not a setting of this server, with its replacement.
     """
     refuse_unknown(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
     translated: list[str] = []
@@ -153,9 +153,9 @@ def translate(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_unknown(names: Iterable[str], written: Callable[[str], str] | None = None) -> None:
-    """Raise ``ValueError`` for names that are not settings, and say what to use.
+    """Raise ``ValueError`` for names that are not settings, with what to use instead.
 
-    ``names`` are flags without their dashes, or with ``written``, which shows a name as it was written, keys or
+    ``names`` are flags without their dashes. With ``written``, which returns a name as it was written, they are keys or
     variables.
     """
     reasons = []

@@ -1,4 +1,4 @@
-"""The commands that load models: their parameters, and how these are read from all sources."""
+"""The commands that load models: their parameters, read from flags, the environment and a TOML file."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -59,10 +59,11 @@ def engine(
     model: Annotated[str, Parameter(help=MODEL_HELP.format("compute"))],
     *,
     listen: Annotated[
-        str, Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach.")
+        str,
+        Parameter(help="Address to listen on for API processes, `HOST:PORT`, in a network of their own."),
     ],
     probe_listen: Annotated[
-        str | None, Parameter(help="Address for HTTP: `/livez`, `/readyz` and `/metrics`. It needs no key.")
+        str | None, Parameter(help="Address for `/livez`, `/readyz` and `/metrics` over HTTP, without a key.")
     ] = None,
     **settings: Any,
 ) -> EngineServerConfig:
@@ -86,7 +87,7 @@ def check(
     report: ReportOptions = REPORT,
     **settings: Any,
 ) -> CheckSettings:
-    """Say whether and how `serve` would serve a model, how fast it is here and what memory it takes.
+    """Show whether and how `serve` would serve a model, how fast it is here and how much memory it takes.
 
     The exit status is 1 if it cannot be served.
     """
@@ -95,7 +96,7 @@ def check(
 
 
 def convert(model: Annotated[str, Parameter(help=MODEL_HELP.format("convert"))], **settings: Any) -> Config:
-    """Convert a model for CPU ahead of its first start, and say what was decided and why.
+    """Convert a model for CPU before its first start, and show which backend was chosen and why.
 
     Give the settings of `serve` that matter: `--dtype`, `--backend`, `--pooling`, `--cache-dir`.
     """
@@ -113,11 +114,11 @@ COMMANDS: Mapping[str, tuple[Callable[..., Any], Sequence[str]]] = {
     "convert": (convert, ("loading", "processes.plugins", "processes.replicas")),
     "check": (check, ("loading", "scheduling", "processes", "threads", "input")),
 }
-"""The commands, with the groups of settings, or single ones, that matter to each."""
+"""The commands, each with its groups of settings, or single settings."""
 
 
 def add_server_commands(app: App, *, shows_all: bool = False) -> None:
-    """Add the commands to an app. ``shows_all``: its help shows all settings, not only those that are common."""
+    """Add the commands to an app. ``shows_all``: its help shows all settings, otherwise only the common ones."""
     more = "" if shows_all else "`--help-all` lists all settings, docs/settings.md explains them."
     for name, (command, groups) in COMMANDS.items():
         usage = f"trio-pool-serve {name} {'[MODEL...]' if name == 'serve' else 'MODEL'} [OPTIONS]"
@@ -125,7 +126,7 @@ def add_server_commands(app: App, *, shows_all: bool = False) -> None:
 
 
 def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
-    """Return what a command makes of its flags, the environment, the TOML file and defaults, in this order.
+    """Return the settings of a command from its flags, the environment, the TOML file and defaults, in this order.
 
     Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
     """
@@ -141,7 +142,7 @@ def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
     if path is not None and command_name != "engine":
         settings, tables = read_toml(path)
         refuse_unknown(settings, lambda name: f"{path}: {name}")
-        # A file of a server has settings that do not matter to other commands.
+        # Other commands ignore the settings of a server's file that they do not use.
         sources.append(Dict(settings, source=path, use_commands_as_keys=False, allow_unknown=not is_serve))
     reader = App(config=sources)
     reader.default(with_settings(*COMMANDS[command_name]))
