@@ -28,8 +28,7 @@ from trio_pool_serve.bulk.run_progress import RunProgress, scanning
 from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, Progress, open_journal
-from trio_pool_serve.runs.tables.fingerprint import Fingerprint
-from trio_pool_serve.runs.tables.input_table import InputTable, open_input
+from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of

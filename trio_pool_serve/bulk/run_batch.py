@@ -18,11 +18,10 @@ from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.bulk_options import journal_path
 from trio_pool_serve.bulk.command import ROWS_FAILED
 from trio_pool_serve.bulk.earlier_output import check_output
-from trio_pool_serve.bulk.file_urls import check_path_or_url, is_url, without_secrets
+from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import stop_signals
-from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
 from trio_pool_serve.errors import (
     PoolServeError,
@@ -33,9 +32,8 @@ from trio_pool_serve.runs.journal import Identity, Journal, Progress, open_journ
 from trio_pool_serve.runs.requests.batch_line import BatchLine, LineError, RefusedLine
 from trio_pool_serve.runs.requests.line_request import LineRequest, Submitter
 from trio_pool_serve.runs.requests.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
-from trio_pool_serve.runs.tables.fingerprint import Fingerprint
 from trio_pool_serve.runs.tables.input_files import InputFile
-from trio_pool_serve.runs.tables.input_table import InputTable
+from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable
 from trio_pool_serve.runs.tables.output_table import Written, check_finished
 from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.launcher import EXAMPLES

@@ -9,7 +9,7 @@ import msgspec
 from attrs import define, frozen
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseError
-from trio_pool_serve.runs.tables.fingerprint import Fingerprint
+from trio_pool_serve.runs.tables.input_table import Fingerprint
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
 
 ON_ERROR = "--on-error"

@@ -17,8 +17,7 @@ from tests.runs.tables.table_files import FORMATS, LINE_FORMATS, all_rows, value
 from tests.server.server_process import ROOT
 from trio_pool_serve.errors import BulkInputError, InputChangedError
 from trio_pool_serve.runs.tables import input_table
-from trio_pool_serve.runs.tables.fingerprint import Fingerprint
-from trio_pool_serve.runs.tables.input_table import open_input
+from trio_pool_serve.runs.tables.input_table import Fingerprint, open_input
 
 ROWS = [{"id": f"r{number}", "text": f"héllo 😀\n{number}", "other": number} for number in range(50)]
 COLUMNS = ["id", "text", "other"]

@@ -1,4 +1,4 @@
-"""Which files a source stands for: a path, a glob, a folder, standard input, a dataset of the Hugging Face Hub."""
+"""The files that a source names: a path, a glob, a folder, standard input, a dataset of the Hugging Face Hub."""
 
 import glob
 import os
@@ -11,15 +11,19 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.tables.table_formats import Format, format_of, known_format
+from trio_pool_serve.runs.tables.table_formats import FORMATS, Format, format_of, known_format
 
 STDIN = "-"
-WILDCARDS = re.compile(r"[*?\[]")
+WILDCARD = re.compile(r"[*?\[]")
+
+HUB_PREFIX = "hf://"
+HUB_SOURCE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<pattern>.+))?")
+MAX_MESSAGE_CHARS = 500
 
 
 @frozen
 class InputFile:
-    """A file and its name for people, which is its path below what the source names; no path for standard input."""
+    """A file and its name for people, which is its path below the source; no path for standard input."""
 
     name: str
     path: Path | None
@@ -27,71 +31,6 @@ class InputFile:
 
 FoundFiles: TypeAlias = tuple[tuple[InputFile, ...], Format]
 """The files of a source, in the order in which their rows count, and their format."""
-
-
-def find_files(source: str, given: str | None, left_out: frozenset[Path] = frozenset()) -> FoundFiles:
-    """Return the files of a source, sorted by name, all of one format. Raises ``BulkInputError``.
-
-    Of a glob or a folder, those that are ``left_out``, by resolved paths, do not count.
-    """
-    if source == STDIN:
-        return _standard_input(given)
-    if source.startswith(HUB_PREFIX):
-        folder, names = hub_files(source, given)
-        return _found(source, folder, [folder / name for name in names], given)
-    path = Path(source)
-    try:
-        if path.is_dir():
-            return _folder(source, path, given, left_out)
-        if path.exists() or not WILDCARDS.search(source):
-            return _found(source, path.parent, [path] if path.exists() else [], given)
-        return _matching(source, given, left_out)
-    except OSError as error:
-        raise BulkInputError(f"{source}: {error.strerror or error}.") from error
-
-
-def _standard_input(given: str | None) -> FoundFiles:
-    if given is None:
-        raise BulkInputError("Standard input has no extension: name its format, jsonl or csv for example.")
-    found = format_of(STDIN, given)
-    if not found.in_lines:
-        raise BulkInputError(f"{found} cannot be read from standard input, where there is no way back. Use a file.")
-    return (InputFile("standard input", None),), found
-
-
-def _matching(source: str, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
-    before = source[: WILDCARDS.search(source).start()]  # type: ignore[union-attr]  # checked by the caller
-    paths = [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207
-    folder = Path(before.rpartition("/")[0] or ("/" if before.startswith("/") else "."))
-    return _found(source, folder, _without(paths, left_out), given)
-
-
-def _folder(source: str, folder: Path, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
-    if (folder / "dataset_dict.json").is_file():
-        splits = _json(folder / "dataset_dict.json", _SplitNames).splits
-        raise BulkInputError(
-            f"{source} has several splits. Name one: {', '.join(f'{source}/{name}' for name in splits)}."
-        )
-    if (folder / "state.json").is_file():
-        return _saved_dataset(source, folder)
-    paths = [path for path in folder.iterdir() if known_format(path.name) and path.name[0] not in "._"]
-    return _found(source, folder, _without(paths, left_out), given)
-
-
-def _saved_dataset(source: str, folder: Path) -> FoundFiles:
-    """Return the files that ``save_to_disk`` of the package datasets wrote, in its order."""
-    state = _json(folder / "state.json", _SavedState)
-    names = [file.filename for file in state.data_files]
-    if any("/" in name for name in names):
-        raise BulkInputError(f"{source}/state.json names files outside of the folder.")
-    if state.indices_files:
-        raise BulkInputError(
-            f"{source} has rows in another order than its files. Call flatten_indices() and save it again."
-        )
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise BulkInputError(f"{source} has no file {missing[0]}, which its state.json names.")
-    return tuple(InputFile(name, folder / name) for name in names), Format("arrow")
 
 
 class _SavedFile(msgspec.Struct):
@@ -107,6 +46,66 @@ class _SplitNames(msgspec.Struct):
     splits: list[str]
 
 
+def find_files(source: str, given: str | None, left_out: frozenset[Path] = frozenset()) -> FoundFiles:
+    """Return the files of a source, sorted by name, all of one format. Raises ``BulkInputError``.
+
+    Files of a glob or a folder that are ``left_out``, by resolved paths, do not count.
+    """
+    if source == STDIN:
+        return _standard_input(given)
+    if source.startswith(HUB_PREFIX):
+        folder, names = hub_files(source, given)
+        return _found(source, folder, [folder / name for name in names], given)
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _in_folder(source, path, given, left_out)
+        wildcard = WILDCARD.search(source)
+        if path.exists() or wildcard is None:
+            return _found(source, path.parent, [path], given)
+        matching = map(Path, glob.glob(source, recursive=True))  # noqa: PTH207
+        return _found(source, Path(source[: wildcard.end()]).parent, matching, given, left_out)
+    except OSError as error:
+        raise BulkInputError(f"{source}: {error.strerror or error}.") from error
+
+
+def _standard_input(given: str | None) -> FoundFiles:
+    if given is None:
+        raise BulkInputError("Standard input has no extension: name its format, jsonl or csv for example.")
+    found = format_of(STDIN, given)
+    if not found.in_lines:
+        raise BulkInputError(f"{found} cannot be read from standard input, where there is no way back. Use a file.")
+    return (InputFile("standard input", None),), found
+
+
+def _in_folder(source: str, folder: Path, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json(folder / "dataset_dict.json", _SplitNames).splits
+        raise BulkInputError(
+            f"{source} has several splits. Name one: {', '.join(f'{source}/{name}' for name in splits)}."
+        )
+    if (folder / "state.json").is_file():
+        return _saved_dataset(source, folder)
+    paths = [path for path in folder.iterdir() if known_format(path.name) and path.name[0] not in "._"]
+    return _found(source, folder, paths, given, left_out)
+
+
+def _saved_dataset(source: str, folder: Path) -> FoundFiles:
+    """Return the files that ``save_to_disk`` of the package datasets wrote, in its order."""
+    state = _json(folder / "state.json", _SavedState)
+    files = tuple([InputFile(file.filename, folder / file.filename) for file in state.data_files])
+    if any("/" in file.name for file in files):
+        raise BulkInputError(f"{source}/state.json names files outside of the folder.")
+    if state.indices_files:
+        raise BulkInputError(
+            f"{source} has rows in another order than its files. Call flatten_indices() and save it again."
+        )
+    for file in files:
+        if not (folder / file.name).is_file():
+            raise BulkInputError(f"{source} has no file {file.name}, which its state.json names.")
+    return files, Format("arrow")
+
+
 def _json(path: Path, kind: Callable[..., Any]) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -114,56 +113,43 @@ def _json(path: Path, kind: Callable[..., Any]) -> Any:
         raise BulkInputError(f"{path} was not written by save_to_disk: {error}.") from error
 
 
-def _without(paths: list[Path], left_out: frozenset[Path]) -> list[Path]:
-    return [path for path in paths if path.resolve() not in left_out] if left_out else paths
-
-
-def _found(source: str, folder: Path, paths: Iterable[Path], given: str | None) -> FoundFiles:
-    files = sorted(
-        (InputFile(os.path.relpath(path, folder), path) for path in paths if path.is_file()), key=lambda file: file.name
-    )
+def _found(
+    source: str, folder: Path, paths: Iterable[Path], given: str | None, left_out: frozenset[Path] = frozenset()
+) -> FoundFiles:
+    counting = [path for path in paths if path.is_file() and not (left_out and path.resolve() in left_out)]
+    files = sorted([InputFile(os.path.relpath(path, folder), path) for path in counting], key=lambda file: file.name)
     if not files:
         raise BulkInputError(f"{source}: no file found.")
     formats = {format_of(file.name, given): file.name for file in files}
     if len(formats) > 1:
         examples = ", ".join(f"{name} is {found}" for found, name in formats.items())
         raise BulkInputError(f"{source}: files of several formats; they must have one: {examples}.")
-    (format_of_all,) = formats
-    return tuple(files), format_of_all
-
-
-HUB_PREFIX = "hf://"
-SOURCE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<pattern>.+))?")
-MAX_MESSAGE_CHARS = 500
-ANY_TABLE = [f"*.{kind}{end}" for kind in ("jsonl", "ndjson", "csv", "tsv") for end in ("", ".gz", ".zst")]
-ANY_TABLE += ["*.parquet", "*.arrow", "*.feather"]
+    return tuple(files), next(iter(formats))
 
 
 def hub_files(source: str, given: str | None) -> tuple[Path, list[str]]:
     """Download the files of ``hf://datasets/OWNER/NAME[@REVISION][/GLOB]``; return their folder and names in it.
 
-    In a pattern ``*`` matches slashes, too. Raises ``BulkInputError``, with what the hub or the network says.
+    In a pattern ``*`` matches slashes, too. Raises ``BulkInputError``, with the error of the hub or the network.
     """
-    parsed = SOURCE.fullmatch(source)
-    if parsed is None:
-        raise BulkInputError(f"{source}: a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
-    pattern = parsed["pattern"]
-    patterns = [pattern] if pattern else ANY_TABLE
-    folder = _download(source, parsed["repo"], parsed["revision"], patterns)
-    from huggingface_hub.utils._paths import filter_repo_objects
-
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    found = list(filter_repo_objects(names, allow_patterns=patterns))  # the folder may have files of earlier downloads
-    return folder, found if given or pattern else [name for name in found if known_format(name)]
-
-
-def _download(source: str, repo: str, revision: str | None, patterns: list[str]) -> Path:
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils._paths import filter_repo_objects
 
+    parsed = HUB_SOURCE.fullmatch(source)
+    if parsed is None:
+        raise BulkInputError(f"{source}: a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
+    pattern = parsed["pattern"]
+    wanted = [pattern] if pattern else [f"*.{extension}" for extension in FORMATS]
     try:
-        return Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
+        downloaded = snapshot_download(
+            parsed["repo"], repo_type="dataset", revision=parsed["revision"], allow_patterns=wanted
+        )
     except (OSError, ValueError, HTTPError, HfHubHTTPError) as error:
         message = " ".join(str(error).split())[:MAX_MESSAGE_CHARS] or repr(error)
         raise BulkInputError(f"{source} cannot be downloaded: {message}") from error
+    folder = Path(downloaded)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    found = list(filter_repo_objects(names, allow_patterns=wanted))  # the folder may have files of earlier downloads
+    return folder, found if given or pattern else [name for name in found if known_format(name)]

@@ -1,24 +1,60 @@
 """A table in files, read row by row. Everything here blocks."""
 
+import gzip
 import io
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from trio_pool_serve.errors import BulkInputError, InputChangedError
 from trio_pool_serve.runs.tables.arrow_rows import arrow_rows, count_arrow_rows
-from trio_pool_serve.runs.tables.compressed_files import READ_BYTES, decompressed, read_errors
-from trio_pool_serve.runs.tables.fingerprint import FilePrint, Fingerprint
 from trio_pool_serve.runs.tables.input_files import InputFile, find_files
 from trio_pool_serve.runs.tables.input_rows import InputRow, RowsOfFile, Selection, csv_rows, jsonl_rows
-from trio_pool_serve.runs.tables.table_formats import Format
+from trio_pool_serve.runs.tables.table_formats import Compression, Format, import_extra
+
+READ_BYTES = 2**18
 
 DIGEST_BYTES = 32
+
+
+@frozen
+class FilePrint:
+    """A file: its name below the source, its size, the BLAKE2b digest of its bytes, and its modification time."""
+
+    name: str
+    n_bytes: int
+    blake2b: str
+    mtime_ns: int
+
+
+@frozen
+class Fingerprint:
+    """All files of a table as they were scanned, and their number of rows, or None if that is not known.
+
+    Standard input has no files here: it cannot be read twice. msgspec encodes and decodes fingerprints.
+    """
+
+    files: tuple[FilePrint, ...] = ()
+    rows: int | None = None
+
+    def changes(self, other: "Fingerprint") -> str:
+        """Return how another, later fingerprint differs, as sentences; "" for the same content under the same names."""
+        before = {file.name: file for file in self.files}
+        after = {file.name: file for file in other.files}
+        sentences = [f"{name} is gone." for name in before if name not in after]
+        sentences += [f"{name} is new." for name in after if name not in before]
+        for was, now in [(before[name], after[name]) for name in before if name in after]:
+            if was.n_bytes != now.n_bytes:
+                sentences.append(f"{now.name} has {now.n_bytes} bytes, where it had {was.n_bytes}.")
+            elif was.blake2b != now.blake2b:
+                sentences.append(f"{now.name} has other content of the same length.")
+        return " ".join(sentences)
 
 
 def open_input(
@@ -33,7 +69,7 @@ def open_input(
     folder of files, such as one that ``open_output`` wrote; a folder of ``save_to_disk``; or
     ``hf://datasets/OWNER/NAME[@REVISION][/GLOB]``. ``format`` is ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``arrow``,
     the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Files that are ``left_out``,
-    by resolved paths, are not among those that a glob or a folder stands for. Raises ``BulkInputError``.
+    by resolved paths, do not count in a glob or a folder. Raises ``BulkInputError``.
     """
     files, found = find_files(source, format, left_out)
     return InputTable(found, files)
@@ -45,10 +81,8 @@ class InputTable:
 
     format: Format
     files: tuple[InputFile, ...]
-    _rows_of_file: dict[str, int] = field(factory=dict, init=False)
-    """As far as they have been scanned."""
-    _prints: dict[str, FilePrint] = field(factory=dict, init=False)
-    """By name, of scanned files."""
+    _scanned: dict[str, tuple[FilePrint, int]] = field(factory=dict, init=False)
+    """By name, with their numbers of rows."""
     _reading: InputFile | None = field(default=None, init=False)
     _was_read: bool = field(default=False, init=False)
 
@@ -65,18 +99,19 @@ class InputTable:
         return sum(_state(file)[0] for file in self.files)
 
     def scan(self, progress: Callable[[int], None]) -> Fingerprint:
-        """Read every byte once; call ``progress`` with how many bytes have been read so far, of ``n_bytes``.
+        """Read every byte once; call ``progress`` with the number of bytes read so far, of ``n_bytes``.
 
-        Of standard input nothing is read; the fingerprint has no files. Raises ``BulkInputError`` for a damaged file,
+        Standard input is not read; its fingerprint has no files. Raises ``BulkInputError`` for a damaged file,
         ``InputChangedError`` for one that changes meanwhile.
         """
         if self.is_stdin:
             return Fingerprint()
         done = 0
         for file in self.files:
-            self._scan_file(file, lambda n_bytes, before=done: progress(before + n_bytes))  # type: ignore[misc]
-            done += self._prints[file.name].n_bytes
-        return Fingerprint(tuple(self._prints.values()), sum(self._rows_of_file.values()))
+            found, _ = self._scanned[file.name] = self._scan_file(file, done, progress)
+            done += found.n_bytes
+        prints, counts = zip(*self._scanned.values(), strict=True)
+        return Fingerprint(prints, sum(counts))
 
     def check_unchanged(self) -> None:
         """Raise ``InputChangedError`` if a file has another size or modification time than when it was scanned."""
@@ -86,19 +121,20 @@ class InputTable:
     def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[InputRow]:
         """Yield the rows from number ``start`` on.
 
-        An id is the value of ``id_column``; if that is None, of the column ``id`` where there is one; or else the row's
+        An id is the value of ``id_column``; if that is None, of the column ``id`` if there is one, or else the row's
         number. Rows that cannot be used have an ``error``: lines that are not JSON or not UTF-8, null, a line or value
-        of more than 64 MiB; for JSONL, where each line has columns of its own, also a missing column. Files that were
-        scanned are skipped without being read, and so are row groups of Parquet; of others, the rows before ``start``
-        are read. Arrow files are held in memory one record batch at a time, only the columns asked for.
+        of more than 64 MiB; in JSONL, where each line has columns of its own, also a missing column. Scanned files
+        before ``start`` are skipped without being read, and so are row groups of Parquet; in other files, the rows
+        before it are read. Arrow files are in memory one record batch at a time, only the columns asked for.
 
-        Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns;
-        ``InputChangedError`` at the end of a file that was changed since its scan; ``check_read`` tells earlier.
+        Raises ``BulkInputError`` for a damaged file, and for a missing column if a header or schema lists columns;
+        ``InputChangedError`` at the end of a file that has changed since its scan; ``check_read`` tells earlier.
         """
         number = 0
         for file in self.files:
-            skip, n_rows = max(0, start - number), self._rows_of_file.get(file.name)
-            if n_rows is not None and n_rows <= skip:
+            skip = max(0, start - number)
+            _, n_rows = self._scanned.get(file.name, (None, sys.maxsize))
+            if n_rows <= skip:
                 number += n_rows
                 continue
             with read_errors(file.name), self._opened(file) as opened:
@@ -107,12 +143,13 @@ class InputTable:
                 self._check(file)
 
     def check_read(self) -> None:
-        """Raise ``InputChangedError`` if the file that is read was changed since its scan."""
+        """Raise ``InputChangedError`` if the file being read has changed since its scan."""
         if self._reading is not None:
             self._check(self._reading)
 
     def _check(self, file: InputFile) -> None:
-        if scanned := self._prints.get(file.name):
+        if file.name in self._scanned:
+            scanned, _ = self._scanned[file.name]
             _check_state(file, (scanned.n_bytes, scanned.mtime_ns))
 
     @contextmanager
@@ -135,14 +172,15 @@ class InputTable:
             return jsonl_rows(content, selection)
         return csv_rows(content, "\t" if kind == "tsv" else ",", selection)
 
-    def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> None:
+    def _scan_file(self, file: InputFile, done: int, progress: Callable[[int], None]) -> tuple[FilePrint, int]:
         with read_errors(file.name), self._opened(file) as opened:
             before = _state(file)
-            hashed = HashedFile(opened, progress)
-            self._rows_of_file[file.name] = self._count(opened, hashed, file.name)
-            hashed.read_to_end()
+            hashed = HashedFile(opened, done, progress)
+            n_rows = self._count(opened, hashed, file.name)
+            while hashed.read(READ_BYTES):
+                pass
         _check_state(file, before)
-        self._prints[file.name] = FilePrint(file.name, before[0], hashed.digest, before[1])
+        return FilePrint(file.name, before[0], hashed.digest.hexdigest(), before[1]), n_rows
 
     def _count(self, opened: BinaryIO, hashed: "HashedFile", name: str) -> int:
         if not self.format.in_lines:
@@ -157,18 +195,13 @@ class InputTable:
 
 
 class HashedFile(io.RawIOBase):
-    """What is read of a file, hashed and counted on the way."""
+    """A file whose bytes are hashed and counted while they are read; ``progress`` is told ``done`` and the count."""
 
-    def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, done: int, progress: Callable[[int], None]) -> None:
+        self.digest = blake2b(digest_size=DIGEST_BYTES)
         self._file = file
+        self._done = done
         self._progress = progress
-        self._digest = blake2b(digest_size=DIGEST_BYTES)
-        self._n_bytes = 0
-
-    @property
-    def digest(self) -> str:
-        """The digest of what has been read so far, in hexadecimal."""
-        return self._digest.hexdigest()
 
     def readable(self) -> bool:
         """Return True."""
@@ -177,16 +210,31 @@ class HashedFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer; return how many bytes were written to it, 0 at the end."""
         n = self._file.readinto(buffer)  # type: ignore[attr-defined]  # a buffered file has it
-        self._digest.update(memoryview(buffer)[:n])
-        self._n_bytes += n
-        self._progress(self._n_bytes)
+        self.digest.update(memoryview(buffer)[:n])
+        self._done += n
+        self._progress(self._done)
         return int(n)
 
-    def read_to_end(self) -> None:
-        """Read what others have left."""
-        buffer = bytearray(READ_BYTES)
-        while self.readinto(buffer):
-            pass
+
+@contextmanager
+def read_errors(name: str) -> Iterator[None]:
+    """Raise ``BulkInputError`` with the name of the file for errors of the system and of decompression."""
+    try:
+        yield
+    except OSError as error:
+        raise BulkInputError(f"{name}: {error.strerror or error}.") from error
+    except (EOFError, zlib.error) as error:
+        raise BulkInputError(f"{name} is truncated or damaged: {str(error).removesuffix('.')}.") from error
+
+
+def decompressed(file: BinaryIO, compression: Compression) -> BinaryIO:
+    """Return the content of all members or frames of a file; a damaged one raises ``EOFError`` or ``OSError``."""
+    if compression == "gz":
+        return cast("BinaryIO", gzip.GzipFile(fileobj=file))
+    if compression == "zst":
+        pyarrow = import_extra("pyarrow", "Reading .zst files")
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), READ_BYTES)
+    return file
 
 
 def _state(file: InputFile) -> tuple[int, int]:

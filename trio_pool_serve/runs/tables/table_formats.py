@@ -11,8 +11,6 @@ from trio_pool_serve.errors import BulkInputError
 Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
 Compression: TypeAlias = Literal["", "gz", "zst"]
 
-KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ndjson": "jsonl", "feather": "arrow"}
-COMPRESSIONS: dict[str, Compression] = {"gz": "gz", "zst": "zst"}
 KNOWN = ".jsonl, .ndjson, .csv and .tsv (each also with .gz or .zst), .parquet, .arrow and .feather"
 
 
@@ -37,38 +35,46 @@ class Format:
         return self.extension[1:]
 
 
-def format_of(source: str | Path, given: str | None = None) -> Format:
-    """Return the format that is given (``csv``, ``jsonl.zst``), or else the one that the extension stands for.
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ndjson": "jsonl", "feather": "arrow"}
+COMPRESSIONS: dict[str, Compression] = {"gz": "gz", "zst": "zst"}
 
-    A compression that is not given is that of the extension: ``texts.txt.gz`` as ``jsonl`` is compressed with gzip.
+FORMATS = {name: Format(kind) for name, kind in KINDS.items()}
+"""By extension: ``jsonl.gz``."""
+FORMATS |= {
+    f"{name}.{compression}": Format(found.kind, compression)
+    for name, found in FORMATS.items()
+    for compression in COMPRESSIONS.values()
+    if found.in_lines
+}
+
+
+def format_of(source: str | Path, given: str | None = None) -> Format:
+    """Return the format ``given`` (``csv``, ``jsonl.zst``), or else the one of the extension.
+
+    Without a compression in ``given``, the extension's is used: ``texts.txt.gz`` as ``jsonl`` is compressed with gzip.
     Raises ``BulkInputError``, with the formats there are.
     """
     name = PurePath(source).name
     if given is None:
         found = known_format(name)
         if found is None:
-            raise BulkInputError(f"{source}: the extension stands for no known format. Known are {KNOWN}. Or name one.")
+            raise BulkInputError(f"{source}: unknown extension. Known are {KNOWN}. Or name one.")
         return found
     found = known_format(f".{given}")
     if found is None:
-        raise BulkInputError(f"'{given}' is no known format. Known are {KNOWN}, without the first dot.")
-    compression = COMPRESSIONS.get(name.rpartition(".")[2].lower(), "")
-    if found.in_lines and not found.compression and compression:
-        return Format(found.kind, compression)
+        raise BulkInputError(f"Unknown format '{given}'. Known are {KNOWN}, without the first dot.")
+    if found.in_lines and not found.compression:
+        return Format(found.kind, COMPRESSIONS.get(name.lower().rpartition(".")[2], ""))
     return found
 
 
 def known_format(name: str) -> Format | None:
-    """Return the format that the extension of a name stands for, or None."""
-    rest, dot, last = name.lower().rpartition(".")
-    compression = COMPRESSIONS.get(last, "") if dot else ""
-    if compression:
-        rest, dot, last = rest.rpartition(".")
-    kind = KINDS.get(last) if dot else None
-    if kind is None:
-        return None
-    found = Format(kind, compression)
-    return found if found.in_lines or not compression else None
+    """Return the format of a file name's extension, or None."""
+    parts = name.lower().split(".")
+    for n in (2, 1):
+        if len(parts) > n and (found := FORMATS.get(".".join(parts[-n:]))):
+            return found
+    return None
 
 
 def import_extra(module: str, purpose: str) -> Any:
