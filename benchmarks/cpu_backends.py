@@ -27,8 +27,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.torch_loading import load_runner
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.compute_params import ComputeParams
+from trio_pool_serve.runner.computation import ComputeParams
 from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
@@ -38,11 +37,10 @@ from trio_pool_serve.runner.heads.classification import (
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import SpladeHead
-from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.agreement import agreement, all_batches
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
 from trio_pool_serve.runner.openvino.converted_model import COMPARED
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
-from trio_pool_serve.runner.openvino.preparation import Preparation
+from trio_pool_serve.runner.openvino.preparation import Preparation, agreement, all_batches
 from trio_pool_serve.runner.openvino.programs import CompileParams
 from trio_pool_serve.runner.probe import probe_rows
 from trio_pool_serve.runner.transformer_runner import TransformerRunner

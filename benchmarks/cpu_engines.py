@@ -51,8 +51,8 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.sample_prompts import sample_prompts
 from trio_pool_serve.runner.cpu_features import dtype_on_cpu
+from trio_pool_serve.runner.openvino.graph import quantize
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, read_graph, write_graph
-from trio_pool_serve.runner.openvino.quantization import quantize
 from trio_pool_serve.threads.offload import Offload
 
 TOKENS = 34

@@ -36,11 +36,11 @@ class EngineFile:
 
 def inputs_of(ids: Sequence[Sequence[int]], names: Sequence[str]) -> Arrays:
     """Return a graph's inputs for rows of token ids."""
-    from trio_pool_serve.runner.openvino.inputs import PaddedRows
+    from trio_pool_serve.runner.batch_rows import Rows
     from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
     requests = [PoolingRequest(RenderedPrompt(np.array(row, np.int32))) for row in ids]
-    return PaddedRows(requests, pad_token_id=0).arrays(names)
+    return Rows(requests, pad_token_id=0).arrays(names)
 
 
 def file_of(runner: Any) -> EngineFile | None:

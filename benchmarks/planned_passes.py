@@ -21,7 +21,7 @@ from trio_pool_serve.bulk.run import WINDOW_ROWS
 from trio_pool_serve.engine.planned_window import planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
-from trio_pool_serve.runner.openvino.inputs import PaddedRows
+from trio_pool_serve.runner.batch_rows import Rows
 from trio_pool_serve.types import Batch, PoolingRequest
 
 WINDOWS = 8
@@ -61,7 +61,7 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, Any]:
         cores = thread_counts()[-1]
         compiled = compile_graph(file, cores, streams=cores)
         names = [of_model.any_name for of_model in compiled.inputs]
-        inputs = [PaddedRows(batch.requests, runner.model.pad_token_id).arrays(names) for batch in batches]
+        inputs = [Rows(batch.requests, runner.model.pad_token_id).arrays(names) for batch in batches]
         requests = [compiled.create_infer_request() for _ in range(cores)]
         computes = [partial(request.infer, share_inputs=True, share_outputs=True) for request in requests]
     rows, turn = 0, itertools.cycle(zip(inputs, batches, strict=True))

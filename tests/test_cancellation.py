@@ -35,9 +35,9 @@ from trio_pool_serve.prompts import (
     TextPrompt,
 )
 from trio_pool_serve.python_api import AsyncModel
-from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext

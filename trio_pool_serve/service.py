@@ -31,7 +31,7 @@ from trio_pool_serve.models.loading.runner_loader import load_transformer as loa
 from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
-from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat import template_sandbox
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.runs.batch_api.batch_api import BatchApi
@@ -125,7 +125,7 @@ class Service:
         return {
             name: WorkerProcesses(
                 self.config.threads.renderer_num_workers,
-                template_process.prepare,
+                template_sandbox.prepare,
                 in_processes=self.offload.in_threads,
                 niceness=self.offload.niceness,
             )

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.bert_shapes import MAX_TOKENS
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget
-from trio_pool_serve.runner.batch_memory import SHORT as SHORTEST
+from trio_pool_serve.runner.device_memory import SHORT as SHORTEST
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed
 
 IDS = (1000, 30000)

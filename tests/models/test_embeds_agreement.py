@@ -15,7 +15,7 @@ from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_di
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip, colpali, colqwen2, siglip, siglip2_naflex
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
-from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenClassify
 
 TOLERANCE = 1e-5

@@ -25,7 +25,7 @@ from tests.models.vision_families import (
 )
 from tests.models.vision_oracles import chat_template_kwargs, last_at_unit_length
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
-from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5

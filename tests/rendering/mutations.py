@@ -112,10 +112,7 @@ PLAIN: st.SearchStrategy[Mutation] = st.one_of(
     st.just(lambda file: file + bytes(2**20)),
 )
 
-MUTATIONS: st.SearchStrategy[Mutation] = st.one_of(
-    PLAIN,
-    st.builds(edit_chunk, st.integers(0, 5), PLAIN),
-)
+MUTATIONS: st.SearchStrategy[Mutation] = st.one_of(PLAIN, st.builds(edit_chunk, st.integers(0, 5), PLAIN))
 
 
 def apply(file: bytes, mutations: Sequence[Mutation]) -> bytes:

@@ -16,7 +16,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
-from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
@@ -26,7 +26,6 @@ from trio_pool_serve.types import Client
 
 pytestmark = pytest.mark.unit
 
-CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 MAX_MODEL_LEN = 64
 
 
@@ -46,8 +45,8 @@ def make_renderer(tokenizer: Tokenizer, offload: Offload | None = None, **settin
     return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), offload or Offload())
 
 
-def ids_of(*words: str) -> list[int]:
-    return [VOCABULARY[word] for word in words]
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY[word] for word in text.split()]
 
 
 def words(count: int) -> str:
@@ -59,118 +58,80 @@ async def token_ids(renderer: Renderer, text: str, **params) -> list[int]:
 
 
 async def ids_kept(renderer: Renderer, ids: list[int], **params) -> list[int]:
-    prompt = TokensPrompt(np.array(ids, dtype=np.int64))
-    return (await renderer.render(prompt, RenderingParams(**params))).token_ids.tolist()
+    rendered = await renderer.render(TokensPrompt(np.array(ids, dtype=np.int64)), RenderingParams(**params))
+    assert rendered.token_ids.dtype == np.int32
+    return rendered.token_ids.tolist()
 
+
+BARE = {"add_special_tokens": False}
+LEFT = {"truncation_side": "left"}
+QUERY = {"instruction": "query : "}
 
 # -- texts --------------------------------------------------------------------------------------------
 
 
-async def test_a_text_gets_its_special_tokens_unless_they_are_not_wanted(renderer):
-    assert await token_ids(renderer, "hello world") == [CLS, *ids_of("hello", "world"), SEP]
-    assert await token_ids(renderer, "hello world", add_special_tokens=False) == ids_of("hello", "world")
+@pytest.mark.parametrize(
+    ("text", "params", "expected"),
+    [
+        ("hello world", {}, "[CLS] hello world [SEP]"),
+        ("hello world", BARE, "hello world"),
+        ("  ", {}, "[CLS] [SEP]"),
+        (words(9), {"truncate_to": 5}, "[CLS] w0 w1 w2 [SEP]"),
+        (words(9), {"truncate_to": 5, **LEFT}, "[CLS] w6 w7 w8 [SEP]"),
+        (words(9), {"truncate_to": 2, **LEFT, **BARE}, "w7 w8"),
+        ("hello", {"truncate_to": 1, **BARE}, "hello"),
+        ("hello", QUERY, "[CLS] query : hello [SEP]"),
+        ("hello", {"truncate_to": 4, **QUERY}, "[CLS] query : [SEP]"),
+        (words(62), {}, f"[CLS] {words(62)} [SEP]"),
+        (words(64), BARE, words(64)),
+    ],
+)
+async def test_texts_are_truncated_with_their_special_tokens_and_instructions(renderer, text, params, expected):
+    assert await token_ids(renderer, text, **params) == ids_of(expected)
 
 
-async def test_truncation_counts_the_special_tokens(renderer):
-    assert await token_ids(renderer, words(9), truncate_to=5) == [CLS, *ids_of("w0", "w1", "w2"), SEP]
-    assert await token_ids(renderer, words(9), truncate_to=5, truncation_side="left") == [
-        CLS,
-        *ids_of("w6", "w7", "w8"),
-        SEP,
-    ]
-    bare = await token_ids(renderer, words(9), truncate_to=2, truncation_side="left", add_special_tokens=False)
-    assert bare == ids_of("w7", "w8")
+TOO_LONG = r"context length is 64 tokens\. However, an input has {} tokens"
+NONE_LEFT = "Truncating to {} tokens leaves none for the input"
 
 
-async def test_a_text_as_long_as_the_model_takes_is_taken_and_one_token_more_is_not(renderer):
-    assert len(await token_ids(renderer, words(62))) == MAX_MODEL_LEN
-    with pytest.raises(
-        ContextLengthError, match=r"context length is 64 tokens\. However, an input has 65 tokens"
-    ) as caught:
-        await token_ids(renderer, words(63))
-    assert caught.value.field == "prompts"
-    assert len(await token_ids(renderer, words(64), add_special_tokens=False)) == MAX_MODEL_LEN
-
-
-async def test_of_a_huge_text_only_a_lower_bound_is_told(renderer):
-    with pytest.raises(
-        ContextLengthError, match=r"context length is 64 tokens\. However, an input has more than \d{3,4} tokens"
-    ):
-        await token_ids(renderer, words(100_000))
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-async def test_truncating_to_the_special_tokens_alone_is_refused(renderer, limit):
-    with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves none for the input") as caught:
-        await token_ids(renderer, "hello", truncate_to=limit)
-    assert caught.value.field == "truncate_to"
-    assert await token_ids(renderer, "hello", truncate_to=limit, add_special_tokens=False) == ids_of("hello")
-
-
-async def test_a_text_without_tokens_is_refused_only_if_nothing_surrounds_it(renderer):
-    assert await token_ids(renderer, "  ") == [CLS, SEP]
-    with pytest.raises(InvalidRequestError, match="no tokens"):
-        await token_ids(renderer, "  ", add_special_tokens=False)
-
-
-@pytest.mark.parametrize("text", ["\ud83d", "a fine text " * 10 + "\udc00", "\udfff" * 10_000])
-async def test_lone_surrogates_are_the_requests_fault(renderer, text):
-    with pytest.raises(InvalidRequestError, match="not valid Unicode") as caught:
-        await token_ids(renderer, text)
-    assert caught.value.field == "prompts"
+@pytest.mark.parametrize(
+    ("text", "params", "error", "told", "field"),
+    [
+        (words(63), {}, ContextLengthError, TOO_LONG.format(65), "prompts"),
+        (words(62), QUERY, ContextLengthError, TOO_LONG.format(66), "prompts"),
+        (words(100_000), {}, ContextLengthError, TOO_LONG.format(r"more than \d{3,4}"), "prompts"),
+        ("hello", {"truncate_to": 1}, InvalidRequestError, NONE_LEFT.format(1), "truncate_to"),
+        ("hello", {"truncate_to": 2}, InvalidRequestError, NONE_LEFT.format(2), "truncate_to"),
+        ("  ", BARE, InvalidRequestError, "no tokens", "prompts"),
+        *(
+            (text, {}, InvalidRequestError, "not valid Unicode", "prompts")
+            for text in ("\ud83d", "a fine text " * 10 + "\udc00", "\udfff" * 10_000)
+        ),
+    ],
+)
+async def test_texts_that_cannot_be_rendered_are_refused(renderer, text, params, error, told, field):
+    with pytest.raises(error, match=told) as caught:
+        await token_ids(renderer, text, **params)
+    assert caught.value.field == field
 
 
 # -- instructions -------------------------------------------------------------------------------------
 
 
-async def test_an_instruction_goes_in_front_and_is_cut_with_the_text(renderer):
-    assert await token_ids(renderer, "hello", instruction="query : ") == [CLS, *ids_of("query", ":", "hello"), SEP]
-    assert await token_ids(renderer, "hello", instruction="query : ", truncate_to=4) == [
-        CLS,
-        *ids_of("query", ":"),
-        SEP,
-    ]
-
-
-async def test_an_instruction_counts_towards_the_length(renderer):
-    with pytest.raises(ContextLengthError, match="has 66 tokens"):
-        await token_ids(renderer, words(62), instruction="query : ")
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({"instruction": "query : "}, 3),
-        ({"instruction": "query : ", "add_special_tokens": False}, 2),
-        ({"instruction": ""}, 0),
-        ({"instruction": "  "}, 1),
-        ({"instruction": "  ", "add_special_tokens": False}, 0),
-    ],
-)
-async def test_instruction_tokens_are_counted_without_the_trailing_special_token(tokenizer, params, expected):
+async def test_instruction_tokens_are_counted_without_the_trailing_special_token(tokenizer):
     renderer = make_renderer(tokenizer, pools_instruction=False)
-    for _ in range(2):  # the second time from memory
+    blanks = {"instruction": "  "}
+    counts = [(QUERY, 3), (QUERY | BARE, 2), ({"instruction": ""}, 0), (blanks, 1), (blanks | BARE, 0)]
+    for params, expected in counts * 2:  # the second time from memory
         rendered = await renderer.render(TextPrompt("hello"), RenderingParams(**params))
         assert rendered.instruction_tokens == expected
 
 
-async def test_counts_with_and_without_special_tokens_are_not_confused(tokenizer):
-    renderer = make_renderer(tokenizer, pools_instruction=False)
-    counts = [
-        (
-            await renderer.render(TextPrompt("hello"), RenderingParams(instruction="query : ", add_special_tokens=add))
-        ).instruction_tokens
-        for add in (True, False, True)
-    ]
-    assert counts == [3, 2, 3]
-
-
 async def test_instruction_tokens_are_not_counted_for_models_that_pool_them(renderer):
-    rendered = await renderer.render(TextPrompt("hello"), RenderingParams(instruction="query : "))
-    assert rendered.instruction_tokens == 0
+    assert (await renderer.render(TextPrompt("hello"), RenderingParams(**QUERY))).instruction_tokens == 0
 
 
-async def test_no_more_than_so_many_instructions_are_remembered(tokenizer):
+async def test_a_limited_number_of_instructions_is_remembered(tokenizer):
     renderer = make_renderer(tokenizer, pools_instruction=False, offload=Offload(in_threads=False))
     for n in range(MAX_KNOWN_INSTRUCTIONS + 20):
         rendered = await renderer.render(TextPrompt("hello"), RenderingParams(instruction=f"client {n} : "))
@@ -181,10 +142,19 @@ async def test_no_more_than_so_many_instructions_are_remembered(tokenizer):
 # -- token ids ----------------------------------------------------------------------------------------
 
 
-async def test_token_ids_are_taken_as_they_are(renderer):
-    rendered = await renderer.render(TokensPrompt(np.array([7, 0, 7], dtype=np.int64)), RenderingParams())
-    assert rendered.token_ids.tolist() == [7, 0, 7]
-    assert rendered.token_ids.dtype == np.int32
+@pytest.mark.parametrize(
+    ("ids", "params", "expected"),
+    [
+        ([7, 0, 7], {}, [7, 0, 7]),
+        ([0, len(VOCABULARY) - 1], {}, [0, len(VOCABULARY) - 1]),
+        ([1] * 64, {}, [1] * 64),
+        ([*range(100)], {"truncate_to": 3}, [0, 1, 2]),
+        ([*range(100)], {"truncate_to": 3, **LEFT}, [97, 98, 99]),
+        ([5, 6], {"truncate_to": 3, **LEFT}, [5, 6]),
+    ],
+)
+async def test_token_ids_are_taken_as_they_are_or_truncated(renderer, ids, params, expected):
+    assert await ids_kept(renderer, ids, **params) == expected
 
 
 @pytest.mark.parametrize("outside", [-1, len(VOCABULARY), 2**31 + 5, 2**40, -(2**63)])
@@ -193,23 +163,9 @@ async def test_a_token_id_outside_the_vocabulary_is_refused(renderer, outside):
         await ids_kept(renderer, [1, outside, 2])
 
 
-async def test_the_last_token_id_of_the_vocabulary_is_inside(renderer):
-    assert await ids_kept(renderer, [0, len(VOCABULARY) - 1]) == [0, len(VOCABULARY) - 1]
-
-
-async def test_too_many_token_ids_are_refused_with_both_lengths(renderer):
-    assert len(await ids_kept(renderer, [1] * 64)) == 64
-    with pytest.raises(ContextLengthError, match=r"context length is 64 tokens\. However, an input has 65 tokens"):
+async def test_too_many_token_ids_or_none_are_refused(renderer):
+    with pytest.raises(ContextLengthError, match=TOO_LONG.format(65)):
         await ids_kept(renderer, [1] * 65)
-
-
-async def test_token_ids_are_truncated_at_the_side_asked_for(renderer):
-    assert await ids_kept(renderer, [*range(100)], truncate_to=3) == [0, 1, 2]
-    assert await ids_kept(renderer, [*range(100)], truncate_to=3, truncation_side="left") == [97, 98, 99]
-    assert await ids_kept(renderer, [5, 6], truncate_to=3, truncation_side="left") == [5, 6]
-
-
-async def test_no_token_ids_are_refused(renderer):
     with pytest.raises(InvalidRequestError, match="no tokens"):
         await ids_kept(renderer, [])
 
@@ -226,7 +182,7 @@ async def test_token_ids_need_no_thread(renderer):
 
 async def test_renders_on_the_loop_when_told_to(tokenizer):
     renderer = make_renderer(tokenizer, offload=Offload(in_threads=False))
-    assert await token_ids(renderer, "hello") == [CLS, *ids_of("hello"), SEP]
+    assert await token_ids(renderer, "hello") == ids_of("[CLS] hello [SEP]")
 
 
 async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer):
@@ -251,7 +207,7 @@ async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer)
         assert repr(renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
         leave.set()
     assert renderer.offload.statistics()["render"].borrowed == 0
-    assert await token_ids(renderer, "hello") == [CLS, *ids_of("hello"), SEP]
+    assert await token_ids(renderer, "hello") == ids_of("[CLS] hello [SEP]")
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -337,7 +293,6 @@ async def test_every_window_is_behind_the_instruction(tokenizer: Tokenizer, inst
     renderer = make_renderer(tokenizer, max_model_len=5)
     params = RenderingParams(instruction=instruction)
     (windows,) = await renderer.render_plain([(TextPrompt("w1 w2 w3 w4 w5"), params, True)])
-    expected = [["w1", "w2"], ["w3", "w4"], ["w5"]]
     assert [window.token_ids.tolist() for window in windows] == [
-        [CLS, *ids_of("w9", *words), SEP] for words in expected
+        ids_of(f"[CLS] w9 {text} [SEP]") for text in ("w1 w2", "w3 w4", "w5")
     ]

@@ -16,7 +16,7 @@ def ids(*numbers: int) -> np.ndarray:
 
 
 def assembled(*prompts: RenderedPrompt) -> ForwardPass:
-    return ForwardPass([PoolingRequest(prompt) for prompt in prompts], CPU, pad_token_id=9)
+    return ForwardPass([PoolingRequest(prompt) for prompt in prompts], 9, CPU)
 
 
 def test_each_row_has_what_its_prompt_says():

@@ -18,10 +18,7 @@ from trio_pool_serve.runner.output_copy import OutputCopier, Split
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenEmbed, Vectors
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 TOLERANCE = 1e-4
 """Two devices add in different orders."""

@@ -10,7 +10,7 @@ from tests.models.model_families import TEXTS, ServedModel, load
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner import cpu_features
-from trio_pool_serve.runner.device import resolve_device, resolve_dtype
+from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 DTYPES: list[Dtype] = ["float32", "bfloat16"]
@@ -51,26 +51,27 @@ def test_auto_is_what_the_processor_is_good_at(minilm: Path):
     assert {parameter.dtype for parameter in load(minilm, dtype="auto").backbone.model.parameters()} == {expected}
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_is_bfloat16_only_where_it_is_native(
-    monkeypatch: pytest.MonkeyPatch, *, native: bool, expected: torch.dtype
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "native", "expected"),
+    [
+        ("auto", CPU, True, torch.bfloat16),
+        ("auto", CPU, False, torch.float32),
+        ("float32", CPU, True, torch.float32),
+        ("bfloat16", CPU, False, torch.bfloat16),
+        ("float16", CPU, True, torch.bfloat16),  # is for GPUs
+        ("float16", CPU, False, torch.float32),
+        ("float16", GPU, False, torch.float16),
+        ("int8", CPU, True, torch.float32),  # quantised later
+    ],
+)
+def test_each_name_has_its_type(
+    monkeypatch: pytest.MonkeyPatch, name: Dtype, device: torch.device, native: bool, expected: torch.dtype
 ):
     monkeypatch.setattr(cpu_features, "_flags", lambda: frozenset({"avx2"} | ({"amx_tile"} if native else set())))
-    assert resolve_dtype("auto", CPU) == expected
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_a_named_type_is_taken_at_its_word(name: Dtype):
-    assert resolve_dtype(name, CPU) == getattr(torch, name)
-
-
-def test_float16_is_for_gpus():
-    assert resolve_dtype("float16", CPU) == resolve_dtype("auto", CPU)
-    assert resolve_dtype("float16", torch.device("cuda", 0)) is torch.float16
-
-
-def test_weights_that_are_quantised_are_loaded_in_float32():
-    assert resolve_dtype("int8", torch.device("cpu")) is torch.float32
+    assert resolve_dtype(name, device) == expected
 
 
 def test_a_device_can_be_named():

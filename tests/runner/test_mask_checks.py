@@ -7,7 +7,7 @@ import torch
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.transformer_masks import skip_mask_checks, without_mask_skips
+from trio_pool_serve.runner.transformer_masks import skip_mask_checks, without_synchronisation
 
 BIDIRECTIONAL = {
     "batch_size": 2,
@@ -24,7 +24,7 @@ def test_what_a_mask_holds_is_not_looked_at():
     mask = torch.ones((2, 3), dtype=torch.bool, device="meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         sdpa_mask(**BIDIRECTIONAL, attention_mask=mask, device="meta")
-    made = without_mask_skips(sdpa_mask)(**BIDIRECTIONAL, attention_mask=mask, device="meta")
+    made = without_synchronisation(sdpa_mask)(**BIDIRECTIONAL, attention_mask=mask, device="meta")
     assert made is not None
     assert made.shape == (2, 1, 3, 3)
 

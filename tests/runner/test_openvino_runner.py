@@ -114,12 +114,7 @@ def test_each_row_has_its_own_params(modules: str, tmp_path: Path):
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
-@sampled(
-    "mode",
-    [*POOLINGS, ["mean", "max"], ["cls", "lasttoken"], [*POOLINGS]],
-    keep=[[*POOLINGS]],
-    ids=str,
-)
+@sampled("mode", [*POOLINGS, ["mean", "max"], ["cls", "lasttoken"], [*POOLINGS]], keep=[[*POOLINGS]], ids=str)
 def test_every_pooling_type_leaves_out_the_instruction(mode: str | list[str], tmp_path: Path):
     """Where the instruction is the whole input, it is pooled."""
     folder = write_family(tmp_path / "model", "bert", modules=[pooling(mode, include_prompt=False)])
@@ -161,12 +156,7 @@ def test_late_interaction_scores_documents_against_their_own_queries(write: Call
     asked = [prompt(8, attended=5), prompt(8), prompt(3)]
     queries = [value for (value,) in computed(by_torch, [PoolingRequest(each, (TokenEmbed(),)) for each in asked])]
     queries.append(queries[0].astype(np.float16).astype(np.float32)[:0])
-    documents = [
-        prompt(20),
-        prompt(7, **kept(1, 0, 0, 1, 1, 0, 1)),
-        prompt(4, **kept(0, 0, 0, 0)),
-        prompt(1),
-    ]
+    documents = [prompt(20), prompt(7, **kept(1, 0, 0, 1, 1, 0, 1)), prompt(4, **kept(0, 0, 0, 0)), prompt(1)]
     requests = [PoolingRequest(each, (MaxSim(query),)) for each in documents for query in queries]
     requests += [PoolingRequest(each, (TokenEmbed(), TokenEmbed(6, normalize=False))) for each in (*asked, *documents)]
     requests.append(PoolingRequest(documents[1], (*map(MaxSim, queries), TokenEmbed())))

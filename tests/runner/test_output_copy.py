@@ -15,6 +15,7 @@ from attrs import define, field
 from torch import Tensor
 from trio.testing import wait_all_tasks_blocked
 
+from tests.scripted_runner import ScriptedRunner
 from tests.simgpu.activity import watched
 from tests.simgpu.device import DeviceModule, simulated_device
 from tests.simgpu.streams import Event
@@ -25,15 +26,7 @@ from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDead
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import (
-    Batch,
-    CopiedBatch,
-    PooledBatch,
-    PooledValue,
-    PoolingRequest,
-    RenderedPrompt,
-    Vectors,
-)
+from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch, PooledValue, PoolingRequest, RenderedPrompt, Vectors
 
 PATIENCE_S = 60
 """After which a test that would hang fails instead."""
@@ -89,42 +82,24 @@ def split_rows(arrays: Sequence[Vectors]) -> list[tuple[PooledValue, ...]]:
 
 
 @define(eq=False)
-class CopyingRunner:
+class CopyingRunner(ScriptedRunner):
     """Answers each row with its length and its first id, through a copier."""
 
-    copier: OutputCopier
-    trace: list[str]
+    copier: OutputCopier = field(kw_only=True)
+    trace: list[str] = field(kw_only=True)
     launched: list[threading.Event] = field(factory=lambda: [threading.Event() for _ in range(4)])
     """One for each of the first launches, set when it has returned."""
-    rows: list["weakref.ref[Tensor]"] = field(factory=list)
-    dimensions: int = 2
-    default_batch_tokens: int = 64
-    pads: bool = True
-    on_cpu: bool = False
-    has_own_threads: bool = False
-    background_launches: int = 0
-    concurrent_launches: int = 1
-    cosine_with_float32: float | None = None
-    probe_request: None = None
-
-    def return_memory(self) -> None:
-        """Do nothing."""
-
-    def prepare(self, wanted: int | None) -> int:
-        return wanted or self.default_batch_tokens
+    copied: list["weakref.ref[Tensor]"] = field(factory=list)
 
     def launch(self, batch: Batch) -> PooledBatch:
-        index = len(self.rows)
+        index = len(self.copied)
         self.trace.append(f"launch {index}")
         numbers = [[request.tokens, request.prompt.token_ids[0]] for request in batch.requests]
         rows = torch.tensor(numbers).float().to(self.copier.device)
-        self.rows.append(weakref.ref(rows))
+        self.copied.append(weakref.ref(rows))
         handle = self.copier.start([rows], split_rows)
         self.launched[index].set()
         return handle
-
-    def describe(self) -> str:
-        return "copies"
 
 
 @pytest.fixture
@@ -235,17 +210,10 @@ async def test_taking_rows_apart_is_not_done_on_the_loop(copier: OutputCopier, h
 
 
 async def test_awaiting_does_not_return_before_the_event_has_fired(copier: OutputCopier, held: HeldDevice):
-    async def wait(handle: PooledBatch) -> None:
-        await handle
-        held.trace.append("awaited")
-
     handle, _ = started(copier)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, handle)
-        await happens(held.events[0].awaited)
-        assert "awaited" not in held.trace
+    async with waiting(handle, held) as nursery:
+        assert len(nursery.child_tasks) == 1
         held.events[0].fire()
-    assert held.trace[-2:] == ["event 0 fires", "awaited"]
 
 
 async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
@@ -256,12 +224,19 @@ async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
 # -- the lifetime of the device's rows ------------------------------------------------------------------------
 
 
-async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: OutputCopier, held: HeldDevice):
-    handle, rows = started(copier)
+@asynccontextmanager
+async def waiting(handle: PooledBatch, held: HeldDevice) -> AsyncIterator[trio.Nursery]:
+    """Wait for a handle in a child; the block runs once a thread waits for the first event."""
     async with trio.open_nursery() as nursery:
-        assert is_alive(rows)
         nursery.start_soon(wait_for, handle)
         await happens(held.events[0].awaited)
+        yield nursery
+
+
+async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: OutputCopier, held: HeldDevice):
+    handle, rows = started(copier)
+    assert is_alive(rows)
+    async with waiting(handle, held):
         assert is_alive(rows)
         held.events[0].fire()
     assert not is_alive(rows)
@@ -274,17 +249,20 @@ async def test_a_handle_that_is_never_awaited_keeps_the_rows_as_long_as_itself(c
     assert not is_alive(rows)
 
 
-async def test_device_rows_outlive_a_cancelled_waiter(copier: OutputCopier, held: HeldDevice, offload: Offload):
+async def test_a_cancelled_waiter_leaves_and_its_thread_keeps_token_and_rows_until_the_event_has_fired(
+    copier: OutputCopier, held: HeldDevice, offload: Offload
+):
     handle, rows = started(copier)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_for, handle)
-        await happens(held.events[0].awaited)
+    async with waiting(handle, held) as nursery:
         nursery.cancel_scope.cancel()
+    assert "event 0 fires" not in held.trace
     del handle
     assert is_alive(rows)
+    assert offload.statistics()["copy"].borrowed == 1
     held.events[0].fire()
     await copy_thread_is_free(offload)
     assert not is_alive(rows)
+    assert offload.statistics()["copy"].borrowed == 0
 
 
 async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier, held: HeldDevice):
@@ -296,41 +274,12 @@ async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier,
     assert not is_alive(rows)
 
 
-# -- cancellation -------------------------------------------------------------------------------------------
-
-
-async def test_a_cancelled_waiter_leaves_before_the_event_has_fired(copier: OutputCopier, held: HeldDevice):
-    handle, _ = started(copier)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_for, handle)
-        await happens(held.events[0].awaited)
-        nursery.cancel_scope.cancel()
-    assert "event 0 fires" not in held.trace
-    held.events[0].fire()
-
-
-async def test_a_cancelled_waiters_thread_keeps_its_token_until_the_event_has_fired(
-    copier: OutputCopier, held: HeldDevice, offload: Offload
-):
-    handle, _ = started(copier)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_for, handle)
-        await happens(held.events[0].awaited)
-        nursery.cancel_scope.cancel()
-    assert offload.statistics()["copy"].borrowed == 1
-    held.events[0].fire()
-    await copy_thread_is_free(offload)
-    assert offload.statistics()["copy"].borrowed == 0
-
-
 async def test_a_waiter_cancelled_while_it_waits_for_a_thread_leaves_at_once(
     copier: OutputCopier, held: HeldDevice, offload: Offload
 ):
     first, _ = started(copier)
     second, _ = started(copier)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_for, first)
-        await happens(held.events[0].awaited)
+    async with waiting(first, held):
         async with trio.open_nursery() as inner:
             inner.start_soon(wait_for, second)
             await wait_all_tasks_blocked()
@@ -372,6 +321,12 @@ class Stage:
             self.answers[name] = output.values[0].tolist()
         self.settled[name].set()
 
+    async def submit_and_copy(self, *names: str) -> None:
+        """Submit a row of 3 tokens, one of 4 and so on, each once the one before is being copied."""
+        for index, name in enumerate(names):
+            self.submit(name, 3 + index)
+            await self.copying(index)
+
     async def copying(self, index: int) -> None:
         """Wait until a thread waits for the copy of launch ``index``."""
         await happens(self.runner.launched[index])
@@ -382,7 +337,7 @@ class Stage:
 async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     """Run an engine while the block runs, then until all its children have answers."""
     offload = Offload(copy=max_in_flight)
-    runner = CopyingRunner(OutputCopier(held.device, offload), held.trace)
+    runner = CopyingRunner(copier=OutputCopier(held.device, offload), trace=held.trace)
     engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch_thread, "MAX_IN_FLIGHT", max_in_flight)
@@ -394,130 +349,84 @@ async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
             nursery.cancel_scope.cancel()
 
 
-async def test_the_next_batch_is_launched_while_the_copy_before_it_runs(held: HeldDevice):
+async def test_the_next_batch_is_launched_while_the_copy_before_it_runs_and_may_end_before_it(held: HeldDevice):
     async with staged(held, max_in_flight=2) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        stage.submit("b", 4)
-        await stage.copying(1)
-        for event in stage.held.events:
-            event.fire()
-    trace = [line for line in stage.held.trace if line.startswith("launch") or line.endswith("fires")]
-    assert trace == ["launch 0", "launch 1", "event 0 fires", "event 1 fires"]
-    assert stage.answers == {"a": [3, 7], "b": [4, 7]}
-
-
-async def test_copies_may_end_out_of_order(held: HeldDevice):
-    async with staged(held, max_in_flight=2) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        stage.submit("b", 4)
-        await stage.copying(1)
-        stage.held.events[1].fire()
+        await stage.submit_and_copy("a", "b")
+        held.events[1].fire()
         await stage.settled["b"].wait()
         assert "a" not in stage.answers
-        stage.held.events[0].fire()
+        held.events[0].fire()
+    assert held.trace == ["launch 0", "launch 1", "event 1 fires", "event 0 fires"]
     assert stage.answers == {"a": [3, 7], "b": [4, 7]}
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-async def test_no_more_batches_are_in_flight_than_allowed(held: HeldDevice, max_in_flight: int):
+async def test_no_more_batches_are_in_flight_than_allowed_and_rows_that_wait_are_one_batch(
+    held: HeldDevice, max_in_flight: int
+):
     async with staged(held, max_in_flight) as stage:
-        for index in range(max_in_flight):
-            stage.submit(f"in flight {index}", 3)
-            await stage.copying(index)
-        stage.submit("waiting", 4)
-        await wait_all_tasks_blocked()
-        assert stage.engine.statistics().queued_rows == 1
-        assert stage.engine.statistics().in_flight_batches == max_in_flight
-        assert stage.offload.statistics()["launch"].borrowed == 0
-        stage.held.events[0].fire()
-        await stage.copying(max_in_flight)
-        for event in stage.held.events[1:]:
-            event.fire()
-    trace = [line for line in stage.held.trace if line.startswith("launch") or line.endswith("fires")]
-    assert trace.index("event 0 fires") + 1 == trace.index(f"launch {max_in_flight}")
-    assert stage.answers["waiting"] == [4, 7]
-
-
-async def test_rows_that_wait_for_a_slot_ride_in_one_batch(held: HeldDevice):
-    async with staged(held, max_in_flight=1) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        for name in "bcd":
+        await stage.submit_and_copy(*"ab"[:max_in_flight])
+        for name in "wxy":
             stage.submit(name, 4)
         await wait_all_tasks_blocked()
-        stage.held.events[0].fire()
-        await stage.copying(1)
-        stage.held.events[1].fire()
-    assert len(stage.runner.rows) == 2
-    assert set(stage.answers) == set("abcd")
+        assert stage.engine.statistics().queued_rows == 3
+        assert stage.engine.statistics().in_flight_batches == max_in_flight
+        assert stage.offload.statistics()["launch"].borrowed == 0
+        held.events[0].fire()
+        await stage.copying(max_in_flight)
+        for event in held.events[1:]:
+            event.fire()
+    assert held.trace.index("event 0 fires") + 1 == held.trace.index(f"launch {max_in_flight}")
+    assert len(stage.runner.copied) == max_in_flight + 1
+    assert [stage.answers[name] for name in "wxy"] == [[4, 7]] * 3
 
 
 async def test_the_engine_keeps_no_device_rows_of_answered_batches(held: HeldDevice):
     async with staged(held, max_in_flight=2) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        assert is_alive(stage.runner.rows[0])
-        stage.held.events[0].fire()
-    assert not is_alive(stage.runner.rows[0])
+        await stage.submit_and_copy("a")
+        assert is_alive(stage.runner.copied[0])
+        held.events[0].fire()
+    assert not is_alive(stage.runner.copied[0])
 
 
 async def test_an_error_from_an_event_fails_its_own_batch_only(held: HeldDevice, caplog: pytest.LogCaptureFixture):
     async with staged(held, max_in_flight=2) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        stage.submit("b", 4)
-        await stage.copying(1)
-        stage.held.events[0].error = RuntimeError("the copy failed")
-        stage.held.events[0].fire()
+        await stage.submit_and_copy("a", "b")
+        held.events[0].error = RuntimeError("the copy failed")
+        held.events[0].fire()
         await stage.settled["a"].wait()
         assert stage.engine.statistics().state == "ready"
-        stage.held.events[1].fire()
+        stage.submit("c", 5)
+        await stage.copying(2)
+        for event in held.events[1:]:
+            event.fire()
     assert isinstance(stage.errors["a"], BatchFailedError)
-    assert stage.answers == {"b": [4, 7]}
+    assert stage.answers == {"b": [4, 7], "c": [5, 7]}
     assert "the copy failed" in caplog.text
-
-
-async def test_the_engine_goes_on_after_an_error_from_an_event(held: HeldDevice):
-    async with staged(held, max_in_flight=1) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
-        stage.held.events[0].error = RuntimeError("the copy failed")
-        stage.held.events[0].fire()
-        stage.submit("b", 4)
-        await stage.copying(1)
-        stage.held.events[1].fire()
-    assert set(stage.errors) == {"a"}
-    assert stage.answers == {"b": [4, 7]}
 
 
 @pytest.mark.parametrize("error", [RunnerDeadError("the device is gone"), torch.AcceleratorError("illegal address")])
 async def test_a_dead_device_found_by_an_event_kills_the_engine(held: HeldDevice, error: Exception):
     with pytest.RaisesGroup(pytest.RaisesExc(EngineDeadError, match=str(error))):
         async with staged(held, max_in_flight=2) as stage:
-            stage.submit("copying", 3)
-            await stage.copying(0)
-            stage.submit("in flight", 4)
-            await stage.copying(1)
+            await stage.submit_and_copy("copying", "in flight")
             stage.submit("queued", 5)
             await wait_all_tasks_blocked()
-            stage.held.events[0].error = error
-            stage.held.events[0].fire()
+            held.events[0].error = error
+            held.events[0].fire()
     assert stage.engine.statistics().state == "dead"
     assert {name: type(error) for name, error in stage.errors.items()} == dict.fromkeys(
         ("copying", "in flight", "queued"), EngineDeadError
     )
-    stage.held.events[1].fire()
+    held.events[1].fire()
 
 
 async def test_a_stopped_engine_leaves_its_copies_to_their_threads(held: HeldDevice):
     async with staged(held, max_in_flight=1) as stage:
-        stage.submit("a", 3)
-        await stage.copying(0)
+        await stage.submit_and_copy("a")
         stage.nursery.cancel_scope.cancel()
-    assert is_alive(stage.runner.rows[0])
+    assert is_alive(stage.runner.copied[0])
     assert stage.offload.statistics()["copy"].borrowed == 1
-    stage.held.events[0].fire()
+    held.events[0].fire()
     await copy_thread_is_free(stage.offload)
-    assert not is_alive(stage.runner.rows[0])
+    assert not is_alive(stage.runner.copied[0])

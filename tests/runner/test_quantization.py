@@ -19,7 +19,7 @@ from trio_pool_serve.models.loading.sample_prompts import (
     held_out_texts,
     sample_prompts,
 )
-from trio_pool_serve.runner.openvino import preparation, quantization
+from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.service import Service
 
 pytest.importorskip("nncf")
@@ -72,7 +72,7 @@ async def test_other_models_have_no_agreement_in_the_list(client):
 def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
     model: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool, attempts: list[bool]
 ):
-    quantize, agreement, attempted, found = quantization.quantize, preparation.agreement, [], []
+    quantize, agreement, attempted, found = preparation.quantize, preparation.agreement, [], []
 
     def noted(*arguments: Any, halves_range: bool, **options: Any) -> Any:
         attempted.append(halves_range)
@@ -84,7 +84,7 @@ def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
 
     monkeypatch.setattr(preparation, "GOOD_INT8_COSINE", 1.1)
     monkeypatch.setattr(preparation, "saturates_int8", lambda: saturates)
-    monkeypatch.setattr(quantization, "quantize", noted)
+    monkeypatch.setattr(preparation, "quantize", noted)
     monkeypatch.setattr(preparation, "agreement", compared)
     runner = load(model, cache_dir="", **INT8)
     assert attempted == attempts
@@ -98,18 +98,14 @@ def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypat
         load(model, cache_dir="", **INT8)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    ["torch", "compile"],
-)
+@pytest.mark.parametrize("backend", ["torch", "compile"])
 def test_int8_is_by_openvino_alone(backend: str, model: Path):
     with pytest.raises(ModelLoadError, match=r"--dtype int8: .* on CPU only and without --backend"):
         load(model, cache_dir="", **INT8 | {"backend": backend})
 
 
 def test_neither_int8_nor_openvino_is_for_a_gpu():
-    from trio_pool_serve.runner.computation import refuse_impossible
-    from trio_pool_serve.runner.compute_params import ComputeParams
+    from trio_pool_serve.runner.computation import ComputeParams, refuse_impossible
 
     backbone: Any = None
     params = ComputeParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)

@@ -1,3 +1,5 @@
+"""Replicas that compute on the same cores divide them, and leave them to other programs."""
+
 import itertools
 import os
 import subprocess
@@ -19,6 +21,21 @@ from trio_pool_serve.runner.shared_cores import (
     granted_threads,
 )
 from trio_pool_serve.types import Batch, PlannedBatch, PoolingRequest, RenderedPrompt
+
+BATCH = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
+PLANNED = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=PlannedBatch(1, 1)),))
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """Restore torch's number of threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def two(tmp_path) -> list[SharedCores]:
+    return [SharedCores.open(tmp_path / "cores", index, 2) for index in range(2)]
 
 
 @pytest.fixture
@@ -52,7 +69,7 @@ def test_a_lone_replica_has_all_cores_and_busy_ones_their_part(tmp_path, clock):
 
 
 def test_a_replica_that_was_killed_while_it_computed_counts_until_another_takes_its_place(tmp_path, clock):
-    first, second = (SharedCores.open(tmp_path / "cores", index, 2) for index in range(2))
+    first, second = two(tmp_path)
     first.take()
     later(clock)
     assert second.take() == 4
@@ -62,29 +79,17 @@ def test_a_replica_that_was_killed_while_it_computed_counts_until_another_takes_
 
 
 def test_the_runner_computes_with_its_share(tmp_path, clock):
-    threads = torch.get_num_threads()
     seen = []
     runner = ScriptedRunner(on_launch=lambda _: seen.append(granted_threads(0)))
-    first, second = (SharedCores.open(tmp_path / "cores", index, 2) for index in range(2))
+    first, second = two(tmp_path)
     sharing = SharingRunner(runner, [first])
-    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
-    try:
-        later(clock)
-        sharing.launch(batch)
-        second.take()
-        sharing.launch(batch)
-    finally:
-        torch.set_num_threads(threads)
+    later(clock)
+    sharing.launch(BATCH)
+    second.take()
+    sharing.launch(BATCH)
     assert seen == [8, 4]
-    for name in (
-        "dimensions",
-        "embeds_width",
-        "pads",
-        "concurrent_launches",
-        "has_own_threads",
-        "background_launches",
-        "probe_request",
-    ):
+    facts = "dimensions embeds_width pads concurrent_launches has_own_threads background_launches probe_request"
+    for name in facts.split():
         assert getattr(sharing, name) == getattr(runner, name)
     assert sharing.prepare(7) == runner.prepare(7) == 7
     assert sharing.describe() == runner.describe()
@@ -102,29 +107,24 @@ def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_p
         if granted_threads(0) == 4:
             tried.append(clock[0])
 
-    threads = torch.get_num_threads()
     sharing = SharingRunner(ScriptedRunner(on_launch=compute), [SharedCores.open(tmp_path / "cores", 0, 1)])
-    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
 
     def compute_for(seconds: float) -> int:
         end, before = clock[0] + seconds, len(tried)
         while clock[0] < end:
-            sharing.launch(batch)
+            sharing.launch(BATCH)
         return len(tried) - before
 
-    try:
-        compute_for(120.0)
-        pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
-        assert [round(pause / MIN_PAUSE_S) for pause in pauses[:4]] == [1, 2, 4, 8]
-        assert pauses[-1] == pytest.approx(MAX_PAUSE_S, rel=0.05)
-        free[0] = True
-        compute_for(MAX_PAUSE_S)
-        assert compute_for(1.0) == pytest.approx(50, abs=1), "all cores for every batch"
-        free[0] = False
-        assert 10 < compute_for(0.4) < 20, "some batches, and not a single one, tell that the cores are not free"
-        assert compute_for(1.0) == 2, "after a quarter and a half of a second"
-    finally:
-        torch.set_num_threads(threads)
+    compute_for(120.0)
+    pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
+    assert [round(pause / MIN_PAUSE_S) for pause in pauses[:4]] == [1, 2, 4, 8]
+    assert pauses[-1] == pytest.approx(MAX_PAUSE_S, rel=0.05)
+    free[0] = True
+    compute_for(MAX_PAUSE_S)
+    assert compute_for(1.0) == pytest.approx(50, abs=1), "all cores for every batch"
+    free[0] = False
+    assert 10 < compute_for(0.4) < 20, "some batches, and not a single one, tell that the cores are not free"
+    assert compute_for(1.0) == 2, "after a quarter and a half of a second"
 
 
 BESIDE_OTHERS = """
@@ -178,8 +178,7 @@ def test_threads_of_one_process_share_the_cores_while_several_compute(clock):
         together.wait(60)
 
     sharing = SharingRunner(ScriptedRunner(concurrent_launches=2, on_launch=compute), SharedCores.private(2))
-    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
-    threads = [threading.Thread(target=sharing.launch, args=(batch,)) for _ in range(2)]
+    threads = [threading.Thread(target=sharing.launch, args=(BATCH,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,15 +191,9 @@ def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
     def fail(_):
         raise ValueError("boom")
 
-    first, second = (SharedCores.open(tmp_path / "cores", index, 2) for index in range(2))
-    threads = torch.get_num_threads()
-    try:
-        with pytest.raises(ValueError, match="boom"):
-            SharingRunner(ScriptedRunner(on_launch=fail), [first]).launch(
-                Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
-            )
-    finally:
-        torch.set_num_threads(threads)
+    first, second = two(tmp_path)
+    with pytest.raises(ValueError, match="boom"):
+        SharingRunner(ScriptedRunner(on_launch=fail), [first]).launch(BATCH)
     later(clock)
     assert second.take() == 8
 
@@ -208,31 +201,20 @@ def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
 def test_planned_batches_have_the_share_of_each_whoever_computes(tmp_path, clock):
     """However many others compute, and however contended the cores are, such a batch has the same number of threads."""
     seen: list[int] = []
-    shared = [SharedCores.open(tmp_path / "cores", index, 2) for index in range(2)]
-    threads = torch.get_num_threads()
+    shared = two(tmp_path)
     runner = ScriptedRunner(on_launch=lambda _: seen.append(granted_threads(0)))
     sharing = SharingRunner(runner, shared[:1])
-    planned = PlannedBatch(1, 1)
-    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=planned),))
-    try:
-        sharing.launch(batch)
-        shared[1].take()
-        sharing.launch(batch)
-        sharing.contention.observe(took_s=1.0, cpu_s=0.1, threads=4, now=clock[0])
-        sharing.launch(batch)
-    finally:
-        torch.set_num_threads(threads)
+    sharing.launch(PLANNED)
+    shared[1].take()
+    sharing.launch(PLANNED)
+    sharing.contention.observe(took_s=1.0, cpu_s=0.1, threads=4, now=clock[0])
+    sharing.launch(PLANNED)
     assert seen == [4, 4, 4]
 
 
 def test_planned_batches_at_idle_priority_have_a_thread_each():
     seen: list[int] = []
     runner = ScriptedRunner(background_launches=1, on_launch=lambda _: seen.append(granted_threads(0)))
-    planned = PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=PlannedBatch(1, 1))
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
-        SharingRunner(runner, unused=[]).launch(Batch((planned,)))
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(4)
+    SharingRunner(runner, unused=[]).launch(PLANNED)
     assert seen == [1]

@@ -19,8 +19,8 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
-from trio_pool_serve.runner.batch_memory import full_batch
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
+from trio_pool_serve.runner.device_memory import full_batch
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload

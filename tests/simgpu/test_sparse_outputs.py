@@ -10,7 +10,7 @@ from tests.simgpu.activity import watched
 from tests.simgpu.serving import on_simulated_device
 from trio_pool_serve.runner.heads import sparse
 from trio_pool_serve.runner.heads.sparse import compact
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.torch_device import to_device
 
 ROWS, VOCABULARY = 5, 3000
 

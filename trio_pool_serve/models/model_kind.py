@@ -10,13 +10,12 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
-from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat
-from trio_pool_serve.rendering.text.plain_text import TextFormat
+from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import PoolingTask
 
 if TYPE_CHECKING:
-    from trio_pool_serve.runner.openvino.built_heads import BuiltHeads
+    from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 

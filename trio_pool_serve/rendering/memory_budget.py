@@ -1,6 +1,6 @@
-"""One budget in bytes for what requests hold in this process: bodies, prepared inputs, vectors, unsent responses.
+"""One budget in bytes for the memory of requests in this process: bodies, prepared inputs, vectors, unsent responses.
 
-The cache of prepared images has what they leave of it.
+The cache of prepared images uses the rest of it.
 """
 
 import time
@@ -19,11 +19,11 @@ DEFAULT_BYTES = 2 * 2**30
 """The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB; a body may have 16 MB by default."""
 
 CLIENT_SHARE = 0.5
-"""Of the budget, for the requests of one client: half of it stays for the others, whatever one sends."""
+"""Part of the budget for the requests of one client: half stays for others, whatever one sends."""
 
 MAX_CONCURRENT_PREPARATIONS = 4
-"""An image's size is unknown until it is prepared: at most this many can exceed the budget. One client leaves one to
-others, as its token embeddings wait for a thread behind all that it has waiting."""
+"""An image's size is unknown until it is prepared: at most this many can exceed the budget. A client leaves one to
+others, as its token embeddings wait for a thread behind all its other work."""
 
 RETRY_AFTER_S = 1.0
 
@@ -65,30 +65,30 @@ class Reservation:
 class MemoryBudget:
     """Counts the bytes that requests hold, of all and of each client.
 
-    What a client sends is refused where it does not fit: see ``Reservation``. What is made of it, images and token
-    embeddings, is not made before there is room: kilobytes of a request would become gigabytes as fast as they can be
-    prepared, and wait until they are computed. No client has more than ``CLIENT_SHARE`` of the budget, and each may
-    have ``client_bytes`` with one request, whatever others hold.
+    Bodies that do not fit are refused: see ``Reservation``. Images and token embeddings are not prepared before there
+    is room: kilobytes of a request would become gigabytes as fast as they are prepared, and wait until they are
+    computed. No client has more than ``CLIENT_SHARE`` of the budget, and each may have ``client_bytes`` with one
+    request, whatever others hold.
     """
 
     max_bytes: int = DEFAULT_BYTES
     client_bytes: int = 0
     held_bytes: int = field(init=False, default=0)
     evict_from_cache: Callable[[int], None] = field(init=False, default=lambda _: None)
-    """Called with a number of bytes: what the cache, if there is one, may have at most."""
+    """Called with the maximum number of bytes for the cache, if there is one."""
     on_shortage: set[Callable[[float], None]] = field(init=False, factory=set)
-    """Called with ``time.monotonic()`` before a request is refused, at most once a second: to release what can be."""
+    """Called with ``time.monotonic()`` before a request is refused, at most once a second, to release memory."""
     _next_shortage: float = field(init=False, default=0.0)
     _by_client: dict[int, int] = field(init=False, factory=dict)
     _prepared: Counter[int] = field(init=False, factory=Counter)
-    """Bytes in ``holding``, by client. They are released when they have been computed: nothing else is waited for."""
+    """Bytes in ``holding``, by client: released once computed, so it makes sense to wait for them."""
     _released: trio.Event = field(init=False, factory=trio.Event)
     _preparing: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
     )
 
     def require_room(self, client: Client, nbytes: int, *, besides: int = 0) -> None:
-        """Raise ``OverloadedError`` unless a request of a client, which holds ``besides``, may hold so many more.
+        """Raise ``OverloadedError`` unless a client's request, which holds ``besides`` bytes, may hold ``nbytes`` more.
 
         A request has room whatever its size when no other holds anything.
         """
@@ -103,7 +103,7 @@ class MemoryBudget:
             raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, reason="memory")
 
     def _lacks_room(self, client: Client, nbytes: int, besides: int) -> str:
-        """Return why a request may not hold more; empty if it may."""
+        """Return the message why a request may not hold more; empty if it may."""
         held = self._by_client.get(client.number, 0)
         if held <= besides and besides + nbytes <= self.client_bytes and not client.is_background:
             return ""
@@ -131,7 +131,7 @@ class MemoryBudget:
 
     @property
     def free_bytes(self) -> int:
-        """What requests leave of the budget."""
+        """The part of the budget that requests do not hold."""
         return max(0, self.max_bytes - self.held_bytes)
 
     @asynccontextmanager
@@ -147,7 +147,7 @@ class MemoryBudget:
             await self._released.wait()
 
     async def wait_for_share(self, client: Client) -> None:
-        """Wait as ``wait_until_below_limit`` for what one client may have. Cancellation: at once."""
+        """Wait as ``wait_until_below_limit``, but for the client's share of the budget. Cancellation: at once."""
         share = self.max_bytes * CLIENT_SHARE
         while self._by_client.get(client.number, 0) >= share and self._prepared[client.number]:
             await self._released.wait()

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define
 
-from trio_pool_serve.errors import InvalidRequestError, at_place
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import (
     ChatPrompt,
     ChunkedPrompt,
@@ -20,10 +21,10 @@ from trio_pool_serve.prompts import (
     TextPrompt,
     TokensPrompt,
 )
-from trio_pool_serve.rendering.chat.conversations import Conversations
-from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.chat.conversations import Conversations, errors_at
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
-from trio_pool_serve.rendering.text.pairs import shorten
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.text.formats import shorten
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Token, Tokenizer
 from trio_pool_serve.threads.offload import Offload
@@ -89,7 +90,7 @@ class Renderer:
     async def render_plain(self, prompts: Sequence[PromptToRender], client: int = 0) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window of a long text.
 
-        Texts that are not short are rendered in the turn of ``client``, a client's number, as in all functions here.
+        Longer texts are rendered in the turn of ``client``, a client's number, as in all functions here.
 
         Errors and cancellation: as ``render``; the first failure ends all.
         """
@@ -99,9 +100,8 @@ class Renderer:
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
             rows = await self._in_turn(client, partial(self.texts.render_rows, prompts))
-        for windows in rows:
-            for window in windows:
-                self._without_placeholders(window)
+        for row in chain.from_iterable(rows):
+            self._without_placeholders(row)
         return rows
 
     async def render(self, prompt: Prompt, params: RenderingParams, client: Client = ANYBODY) -> RenderedPrompt:
@@ -135,11 +135,9 @@ class Renderer:
         embeds_format = self.embeds_format
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, field="prompts")
-        try:
+        with errors_at(prompt.place):
             async with self.memory.preparing(client):
                 return await self._in_turn(client, partial(embeds_format.render, prompt, params))
-        except InvalidRequestError as error:
-            raise at_place(prompt.place, error) from error
 
     def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
         """Reject image placeholders without an image in texts and token ids, which would fail the whole batch."""

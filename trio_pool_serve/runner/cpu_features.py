@@ -1,4 +1,4 @@
-"""What this machine's CPU computes natively, without torch."""
+"""Features of this machine's CPU, found without torch."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ from trio_pool_serve.config import Dtype
 
 @cache
 def _cpuinfo(name: str) -> str:
-    """Return what Linux says of the first CPU under that name; empty elsewhere."""
+    """Return the entry of that name for the first CPU in Linux's /proc/cpuinfo; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -22,7 +22,7 @@ def cpu_name() -> str:
 
 
 def _flags() -> set[str]:
-    """Return the CPU's features by the names of Linux; none elsewhere."""
+    """Return Linux's names of the CPU's features; none elsewhere."""
     return set(_cpuinfo("flags").split())
 
 

@@ -1,53 +1,31 @@
-"""The rows of a batch, as a backbone takes them and as heads read its output."""
+"""A forward pass: its rows and images as tensors for the backbone, and the interface of heads."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.row_states import Indices, RowStates
-from trio_pool_serve.runner.transfers import host_buffer, to_device
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.runner.batch_rows import Indices, Rows
+from trio_pool_serve.runner.row_states import RowStates
+from trio_pool_serve.runner.torch_device import host_buffer, to_device
+from trio_pool_serve.types import ImageFeatures, PooledValue, PoolingRequest
 
 
 @frozen(eq=False)
-class ForwardPass:
+class ForwardPass(Rows):
     """Rows that are computed together on ``device``.
 
     ``states`` is the backbone's output for them; ``None`` before it is computed, and where no head needs it.
-    ``lengths`` are the numbers of tokens of the rows, int64.
     """
 
-    requests: Sequence[PoolingRequest]
     device: torch.device
-    pad_token_id: int
     states: RowStates | None = None
-    lengths: Indices = field(kw_only=True)
-
-    @lengths.default
-    def _of_requests(self) -> Indices:
-        return np.array([len(request.prompt.token_ids) for request in self.requests])
-
-    @cached_property
-    def skipped(self) -> Indices:
-        """Number of leading tokens of each row that poolers leave out: the instruction's.
-
-        Where the instruction is the whole input, it is pooled: there is nothing else.
-        """
-        skipped = np.array([request.prompt.instruction_tokens for request in self.requests])
-        skipped[skipped >= self.lengths] = 0
-        return skipped
-
-    @cached_property
-    def attended(self) -> Indices:
-        """Number of leading tokens of each row that are attended to."""
-        prompts = [request.prompt for request in self.requests]
-        return np.array([len(one.token_ids) if one.attended is None else one.attended for one in prompts])
 
     @cached_property
     def padded(self) -> Tensor:
@@ -55,18 +33,11 @@ class ForwardPass:
 
         One buffer, so that there is one copy to the device instead of three, when they are first used.
         """
-        prompts = [request.prompt for request in self.requests]
-        positions = np.arange(self.lengths.max())
-        own = positions < self.lengths[:, None]
-        buffer = host_buffer(own.size * 3 * 8, self.device)
-        ids, attention, types = buffer.numpy().view(np.int64).reshape(3, *own.shape)
-        ids[:] = self.pad_token_id
-        ids[own] = np.concatenate([prompt.token_ids for prompt in prompts])
-        attention[:] = positions < self.attended[:, None]
-        types[:] = 0
-        if any(prompt.type_ids is not None for prompt in prompts):
-            types[own] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
-        return buffer.to(self.device, non_blocking=True).view(torch.int64).view(3, *own.shape)
+        arrays = [self.ids(), self.mask(), self.segments()]
+        shape = len(arrays), *self.is_token.shape
+        buffer = host_buffer(8 * math.prod(shape), self.device)
+        np.stack(arrays, out=buffer.numpy().view(np.int64).reshape(shape))
+        return buffer.to(self.device, non_blocking=True).view(torch.int64).view(shape)
 
     @property
     def input_ids(self) -> Tensor:
@@ -85,7 +56,7 @@ class ForwardPass:
 
     @property
     def required_states(self) -> RowStates:
-        """``states``, for heads with ``reads_states``: they are never ``None`` there."""
+        """``states``, for heads that read them: they are never ``None`` there."""
         assert self.states is not None  # noqa: S101
         return self.states
 
@@ -120,17 +91,8 @@ class ForwardPass:
         """Return the rows at these indices, which may repeat; nothing is copied."""
         if list(rows) == list(range(len(self.requests))):
             return self
-        return evolve(
-            self,
-            requests=[self.requests[row] for row in rows],
-            states=None if self.states is None else self.states.select(rows),
-            lengths=self.lengths[rows],
-        )
-
-
-def type_ids_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
-    """Return a row's segments, zeros if it has none."""
-    return np.zeros(len(prompt.token_ids), dtype=np.int32) if prompt.type_ids is None else prompt.type_ids
+        states = None if self.states is None else self.states.select(rows)
+        return evolve(self, requests=[self.requests[row] for row in rows], states=states)
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
@@ -145,17 +107,64 @@ def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tens
 Compute: TypeAlias = Callable[[ForwardPass], RowStates]
 """Maps rows to a backbone's output."""
 
-PaddedCompute: TypeAlias = Callable[[ForwardPass], Tensor]
-"""Maps padded rows to the output, [rows, longest, width], or [rows, width] for a model with one vector or logits per
-row."""
+
+def images_of(requests: Sequence[PoolingRequest]) -> list[ImageFeatures]:
+    """Return the images of the requests that have any, in order."""
+    return [request.prompt.images for request in requests if request.prompt.images is not None]
+
+
+def require_placeholders(requests: Sequence[PoolingRequest], token_id: int) -> None:
+    """Raise ``ValueError`` unless each row has a placeholder for each position of its images.
+
+    A model that finds another number of them on a GPU ends the process instead.
+    """
+    for request in requests:
+        prompt = request.prompt
+        places = 0 if prompt.images is None else sum(prompt.images.tokens)
+        if prompt.embeds is None and np.count_nonzero(prompt.token_ids == token_id) != places:
+            raise ValueError(f"an input has not {places} placeholders for its images")
+
+
+def image_inputs(
+    images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype, on_host: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Return the arrays of all images on the device, concatenated along their first dimension.
+
+    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers. Those named in
+    ``on_host`` stay there: sizes that the model's code reads.
+    """
+    inputs = {}
+    for name in images[0].arrays:
+        array = joined(images, name)
+        tensor = torch.from_numpy(array) if name in on_host else to_device(array, device)
+        inputs[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return inputs
+
+
+def joined(images: Sequence[ImageFeatures], name: str) -> npt.NDArray[Any]:
+    """Return one array of all images, concatenated along its first dimension."""
+    parts = [image.arrays[name] for image in images]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+HostArray = npt.NDArray[Any]
+"""A head's output on the host: float32, or int32 if the head returned int32."""
 
 
 @frozen(eq=False)
-class Padded:
-    """A ``Compute`` of a function that takes padded rows."""
+class HeadRows:
+    """A head's output on the device, and the function that splits it once it is on the host.
 
-    compute: PaddedCompute
+    ``tensor`` has floating-point numbers, which are copied as float32, or int32. ``split`` takes it as an array of the
+    same shape and returns one value per row; it may run in any thread, and may block for a further copy.
+    """
 
-    def __call__(self, forward: ForwardPass) -> RowStates:
-        """Compute rows."""
-        return RowStates.of_output(self.compute(forward), forward.lengths)
+    tensor: Tensor
+    split: Callable[[HostArray], list[PooledValue]]
+
+
+Head: TypeAlias = Callable[[ForwardPass, Sequence[Any]], HeadRows]
+"""Computes one kind of output for rows of a batch; the params, one for each row, are of the class that it serves.
+
+It enqueues work on the current stream without waiting for it.
+"""

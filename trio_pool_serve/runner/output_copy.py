@@ -21,7 +21,7 @@ from attrs import define, field
 from torch import Tensor
 
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
-from trio_pool_serve.runner.device import use_device
+from trio_pool_serve.runner.torch_device import use_device
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, PooledValue
 
@@ -75,20 +75,17 @@ class CopyingBatch:
         return self._wait().__await__()
 
     async def _wait(self) -> list[tuple[PooledValue, ...]]:
-        device, self._device = self._device, []
-        event, host, split, copier = self._event, self._host, self._split, self._copier
+        return await self._copier.offload.run("copy", self._wait_for_copy, abandon_on_cancel=True)
 
-        def wait_for_copy() -> list[tuple[PooledValue, ...]]:
-            use_device(copier.device)
-            try:
-                event.synchronize()
-                device.clear()  # the copies are done
-                return split([buffer.numpy() for buffer in host])
-            except torch.AcceleratorError as error:  # errors of kernels appear after their launch
-                raise RunnerDeadError(f"the device failed: {error}") from error
-            except torch.OutOfMemoryError as error:  # of a further copy
-                raise OutOfDeviceMemoryError(" ".join(str(error).split())) from None
-            finally:
-                device.clear()
-
-        return await copier.offload.run("copy", wait_for_copy, abandon_on_cancel=True)
+    def _wait_for_copy(self) -> list[tuple[PooledValue, ...]]:
+        use_device(self._copier.device)
+        try:
+            self._event.synchronize()
+            self._device.clear()  # the copies are done
+            return self._split([buffer.numpy() for buffer in self._host])
+        except torch.AcceleratorError as error:  # errors of kernels appear after their launch
+            raise RunnerDeadError(f"the device failed: {error}") from error
+        except torch.OutOfMemoryError as error:  # of a further copy
+            raise OutOfDeviceMemoryError(" ".join(str(error).split())) from None
+        finally:
+            self._device.clear()

@@ -1,4 +1,4 @@
-"""A progress bar for what takes long at start-up."""
+"""A progress bar for long steps of the start."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar

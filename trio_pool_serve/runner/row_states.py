@@ -9,9 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.transfers import to_device
-
-Indices = npt.NDArray[np.int64]
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.torch_device import to_device
 
 
 @frozen(eq=False)
@@ -36,7 +35,7 @@ class RowStates:
         return cls(output.reshape(rows * longest, width), longest * np.arange(rows), lengths)
 
     def select(self, rows: Sequence[int]) -> "RowStates":
-        """Return those of some rows; nothing is copied."""
+        """Return the states of some rows; nothing is copied."""
         return RowStates(self.flat, self.begins[rows], self.lengths[rows])
 
     def copied(self) -> "RowStates":
@@ -79,7 +78,7 @@ class RowStates:
 
     def maxima(self, skipped: Indices) -> Tensor:
         """Return the maxima over these tokens, [rows, width]; zeros for a row without any."""
-        if self.flat.device.type == "cpu":  # where a pass over each row takes half the time of the other way
+        if self.flat.device.type == "cpu":  # a pass over each row takes half the time of ``embedding_bag``
             begins, ends = self.begins + skipped, self.begins + self.lengths
             spans = [self.flat[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
             return torch.stack([span.amax(dim=0) if len(span) else span.sum(dim=0) for span in spans])
@@ -101,7 +100,7 @@ def divided(rows: Tensor, divisors: npt.NDArray[np.generic]) -> Tensor:
 
 
 def concatenate(parts: Sequence[RowStates], rows: Sequence[Sequence[int]]) -> RowStates:
-    """Return the states of a batch of which ``parts[i]`` has those of ``rows[i]``."""
+    """Return the states of a batch from parts: ``parts[i]`` has the states of ``rows[i]``."""
     begins = np.empty(sum(map(len, rows)), np.int64)
     lengths = np.empty_like(begins)
     before = 0

@@ -45,13 +45,13 @@ _granted = threading.local()
 
 
 def granted_threads(most: int) -> int:
-    """Return how many threads the calling thread may compute its batch with: ``most``, unless cores are shared."""
+    """Return the number of threads for the calling thread's batch: ``most``, unless cores are shared."""
     threads: int = getattr(_granted, "threads", most)
     return threads
 
 
 def usable_cores() -> int:
-    """Return how many threads compute fastest alone: one for each core of this process, or ``OMP_NUM_THREADS``."""
+    """Return the number of threads with which a lone pass is fastest: one per core, or ``OMP_NUM_THREADS``."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -115,7 +115,7 @@ class SharedCores:
 
     @classmethod
     def private(cls, threads: int) -> list["SharedCores"]:
-        """Return those of the threads of this process, if no other process computes."""
+        """Return one for each thread of this process, which share with no other process."""
         computed_at = np.full(threads, -math.inf)
         return [cls(computed_at, thread, usable_cores()) for thread in range(threads)]
 
@@ -146,7 +146,7 @@ class SharingRunner:
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
         if self.runner.background_launches and batch.is_planned:
-            return self._compute(batch, 1)  # in what the others leave, without a share of its own
+            return self._compute(batch, 1)  # in the time that others leave, without a share of its own
         try:
             shared = self.unused.pop()
         except IndexError:  # a batch that was taken ahead

@@ -1,13 +1,13 @@
-"""Attention masks that transformers always makes, in place of none where it finds that none is needed.
+"""Attention masks that are always made, where transformers would make none if it finds that none is needed.
 
-Whether one is needed depends on the values of a tensor: to look is a synchronisation with a GPU, and a constant in a
-traced program.
+Whether a mask is needed depends on the values of a tensor: reading them is a synchronisation with a GPU, and a constant
+in a traced program.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,27 +27,24 @@ TRACED_SDPA = "trio_pool_serve_traced_sdpa"
 
 TRACED_EAGER = "trio_pool_serve_traced_eager"
 """For a tracer, which cannot follow ``torch.vmap``. transformers uses it for masks that a model adds to its own
-(Gemma 3's); whether a mask is the same without is for the caller to check."""
+(Gemma 3's); the caller checks whether the mask is the same without it."""
 
 
-def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Return ``make_mask`` with the options switched off that let it make no mask."""
+MakeMask: TypeAlias = Callable[..., Tensor | None]
 
-    def mask(**options: Any) -> Tensor | None:
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return make_mask(**options)
+NO_VMAP = {"use_vmap": False}
+"""transformers' mask functions all work on whole tensors of indices."""
 
-    return mask
+NO_SKIPS = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+"""Without these options, no mask is made where none is needed."""
 
 
-def without_synchronisation(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+def without_synchronisation(make_mask: MakeMask) -> MakeMask:
     """Return ``make_mask`` without mask skips, except within ``masks_of`` for rows without padding."""
 
     def mask(**options: Any) -> Tensor | None:
-        options["use_vmap"] = False  # transformers' functions all work on whole tensors of indices
-        if not getattr(_rows, "are_unpadded", False):
-            return without_mask_skips(make_mask)(**options)
-        return make_mask(**options | {"attention_mask": None})
+        changed = {"attention_mask": None} if getattr(_rows, "are_unpadded", False) else NO_SKIPS
+        return make_mask(**options | NO_VMAP | changed)
 
     return mask
 
@@ -57,7 +54,7 @@ _rows = threading.local()
 
 @contextmanager
 def masks_of(forward: ForwardPass) -> Iterator[None]:
-    """Have models whose mask checks are skipped make no mask within the block if none of the rows needs one.
+    """Within the block, models whose mask checks are skipped make no mask if none of the rows needs one.
 
     There is a faster kernel for that, and the mask of a row of 32,768 tokens takes a GiB.
     """
@@ -68,7 +65,7 @@ def masks_of(forward: ForwardPass) -> Iterator[None]:
         _rows.are_unpadded = False
 
 
-def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+def traceable(make_mask: MakeMask) -> MakeMask:
     """Return ``make_mask`` without mask skips and ``torch.vmap``, and with something to attend to for every token.
 
     Padding that is farther from all tokens than a sliding window reaches attends to nothing. torch makes zeros of that,
@@ -76,7 +73,7 @@ def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor |
     """
 
     def mask(**options: Any) -> Tensor | None:
-        made = without_mask_skips(make_mask)(**options | {"use_vmap": False})
+        made = make_mask(**options | NO_VMAP | NO_SKIPS)
         if made is None or made.dtype != torch.bool:
             return made
         return made | ~made.any(dim=-1, keepdim=True)

@@ -10,16 +10,14 @@ import torch
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import NotFiniteError, OutOfDeviceMemoryError, RunnerDeadError
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.batch_memory import fit_budget
-from trio_pool_serve.runner.device import use_device
-from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
-from trio_pool_serve.runner.heads.head import Head, HeadRows
-from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
+from trio_pool_serve.runner.device_memory import fit_budget, is_out_of_memory
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Head, HeadRows
+from trio_pool_serve.runner.loaded_model import Backbone
 from trio_pool_serve.runner.output_copy import OutputCopier
-from trio_pool_serve.runner.probe import states_of_rows
+from trio_pool_serve.runner.probe import as_embeds, difference, states_of
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import granted_threads
+from trio_pool_serve.runner.torch_device import release_caches, use_device
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -31,12 +29,13 @@ from trio_pool_serve.types import (
     PoolingRequest,
     RenderedPrompt,
     SparseEmbed,
+    SparseLookup,
     TokenClassify,
     TokenEmbed,
 )
 
 Heads = Mapping[type[Any], Head]
-"""A model's heads, by the class of the ``PoolingParams`` that they serve."""
+"""The head for each class of ``PoolingParams``."""
 
 PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
 """Params whose heads are tried with rows that are made up."""
@@ -71,7 +70,7 @@ class TransformerRunner:
     default_batch_tokens: int
     max_tokens: int
     copier: OutputCopier | None = None
-    compute: Compute = Factory(lambda self: Padded(self.backbone), takes_self=True)
+    compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
     dimensions: int = field(default=0, init=False)
@@ -80,7 +79,7 @@ class TransformerRunner:
     choose: Callable[[], object] | None = None
     """Replaces ``compute``, and what depends on it; ``None`` once it has."""
     capture: Callable[[int], str] | None = None
-    """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
+    """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
 
     concurrent_launches = 1
@@ -144,7 +143,7 @@ class TransformerRunner:
 
     def _require_finite(self, output: torch.Tensor, request: PoolingRequest) -> None:
         if not output.isfinite().all():
-            module = self.backbone.first_not_finite(ForwardPass([request], self.device, self.pad_token_id))
+            module = self.backbone.first_not_finite(ForwardPass([request], self.pad_token_id, self.device))
             where = f" from {module} on" if module else ""
             raise NotFiniteError(f"its output has infinities or NaN{where}, though its weights have none")
 
@@ -155,12 +154,12 @@ class TransformerRunner:
             choose()
 
     def return_memory(self) -> None:
-        """Do nothing: torch keeps nothing on CPU, and a GPU's memory is for batches."""
+        """Do nothing: torch caches no memory on CPU, and a GPU's memory is for batches."""
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
         """Choose how batches are computed; return their token budget.
 
-        By default the budget is what suits the device. On CPU it may convert the model, and block for minutes; on a GPU
+        By default the budget suits the device. On CPU this may convert the model, and block for minutes; on a GPU
         it computes full batches, and captures graphs for batches up to the budget. Raises ``ModelLoadError``.
         """
         self.choose_computation()
@@ -187,26 +186,18 @@ class TransformerRunner:
         del handles
 
     def _accepts_embeds(self) -> bool:
-        """Return whether rows of token embeddings give what their ids give: some models use ids for more."""
+        """Return whether rows of token embeddings give the same output as their ids: some models use ids for more."""
         if not self.backbone.embeds_width:
             return False
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
-        embeds = self.backbone.embed(torch.from_numpy(ids.astype(np.int64)).to(self.device)).float().cpu().numpy()
-        lengths = (len(ids), len(ids) // 2)
-        id_prompts = [RenderedPrompt(ids[:length]) for length in lengths]
-        embed_prompts = [RenderedPrompt(np.zeros(length, dtype=np.int32), embeds=embeds[:length]) for length in lengths]
+        rows = ids, ids[: len(ids) // 2]
+        outputs_of = partial(states_of, self.backbone, pad_token_id=self.pad_token_id, device=self.device)
+        embeds = as_embeds(self.backbone, rows, self.device)
         try:
-            expected, ours = self._probe(id_prompts), self._probe(embed_prompts)
+            return difference(outputs_of(embeds), outputs_of([*map(RenderedPrompt, rows)])) <= PROBE_TOLERANCE
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
-        return bool((ours - expected).norm() <= PROBE_TOLERANCE * expected.norm())
-
-    def _probe(self, prompts: Sequence[RenderedPrompt]) -> torch.Tensor:
-        """Return the backbone's output for prompts, without padding."""
-        requests = [PoolingRequest(prompt) for prompt in prompts]
-        forward = ForwardPass(requests, self.device, self.pad_token_id)
-        return torch.cat(states_of_rows(Padded(self.backbone)(forward)))
 
     @property
     def on_cpu(self) -> bool:
@@ -218,13 +209,12 @@ class TransformerRunner:
         return "" if self.description is None else str(self.description)
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
-        """Return the heads' outputs, on the device. Rows of which no head needs states have no forward pass."""
-        reads_states = {kind: self.heads[kind].reads_states for kind in _kinds_of(batch.requests)}
-        forward = ForwardPass(batch.requests, self.device, self.pad_token_id)
+        """Return the heads' outputs, on the device. Rows that only look up weights of tokens have no forward pass."""
+        forward = ForwardPass(batch.requests, self.pad_token_id, self.device)
         rows = range(len(batch.requests))
-        if all(reads_states.values()):
+        if SparseLookup not in _kinds_of(batch.requests):
             return self._apply_heads(evolve(forward, states=self.compute(forward)), rows)
-        lookups = [row for row in rows if not any(reads_states[type(param)] for param in batch.requests[row].params)]
+        lookups = [row for row in rows if _kinds_of([batch.requests[row]]) == {SparseLookup}]
         outputs = self._apply_heads(forward.select(lookups), lookups) if lookups else []
         if forwarded := sorted(set(rows) - set(lookups)):
             some = forward.select(forwarded)
@@ -232,7 +222,7 @@ class TransformerRunner:
         return outputs
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:
-        """Apply each head to the rows that request it; ``rows`` are the batch's indices of those of ``forward``."""
+        """Apply each head to the rows that request it; ``rows`` are the indices in the batch of ``forward``'s rows."""
         requests = forward.requests
         kinds = _kinds_of(requests)
         if len(kinds) == 1 and all(len(request.params) == 1 for request in requests):
@@ -258,7 +248,7 @@ def _kinds_of(requests: Sequence[PoolingRequest]) -> set[type[Any]]:
 def _splitter(
     batch: Batch, outputs: Sequence[HeadOutput]
 ) -> Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]:
-    """Return a function that splits the heads' arrays on the host into the batch's rows; it holds no tensors."""
+    """Return a function, without references to tensors, that splits the heads' arrays on the host into rows."""
     parts = [(output.rows.split, output.places) for output in outputs]
 
     def split(arrays: Sequence[npt.NDArray[np.float32]]) -> list[tuple[PooledValue, ...]]:

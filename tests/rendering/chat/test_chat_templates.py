@@ -13,7 +13,7 @@ from tests.rendering.chat.chat_folders import CHATML
 from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
-from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat import template_sandbox
 from trio_pool_serve.rendering.chat.chat_templates import (
     LOOP_CHARACTERS,
     RESERVED_VARIABLES,
@@ -28,7 +28,7 @@ ROOMY = 10**8
 
 @asynccontextmanager
 async def templates(*, workers: int = 1, timeout_s: float = math.inf, in_processes: bool = True) -> AsyncIterator:
-    processes = WorkerProcesses(workers, template_process.prepare, in_processes=in_processes)
+    processes = WorkerProcesses(workers, template_sandbox.prepare, in_processes=in_processes)
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
         yield ChatTemplates(processes, processes, Offload(), timeout_s)
@@ -224,8 +224,7 @@ async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
         await assert_usable(to)
         for killed in (1, 2):
             error = await refusal(to, ENDLESS)
-            assert "longer than the 0.5 s" in str(error)
-            assert "took longer than the 0.5 s" in str(error)
+            assert "took longer than 0.5 s" in str(error)
             assert to.processes.statistics().killed == killed
             await assert_usable(to)
 
@@ -233,7 +232,7 @@ async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
 @pytest.mark.slow
 async def test_the_model_s_own_template_that_takes_too_long_is_not_the_client_s_fault():
     async with templates(timeout_s=0.5) as to:
-        with pytest.raises(UnavailableError, match=r"longer than the 0\.5 s"):
+        with pytest.raises(UnavailableError, match=r"longer than 0\.5 s"):
             await to.render(template(ENDLESS, from_request=False), says("hello"), max_characters=ROOMY)
         await assert_usable(to)
 

@@ -31,7 +31,7 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
-from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat import template_sandbox
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import MAX_TEMPLATE_CHARACTERS
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
@@ -53,7 +53,7 @@ CONVERSER = Embedding(
 async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     """A renderer as the service makes it; on the loop, where nothing has to be killed."""
     given = {"in_processes": False, "uses_chat_template": False, "settings": InputConfig()} | given
-    processes = WorkerProcesses(1, template_process.prepare, in_processes=given.pop("in_processes"))
+    processes = WorkerProcesses(1, template_sandbox.prepare, in_processes=given.pop("in_processes"))
     offload = Offload()
     read = read_model_folder(folder)
     if given.pop("uses_chat_template"):
@@ -125,7 +125,7 @@ async def test_the_last_message_can_be_left_open_and_variables_handed_over(tmp_p
         found = await renderer.render(prompt, NO_SPECIAL)
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **quiet)
         assert found.token_ids.tolist() == expected
-        with pytest.raises(InvalidRequestError, match="exclude each other"):
+        with pytest.raises(InvalidRequestError, match="not both"):
             await renderer.render(says(*said, continue_final_message=True, add_generation_prompt=True), NO_SPECIAL)
         with pytest.raises(EmptyInputError):
             await renderer.render(says(), NO_SPECIAL)
@@ -171,7 +171,7 @@ async def test_a_model_without_a_template_reads_no_messages(tmp_path):
         in_parts = says(("user", "Hello"), chat_template="{{ messages[0].content[0].text }}")
         assert await text_of(renderer, in_parts) == "Hello"
         long = says(("user", "Hello"), chat_template="x" * (MAX_TEMPLATE_CHARACTERS + 1))
-        with pytest.raises(InvalidRequestError, match=f"at most {MAX_TEMPLATE_CHARACTERS}"):
+        with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_TEMPLATE_CHARACTERS}"):
             await renderer.render(long, NO_SPECIAL)
 
 

@@ -166,7 +166,7 @@ def test_the_error_is_the_template_s_own():
 
 def test_a_process_that_renders_templates_imports_little():
     program = (
-        "import sys; from trio_pool_serve.rendering.chat import template_process; template_process.prepare(); "
+        "import sys; from trio_pool_serve.rendering.chat import template_sandbox; template_sandbox.prepare(); "
         "print(*{'transformers', 'torch', 'numpy', 'tokenizers', 'huggingface_hub'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -1,13 +1,22 @@
-"""Which addresses are public."""
+"""Which addresses are public, how hosts become addresses, and what slow name servers hold up."""
 
 import shutil
 import socket
 import subprocess
 import sys
+import threading
+from ipaddress import ip_network
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.rendering.media.addresses import is_own, is_public
+from trio_pool_serve.errors import MediaError
+from trio_pool_serve.rendering.media.addresses import MAX_CONCURRENT_LOOK_UPS, Resolver, is_own, is_public
+from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Client
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::8.8.8.8"]
 
@@ -23,11 +32,7 @@ NOT_PUBLIC = {
     "shared by a carrier's customers": ["100.64.0.1", "100.127.255.255"],
     "mapped to IPv6": ["::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1"],
     "behind NAT64": [
-        "64:ff9b::127.0.0.1",
-        "64:ff9b::a00:1",
-        "64:ff9b::169.254.169.254",
-        "64:ff9b::168.63.129.16",
-        "64:ff9b:1::1",
+        f"64:ff9b:{end}" for end in (":127.0.0.1", ":a00:1", ":169.254.169.254", ":168.63.129.16", "1::1")
     ],
     "in a 6to4 network": ["2002:7f00:1::1", "2002:a00:1::", "2002:a9fe:a9fe::", "2002:a83f:8110::"],
     "in Teredo": ["2001:0:4136:e378:8000:63bf:3fff:fdd2"],
@@ -87,3 +92,97 @@ def test_public_addresses_of_this_machine_are_not_public(then):
         pytest.skip("settings of the network cannot be changed here")
     others = ["1.1.1.1", "8.8.4.4"]
     assert run.stdout.strip() == str(["8.8.8.9", "64:ff9b::8.8.8.9", *others] if then else others), run.stderr
+
+
+# -- resolving --------------------------------------------------------------------------------------------
+
+
+async def test_a_name_has_the_addresses_that_the_system_knows():
+    found = await Resolver().resolve("localhost", 80)
+    assert "127.0.0.1" in found
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f.1", "2130706433", "0177.0.0.1"])
+async def test_an_address_in_disguise_is_resolved_to_what_it_is(host):
+    assert await Resolver().resolve(host, 80) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".org", ".", "a..b"])
+async def test_a_host_that_does_not_exist_has_no_address(host):
+    assert await Resolver().resolve(host, 80) == []
+
+
+async def wait_until(fact) -> None:
+    with trio.fail_after(10):
+        while not fact():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+@pytest.fixture
+def answered():
+    """When the name server answers; by the end of the test it does."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def slow(answered: threading.Event) -> Resolver:
+    """Its name server does not answer for some hosts before ``answered`` is set."""
+
+    def look_up(host, port, *, type):  # noqa: A002
+        if host.endswith("slow.test"):
+            answered.wait()
+        return [(2, type, 0, "", ("127.0.0.1", port))]
+
+    return Resolver(look_up)
+
+
+async def leave_look_ups(resolver: Resolver, count: int) -> None:
+    """Ask for names whose name server does not answer, and go away."""
+    async with trio.open_nursery() as nursery:
+        for n in range(count):
+            nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80, n % 2)
+        await wait_until(lambda: resolver.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS)
+        nursery.cancel_scope.cancel()
+
+
+async def test_look_ups_of_cancelled_requests_take_no_thread_of_others(slow: Resolver, answered: threading.Event):
+    await leave_look_ups(slow, 3 * MAX_CONCURRENT_LOOK_UPS)
+    assert (slow.statistics().borrowed, slow.statistics().waiting) == (MAX_CONCURRENT_LOOK_UPS, 0)
+    assert repr(slow) == "<Resolver 16/16+0>"
+    assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+    assert await slow.resolve("127.0.0.1", 80) == ["127.0.0.1"]
+
+    answered.set()
+    await wait_until(lambda: slow.statistics().borrowed == 0)
+    assert await slow.resolve("name.test", 80) == ["127.0.0.1"]
+    assert slow.statistics().borrowed == 0
+
+
+async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_has_left(
+    slow: Resolver, answered: threading.Event
+):
+    """A thread keeps its client's turn until it ends."""
+    for _ in range(3):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for n in range(MAX_CONCURRENT_LOOK_UPS):
+                    nursery.start_soon(slow.resolve, f"{n}.slow.test", 80, 1)
+                await wait_until(lambda: slow.statistics().borrowed >= MAX_CONCURRENT_LOOK_UPS // 2)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+    assert slow.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS // 2
+    with trio.fail_after(10):
+        assert await slow.resolve("name.test", 80, 2) == ["127.0.0.1"]
+    answered.set()
+    await wait_until(lambda: slow.statistics().borrowed == 0)
+
+
+async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
+    await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS)
+    fetching = ImageFetcher(Offload(), 10, 0.1, networks=[ip_network("127.0.0.1")], resolver=slow)
+    with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
+        await fetching.fetch("http://name.slow.test/", Reservation(MemoryBudget(), Client()))
+    assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)

@@ -1,4 +1,4 @@
-"""Bytes to pixels: as transformers reads them, and within limits."""
+"""Bytes to pixels: as transformers reads them, within limits, and not at a cost that the pixels do not account for."""
 
 import struct
 import zlib
@@ -8,14 +8,46 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.rendering.media.images import MeanColour, chunk, data_url, encoded, pixel_bomb, png, text_bomb, zeros
+from tests.rendering.media.images import (
+    MeanColour,
+    chunk,
+    data_url,
+    empty_scan,
+    encoded,
+    jpeg,
+    mean_scan,
+    pixel_bomb,
+    png,
+    run_length_bmp,
+    segment,
+    text_bomb,
+    zeros,
+)
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.media.decoding import FORMATS, decode_image
+from trio_pool_serve.rendering.media.decoding import (
+    FORMATS,
+    MAX_INFLATED_CHUNKS,
+    MAX_JPEG_SEGMENTS,
+    MAX_PNG_CHUNKS,
+    MAX_SCANS_AT_MAX_PIXELS,
+    count_scans,
+    decode_image,
+)
 from trio_pool_serve.rendering.media.loader import features_of
 
 pytestmark = pytest.mark.unit
 
 MAX_PIXELS = 1_000_000
+
+
+def decoded(content: bytes) -> Image.Image:
+    return decode_image(content, MAX_PIXELS)
+
+
+def saved(image: Image.Image, kind: str, **options) -> bytes:
+    written = BytesIO()
+    image.save(written, kind, **options)
+    return written.getvalue()
 
 
 def gradient(mode: str) -> Image.Image:
@@ -28,22 +60,8 @@ def gradient(mode: str) -> Image.Image:
     return Image.fromarray(pixels, "RGBA").convert("RGB").convert(mode) if mode != "RGBA" else Image.fromarray(pixels)
 
 
-KINDS = [
-    ("PNG", "RGB"),
-    ("PNG", "RGBA"),
-    ("PNG", "LA"),
-    ("PNG", "L"),
-    ("PNG", "1"),
-    ("PNG", "P"),
-    ("PNG", "I;16"),
-    ("JPEG", "RGB"),
-    ("JPEG", "L"),
-    ("JPEG", "CMYK"),
-    ("WEBP", "RGB"),
-    ("WEBP", "RGBA"),
-    ("GIF", "P"),
-    ("BMP", "RGB"),
-]
+MODES = {"PNG": "RGB RGBA LA L 1 P I;16", "JPEG": "RGB L CMYK", "WEBP": "RGB RGBA", "GIF": "P", "BMP": "RGB"}
+KINDS = [(kind, mode) for kind, modes in MODES.items() for mode in modes.split()]
 
 
 def as_transformers_reads_it(content: bytes) -> np.ndarray:
@@ -54,22 +72,18 @@ def as_transformers_reads_it(content: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "mode"), KINDS)
 def test_pixels_are_those_that_transformers_reads(kind, mode):
-    written = BytesIO()
-    gradient(mode).save(written, kind)
-    image = decode_image(written.getvalue(), MAX_PIXELS)
-    assert image.mode == "RGB"
-    assert np.array_equal(np.asarray(image), as_transformers_reads_it(written.getvalue()))
+    content = saved(gradient(mode), kind)
+    assert decoded(content).mode == "RGB"
+    assert np.array_equal(np.asarray(decoded(content)), as_transformers_reads_it(content))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_turned_upright(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    written = BytesIO()
-    gradient("RGB").save(written, "PNG", exif=exif)
-    image = decode_image(written.getvalue(), MAX_PIXELS)
-    assert image.size == ((12, 7) if orientation < 5 else (7, 12))
-    assert np.array_equal(np.asarray(image), as_transformers_reads_it(written.getvalue()))
+    content = saved(gradient("RGB"), "PNG", exif=exif)
+    assert decoded(content).size == ((12, 7) if orientation < 5 else (7, 12))
+    assert np.array_equal(np.asarray(decoded(content)), as_transformers_reads_it(content))
 
 
 def test_an_image_is_turned_upright_whatever_else_is_said_of_it():
@@ -78,27 +92,25 @@ def test_an_image_is_turned_upright_whatever_else_is_said_of_it():
     interpretation = struct.pack(">HHI4s", 0x0106, 2, 4, b"odd")  # a text, where there should be a number
     exif = b"MM\0*" + struct.pack(">IH", 8, 2) + interpretation + orientation + bytes(4)
     pixels = zlib.compress(bytes(2 * 5))
-    assert decode_image(png(3, 5, chunk(b"eXIf", exif), chunk(b"IDAT", pixels)), MAX_PIXELS).size == (5, 3)
+    assert decoded(png(3, 5, chunk(b"eXIf", exif), chunk(b"IDAT", pixels))).size == (5, 3)
 
 
 @pytest.mark.parametrize("transparency", [3, bytes(range(0, 256, 2))])
 def test_a_palette_s_transparency_makes_no_difference(transparency):
-    written = BytesIO()
     image = gradient("P")
-    image.save(written, "PNG", transparency=transparency)
-    assert np.array_equal(np.asarray(decode_image(written.getvalue(), MAX_PIXELS)), np.asarray(image.convert("RGB")))
+    ours = decoded(saved(image, "PNG", transparency=transparency))
+    assert np.array_equal(np.asarray(ours), np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_several_frames_the_first_counts(kind):
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "green")]
-    written = BytesIO()
-    frames[0].save(written, kind, save_all=True, append_images=frames[1:], lossless=True)
-    assert decode_image(written.getvalue(), MAX_PIXELS).getpixel((0, 0)) == (255, 0, 0)
+    content = saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
+    assert decoded(content).getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_an_image_of_one_pixel_is_one():
-    assert decode_image(encoded((7, 8, 9), (1, 1)), MAX_PIXELS).getpixel((0, 0)) == (7, 8, 9)
+    assert decoded(encoded((7, 8, 9), (1, 1))).getpixel((0, 0)) == (7, 8, 9)
 
 
 def test_the_processor_is_given_the_decoded_image():
@@ -112,9 +124,9 @@ def test_the_processor_is_given_the_decoded_image():
 def test_an_image_of_too_many_pixels_is_refused_by_its_header():
     """There is not a single pixel in it, so it was not decoded."""
     with pytest.raises(MediaError, match="has 1000 × 1001 pixels; at most 1000000"):
-        decode_image(png(1000, 1001), MAX_PIXELS)
+        decoded(png(1000, 1001))
     with pytest.raises(MediaError, match="broken"):
-        decode_image(png(1000, 1000), MAX_PIXELS)
+        decoded(png(1000, 1000))
 
 
 @pytest.mark.parametrize("pixels", [1_000_000, 800_000_000])
@@ -129,14 +141,10 @@ def test_a_limit_above_pillow_s_own_holds():
     assert decode_image(content, 200_000_000).size == size
 
 
-def test_text_that_unfolds_is_refused():
-    with pytest.raises(MediaError, match="broken"):
-        decode_image(text_bomb(), MAX_PIXELS)
-
-
-def test_a_colour_profile_that_unfolds_is_refused():
-    with pytest.raises(MediaError, match="broken"):
-        decode_image(png(1, 1, chunk(b"iCCP", b"x\0\0" + zeros(2**26))), MAX_PIXELS)
+def test_text_or_a_colour_profile_that_unfolds_is_refused():
+    for content in (text_bomb(), png(1, 1, chunk(b"iCCP", b"x\0\0" + zeros(2**26)))):
+        with pytest.raises(MediaError, match="broken"):
+            decoded(content)
 
 
 def test_a_frame_that_is_larger_than_its_image_counts():
@@ -144,7 +152,7 @@ def test_a_frame_that_is_larger_than_its_image_counts():
     at = gif.index(b",", 13 + 3 * 2 ** ((gif[10] & 7) + 1))
     gif[at + 5 : at + 9] = (60_000).to_bytes(2, "little") * 2
     with pytest.raises(MediaError, match="60000 × 60000"):
-        decode_image(bytes(gif), MAX_PIXELS)
+        decoded(bytes(gif))
 
 
 @pytest.mark.parametrize(
@@ -152,29 +160,175 @@ def test_a_frame_that_is_larger_than_its_image_counts():
 )
 def test_what_is_no_image_is_refused(content):
     with pytest.raises(MediaError, match="PNG, JPEG, WEBP, GIF, BMP"):
-        decode_image(content, MAX_PIXELS)
+        decoded(content)
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "ICO", "PPM", "TGA", "EPS", "PDF"])
 def test_other_formats_are_refused(kind):
     assert kind not in FORMATS
     with pytest.raises(MediaError, match="none of the formats"):
-        decode_image(encoded(kind=kind), MAX_PIXELS)
+        decoded(encoded(kind=kind))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_an_image_that_ends_early_is_refused(kind):
-    written = BytesIO()
-    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(written, kind)
-    whole = written.getvalue()
+    whole = saved(noise("RGB", 40, 40), kind)
     for end in range(20, len(whole) - 16, len(whole) // 9):
         with pytest.raises(MediaError):
-            decode_image(whole[:end], MAX_PIXELS)
+            decoded(whole[:end])
 
 
 def test_an_image_without_any_pixel_is_refused():
     bmp = bytearray(encoded(kind="BMP"))
     bmp[18:22] = bytes(4)
     with pytest.raises(MediaError):
-        decode_image(bytes(bmp), MAX_PIXELS)
+        decoded(bytes(bmp))
+
+
+# -- what would keep a thread for longer than the pixels account for -------------------------------------------
+
+SIDE = 1000
+SCANS = MAX_SCANS_AT_MAX_PIXELS
+FIRST, LATER = mean_scan(SIDE, SIDE), empty_scan(SIDE, SIDE)
+PIXEL = chunk(b"IDAT", zlib.compress(b"\0\0"))
+
+
+def noise(mode: str, width: int, height: int) -> Image.Image:
+    channels = {"L": (), "RGB": (3,), "CMYK": (4,)}[mode]
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, *channels), dtype=np.uint8), mode)
+
+
+def progressive(mode: str, width: int = SIDE, height: int = SIDE, **options) -> bytes:
+    return saved(noise(mode, width, height), "JPEG", progressive=True, **options)
+
+
+# -- JPEG -------------------------------------------------------------------------------------------------
+
+
+def test_a_jpeg_whose_scans_change_nothing_is_refused():
+    """Of an image of as many pixels as are allowed, every ten bytes would cost a pass over all of them."""
+    assert len(LATER) < 20
+    with pytest.raises(MediaError, match=f"1000 × 1000 pixels has {SCANS + 1} scans"):
+        decoded(jpeg(SIDE, SIDE, FIRST, *[LATER] * SCANS))
+    assert decoded(jpeg(SIDE, SIDE, FIRST, *[LATER] * (SCANS - 1))).size == (SIDE, SIDE)
+
+
+def test_scans_without_anything_in_them_count():
+    with pytest.raises(MediaError, match=f"{SCANS + 1} scans"):
+        decoded(jpeg(SIDE, SIDE, *[FIRST[:10]] * (SCANS + 1)))
+
+
+@pytest.mark.parametrize(
+    "between", [b"\xff" * 5, b"\0\x11\x22", b"\xff\0", b"\xff\xd3", segment(0xFE, b""), b"\xff\xe0\0\0"]
+)
+def test_scans_are_found_whatever_stands_between_them(between):
+    """All of it is passed over by the decoder, which reads on as if it were not there."""
+    few = jpeg(SIDE, SIDE, FIRST, *[between + LATER] * 4)
+    assert decoded(few).size == (SIDE, SIDE)
+    assert count_scans(few) == 5
+    with pytest.raises(MediaError, match="scans"):
+        decoded(jpeg(SIDE, SIDE, FIRST, *[between + LATER] * SCANS))
+
+
+def test_a_smaller_jpeg_may_have_more_scans_in_proportion():
+    side = SIDE // 4
+    first, later = mean_scan(side, side), empty_scan(side, side)
+    assert decoded(jpeg(side, side, first, *[later] * SCANS * 10)).size == (side, side)
+    with pytest.raises(MediaError, match="scans"):
+        decoded(jpeg(side, side, first, *[later] * SCANS * 16))
+
+
+def test_a_jpeg_of_a_line_counts_for_the_blocks_that_it_has():
+    first, later = mean_scan(50_000, 1), empty_scan(50_000, 1)
+    with pytest.raises(MediaError, match="scans"):
+        decoded(jpeg(50_000, 1, first, *[later] * SCANS))
+
+
+@pytest.mark.parametrize(("mode", "scans"), [("L", 6), ("RGB", 10), ("CMYK", 18)])
+def test_a_progressive_jpeg_of_as_many_pixels_as_are_allowed_is_read(mode, scans):
+    content = progressive(mode)
+    assert count_scans(content) == scans
+    assert decoded(content).size == (SIDE, SIDE)
+
+
+def test_scans_of_other_pictures_in_the_file_do_not_count():
+    """A thumbnail in its metadata, a comment, and what phones put after the end: a smaller picture, a film."""
+    exif = Image.Exif()
+    exif[0x010E] = "FF DA"
+    thumbnails = segment(0xE1, b"Exif\0\0" + b"\xff\xda" * 30_000) + segment(0xFE, b"\xff\xda" * 10_000)
+    content = progressive("RGB", exif=exif)
+    content = content[:2] + thumbnails + content[2:] + progressive("RGB") * 10 + b"\xff\xda" * 10_000
+    assert count_scans(content) == 10
+    assert decoded(content).size == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize("offset", range(-3, 3))
+def test_a_marker_is_found_wherever_it_stands(offset):
+    first = jpeg(SIDE, SIDE, FIRST)
+    filled = first[:-2] + bytes(2**18 + offset - len(first) % 2**18)
+    content = filled + LATER + bytes(2**18) + LATER + b"\xff\xd9"
+    assert count_scans(content) == 3
+
+
+def test_a_jpeg_of_a_hundred_thousand_segments_is_refused():
+    for content in (
+        jpeg(8, 8, mean_scan(8, 8), before=segment(0xE5, b"") * 100_000),
+        jpeg(8, 8, mean_scan(8, 8), *[empty_scan(8, 8)] * 100_000),
+    ):
+        with pytest.raises(MediaError, match=f"more than {MAX_JPEG_SEGMENTS} segments"):
+            decoded(content)
+    assert decoded(jpeg(8, 8, mean_scan(8, 8), before=segment(0xE5, bytes(2000)) * 9000)).size == (8, 8)
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xd0", b"\xff\0"])
+def test_a_jpeg_of_a_megabyte_of_filler_is_refused(filler):
+    first = mean_scan(8, 8)
+    with pytest.raises(MediaError, match="filler"):
+        decoded(jpeg(8, 8, first, before=filler * 2**20))
+    assert decoded(jpeg(8, 8, first, before=filler * 1000)).size == (8, 8)
+    assert decoded(jpeg(8, 8, first + filler * 2**20)).size == (8, 8)
+
+
+@pytest.mark.parametrize("frame", [0xC9, 0xCA])
+def test_a_jpeg_in_arithmetic_coding_is_refused(frame):
+    last = 0 if frame == 0xCA else 63
+    scan = segment(0xDA, bytes([1, 1, 0, 0, last, 0])) + b"\x55" * 64
+    with pytest.raises(MediaError, match="arithmetic"):
+        decoded(jpeg(SIDE, SIDE, scan, frame=frame))
+
+
+# -- PNG --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        chunk(b"iCCP", b"x\0\0" + zeros(2**20)),
+        chunk(b"zTXt", b"\0\0" + zlib.compress(bytes(2**20 - 2**12))),
+        chunk(b"iTXt", b"\xff\0\1\0\xff\0\0" + zlib.compress(bytes(2**20 - 2**12))),
+    ],
+)
+def test_a_png_of_many_things_to_inflate_is_refused(repeated):
+    """Pillow inflates each and forgets it: a kilobyte of the file makes a megabyte."""
+    for chunks in ((repeated * MAX_INFLATED_CHUNKS, repeated, PIXEL), (PIXEL, repeated * (MAX_INFLATED_CHUNKS + 1))):
+        with pytest.raises(MediaError, match=f"more than {MAX_INFLATED_CHUNKS} compressed"):
+            decoded(png(1, 1, *chunks))
+    assert decoded(png(1, 1, repeated * 5, PIXEL)).size == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [b"abCd", b"IDAT"])
+def test_a_png_of_a_hundred_thousand_chunks_is_refused(kind):
+    many = chunk(kind, b"") * 100_000
+    for chunks in ((many, PIXEL), (PIXEL, many)):
+        with pytest.raises(MediaError, match=f"more than {MAX_PNG_CHUNKS} chunks"):
+            decoded(png(1, 1, *chunks))
+    assert decoded(png(1, 1, chunk(kind, b"") * 40_000, PIXEL)).size == (1, 1)
+
+
+# -- BMP --------------------------------------------------------------------------------------------------
+
+
+def test_a_bmp_in_run_length_encoding_is_refused():
+    """Its decoder is in Python: two bytes would let it write a line of a million pixels, one by one."""
+    with pytest.raises(MediaError, match="run-length"):
+        decoded(run_length_bmp(SIDE * SIDE, 1))

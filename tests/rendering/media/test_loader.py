@@ -76,33 +76,6 @@ async def test_the_same_bytes_are_the_same_image_wherever_they_are(tmp_path):
         assert (loader.cache.statistics().misses, loader.cache.statistics().hits) == (3, 3)
 
 
-async def test_ten_requests_with_one_new_image_process_it_once():
-    processor = MeanColour()
-    processor.gate.clear()
-    found: list[ImageFeatures] = []
-
-    async def one(scope: trio.CancelScope) -> None:
-        with scope:
-            found.append(await load(loader, IMAGE, processor))
-
-    async with loading() as loader, trio.open_nursery() as nursery:
-        scopes = [trio.CancelScope() for _ in range(10)]
-        for scope in scopes:
-            nursery.start_soon(one, scope)
-        await in_thread(processor.entered.wait)
-        with trio.fail_after(10):
-            while loader.cache.statistics().hits < loader.offload.media - 1:  # noqa: ASYNC110
-                await trio.sleep(0.001)
-        scopes[0].cancel()
-        await wait_all_tasks_blocked()
-        processor.gate.set()
-        nursery.cancel_scope.deadline = trio.current_time() + 10
-        while len(found) < 9:  # noqa: ASYNC110
-            await trio.sleep(0.001)
-        assert processor.calls == 1
-        assert scopes[0].cancelled_caught
-
-
 async def test_when_all_have_left_the_thread_ends_and_nothing_stays():
     processor = MeanColour()
     processor.gate.clear()
@@ -143,17 +116,6 @@ async def test_an_image_waits_for_no_more_of_another_client_s_than_are_being_pre
         slow.gate.set()
     assert len(order) == 25
     assert order.index("b") <= 2 * loader.offload.media
-
-
-async def test_what_the_processor_raises_reaches_all_and_is_not_kept():
-    processor = MeanColour(error=MediaError("too narrow"))
-    async with loading() as loader:
-        for _ in range(2):
-            with pytest.raises(MediaError, match="too narrow"):
-                await load(loader, IMAGE, processor)
-        processor.error = None
-        assert colour(await load(loader, IMAGE, processor)) == RED
-        assert processor.calls == 3
 
 
 @pytest.mark.parametrize("url", ["", "image.png", "ftp://host/a", "javascript:1", "//host/a", " data:;base64,"])

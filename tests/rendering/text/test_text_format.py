@@ -39,8 +39,8 @@ def colbert(tmp_path: Path) -> ColBERT:
     return make
 
 
-def ids_of(*words: str) -> list[int]:
-    return [VOCABULARY[word] for word in words]
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY[word] for word in text.split()]
 
 
 async def render(renderer: Renderer, text: str, input_type: str | None, **params) -> RenderedPrompt:
@@ -48,24 +48,31 @@ async def render(renderer: Renderer, text: str, input_type: str | None, **params
 
 
 FIXED = {"strategy": "fixed", "length": 6}
+LONG = "w1 w2 w3 w4 w5"
+FILLED = "[CLS] w1 w2 [SEP] [MASK] [MASK]"
 
 
-async def test_a_short_query_is_filled_up_and_what_is_added_counts(colbert: ColBERT):
-    prompt = await render(colbert(query_expansion=FIXED), "w1 w2", "query")
-    assert prompt.token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP, MASK, MASK]
-    assert prompt.attended == 4
+@pytest.mark.parametrize(
+    ("expansion", "text", "input_type", "params", "expected", "attended"),
+    [
+        ({}, "w1 w2", "query", {}, FILLED, 4),
+        ({"attend": True}, "w1 w2", "query", {}, FILLED, None),
+        ({"token": "w9"}, "w1 w2", "query", {}, "[CLS] w1 w2 [SEP] w9 w9", 4),
+        ({}, "w1", "document", {}, "[CLS] w1 [SEP]", None),
+        ({}, "w1", None, {}, "[CLS] w1 [SEP]", None),
+        # A side's own length is part of how the model reads it, whatever the other side's is.
+        *(({}, LONG, "query", {"truncate_to": asked}, "[CLS] w1 w2 w3 w4 [SEP]", None) for asked in (None, 6, MOST)),
+        ({}, LONG, "query", {"truncate_to": 4}, FILLED, 4),
+    ],
+)
+async def test_queries_are_filled_up_or_cut_to_their_length(
+    colbert: ColBERT, expansion: dict, text: str, input_type: str, params: dict, expected: str, attended: int | None
+):
+    """What is added counts, but is attended to only if the model says so."""
+    prompt = await render(colbert(query_expansion=FIXED | expansion), text, input_type, **params)
+    assert prompt.token_ids.tolist() == ids_of(expected)
+    assert prompt.attended == attended
     assert prompt.kept is None
-
-
-async def test_what_is_added_is_attended_to_where_the_model_says_so(colbert: ColBERT):
-    prompt = await render(colbert(query_expansion=FIXED | {"attend": True}), "w1 w2", "query")
-    assert prompt.attended is None
-    assert len(prompt.token_ids) == 6
-
-
-async def test_a_query_may_be_filled_up_with_another_token(colbert: ColBERT):
-    prompt = await render(colbert(query_expansion=FIXED | {"token": "w9"}), "w1 w2", "query")
-    assert prompt.token_ids.tolist()[4:] == ids_of("w9", "w9")
 
 
 def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
@@ -73,26 +80,10 @@ def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
         colbert(query_expansion=FIXED | {"token": "nowhere"})
 
 
-@pytest.mark.parametrize("input_type", ["document", None])
-async def test_other_texts_are_not_filled_up(colbert: ColBERT, input_type: str | None):
-    prompt = await render(colbert(query_expansion=FIXED), "w1", input_type)
-    assert prompt.token_ids.tolist() == [CLS, *ids_of("w1"), SEP]
-
-
-async def test_a_long_query_is_cut_to_the_length_of_queries(colbert: ColBERT):
-    """A side's own length is part of how the model reads it, whatever the other side's is."""
-    renderer = colbert(query_expansion=FIXED)
-    for asked in (None, 6, MOST):
-        prompt = await render(renderer, "w1 w2 w3 w4 w5", "query", truncate_to=asked)
-        assert prompt.token_ids.tolist() == [CLS, *ids_of("w1", "w2", "w3", "w4"), SEP]
-    cut = await render(renderer, "w1 w2 w3 w4 w5", "query", truncate_to=4)
-    assert cut.token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP, MASK, MASK]
-
-
 async def test_a_query_that_is_filled_up_to_a_least_length_may_be_longer(colbert: ColBERT):
     renderer = colbert(query_expansion=FIXED | {"strategy": "min"}, query_length=9)
-    assert len((await render(renderer, "w1 w2 w3 w4 w5", "query")).token_ids) == 7
-    assert len((await render(renderer, "w1 w2 w3 w4 w5 w6 w7 w8", "query")).token_ids) == 9
+    assert len((await render(renderer, LONG, "query")).token_ids) == 7
+    assert len((await render(renderer, f"{LONG} w6 w7 w8", "query")).token_ids) == 9
 
 
 async def test_a_document_has_a_length_of_its_own(colbert: ColBERT):
@@ -143,15 +134,12 @@ def lookup(tmp_path: Path) -> Renderer:
     return renderer_for(write_lookup_folder(tmp_path / "model", max_length=MOST, table_length=4))
 
 
-async def test_a_text_whose_weights_are_looked_up_has_no_special_tokens(lookup: Renderer):
-    assert (await render(lookup, "w1 w2", "query")).token_ids.tolist() == ids_of("w1", "w2")
-    assert (await render(lookup, "w1 w2", "document")).token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP]
-    assert (await render(lookup, "w1 w2", None)).token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP]
-
-
-async def test_a_text_whose_weights_are_looked_up_has_the_length_of_the_table(lookup: Renderer):
-    assert len((await render(lookup, "w1 w2 w3 w4", "query")).token_ids) == 4
-    assert len((await render(lookup, "w1 w2 w3 w4 w5", "query")).token_ids) == 4
+async def test_a_text_whose_weights_are_looked_up_has_no_special_tokens_and_the_length_of_the_table(lookup: Renderer):
+    assert (await render(lookup, "w1 w2", "query")).token_ids.tolist() == ids_of("w1 w2")
+    for input_type in ("document", None):
+        assert (await render(lookup, "w1 w2", input_type)).token_ids.tolist() == ids_of("[CLS] w1 w2 [SEP]")
+    for text in ("w1 w2 w3 w4", LONG):
+        assert len((await render(lookup, text, "query")).token_ids) == 4
 
 
 async def test_a_text_whose_weights_are_looked_up_may_be_empty(lookup: Renderer):

@@ -8,10 +8,9 @@ from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER,
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, require_finite
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
 from trio_pool_serve.runner.heads.sparse import LexicalHead
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import Embed, SparseEmbed, TokenEmbed
 
 

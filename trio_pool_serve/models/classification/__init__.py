@@ -7,13 +7,13 @@ from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.rendering.chat.pair_templates import chat_pair
 
 if TYPE_CHECKING:
-    from trio_pool_serve.runner.openvino.built_heads import BuiltHeads
+    from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
 
 
 def classifier_heads(spec: Classifier) -> "BuiltHeads":
     """Return the heads, with the activations of ``runner.heads.classification``. Raises ``UnusableGraphError``."""
     # Imported here: an optional dependency.
-    from trio_pool_serve.runner.openvino.built_heads import label_heads
+    from trio_pool_serve.runner.openvino.exported_graph import label_heads
 
     labels = len(spec.labels)
     probabilities = "Sigmoid" if spec.multi_label or labels == 1 else "Softmax"

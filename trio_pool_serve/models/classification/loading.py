@@ -10,7 +10,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.forward_pass import Head
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
@@ -20,8 +20,7 @@ from trio_pool_serve.runner.heads.classification import (
     activation_functions,
     identity,
 )
-from trio_pool_serve.runner.heads.head import Head
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import Classify, PoolingParams, TokenClassify
 
 TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]

@@ -11,7 +11,7 @@ from trio_pool_serve.models.loading.renderer_loading import probe_image_processo
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.plain_text import TextFormat
+from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

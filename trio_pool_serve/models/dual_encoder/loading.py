@@ -11,12 +11,10 @@ from trio_pool_serve.models.dual_encoder.spec import DualEncoder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_output_modules
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.forward_pass import ForwardPass, image_inputs, images_of
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead
-from trio_pool_serve.runner.image_arrays import image_inputs, images_of
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
+from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import Embed
 
 
@@ -34,7 +32,7 @@ def load_dual_encoder(folder: ModelFolder[DualEncoder], params: LoadingParams) -
 class TwoTowers(Backbone):
     """transformers' CLIP and SigLIP models."""
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
+    def output_of(self, forward: ForwardPass) -> Tensor:
         """Return one vector per row, [rows, d]: of its text, or of its image if it has one."""
         texts = [row for row, request in enumerate(forward.requests) if request.prompt.images is None]
         images = [row for row, request in enumerate(forward.requests) if request.prompt.images is not None]

@@ -7,14 +7,13 @@ from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.models.model_spec import pooling_modes
 
 if TYPE_CHECKING:
-    from trio_pool_serve.runner.openvino.built_heads import BuiltHeads
+    from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
 
 
 def embedding_heads(spec: Embedding) -> "BuiltHeads":
     """Return the heads. Raises ``UnusableGraphError`` if there are other modules than Pooling and Normalize."""
     # Imported here: an optional dependency.
-    from trio_pool_serve.runner.openvino.built_heads import pooling_heads
-    from trio_pool_serve.runner.openvino.exported_graph import UnusableGraphError
+    from trio_pool_serve.runner.openvino.exported_graph import UnusableGraphError, pooling_heads
 
     names = [module.name for module in spec.modules]
     if names not in (["Pooling"], ["Pooling", "Normalize"]):

@@ -6,9 +6,8 @@ from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import Embed, EmbedChunks, TokenEmbed
 
 

@@ -11,8 +11,8 @@ from trio_pool_serve.models.generative_reranker.spec import (
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import chat_pair, shortened_pair
-from trio_pool_serve.rendering.text.pairs import PairFormat
-from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window
+from trio_pool_serve.rendering.text.excerpt import encode_input
+from trio_pool_serve.rendering.text.formats import PairFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 
@@ -30,13 +30,9 @@ class RerankerPairFormat:
         texts = self.format.prefix, self.format.suffix
         prefix, suffix = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
         frame = len(prefix) + len(suffix)
-        keep = available_tokens(params, max_model_len, frame, "template")
-        first, second = shortened_pair(tokenizer, prompt)
-        window = encode_window(
-            tokenizer, self.format.body(first, second, params.instruction), keep, params.truncation_side
-        )
-        check_length(window, keep, params, max_model_len, extra=frame)
-        body = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
+        text = self.format.body(*shortened_pair(tokenizer, prompt), params.instruction)
+        excerpt, keep = encode_input(tokenizer, text, params, max_model_len, frame, "template")
+        body = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
         return RenderedPrompt(np.concatenate([prefix, body, suffix]))
 
 

@@ -15,9 +15,8 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import SelectedLogits
-from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""

@@ -16,8 +16,8 @@ from trio_pool_serve.models.page_retrieval.spec import QUERY_AUGMENTATION_TOKENS
 from trio_pool_serve.models.vision_language import grid_processor, reject_placeholders
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.text_window import too_long
+from trio_pool_serve.rendering.text.excerpt import too_long
+from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

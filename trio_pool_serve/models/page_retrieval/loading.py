@@ -9,12 +9,10 @@ from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.models.vision_language.loading import encode_images
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.forward_pass import ForwardPass, image_inputs, images_of, require_placeholders
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
 from trio_pool_serve.runner.heads.maxsim import MaxSimHead
-from trio_pool_serve.runner.image_arrays import image_inputs, images_of, require_placeholders
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import ImageFeatures, MaxSim, TokenEmbed
 
@@ -42,7 +40,7 @@ class PageRetriever(Backbone):
 
     is_qwen: bool = field(kw_only=True)
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
+    def output_of(self, forward: ForwardPass) -> Tensor:
         """Return vectors of unit length, [rows, tokens, d]; queries and pages may be in one batch."""
         model: Any = self.model
         inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}

@@ -8,14 +8,13 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, load_selected_logits, read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.process_reward.spec import ProcessReward
-from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     TokenClassificationHead,
     identity,
     softmax,
 )
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import TokenClassify
 
 

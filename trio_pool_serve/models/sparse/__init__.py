@@ -6,7 +6,7 @@ from attrs import frozen
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.models.sparse.spec import Sparse, read_sparse
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.plain_text import TextFormat
+from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

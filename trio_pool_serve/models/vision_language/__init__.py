@@ -10,7 +10,7 @@ from trio_pool_serve.models.loading.renderer_loading import probe_image_processo
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
 from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage, read_vision_language
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.text_window import too_long
+from trio_pool_serve.rendering.text.excerpt import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 

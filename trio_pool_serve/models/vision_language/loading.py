@@ -17,12 +17,10 @@ from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.vision_language.spec import VisionLanguage
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.forward_pass import ForwardPass, images_of, joined, require_placeholders
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.image_arrays import images_of, joined, require_placeholders
-from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
+from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
@@ -47,7 +45,7 @@ class QwenVision(Backbone):
 
     image_token_id: int = field(kw_only=True)
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
+    def output_of(self, forward: ForwardPass) -> Tensor:
         """Return the states, [rows, tokens, hidden]; the batch may mix rows with and without images.
 
         In a batch with images, rows of token embeddings are computed in a separate forward pass: given embeddings, the
@@ -55,12 +53,12 @@ class QwenVision(Backbone):
         """
         requests = forward.requests
         if not images_of(requests):
-            return super().__call__(forward)
+            return super().output_of(forward)
         embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
         if not embedded:
             return self._with_images(forward)
         others = [row for row, request in enumerate(requests) if request.prompt.embeds is None]
-        parts = [super().__call__(forward.select(embedded)), self._with_images(forward.select(others))]
+        parts = [super().output_of(forward.select(embedded)), self._with_images(forward.select(others))]
         longest = int(forward.lengths.max())
         padded = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
         return torch.cat(padded).index_select(0, to_device(np.argsort([*embedded, *others]), forward.device))

@@ -11,11 +11,11 @@ from attrs import define, frozen
 from trio_pool_serve.errors import InvalidRequestError, JobField, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatPrompt, ImagePart, Part
-from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
+from trio_pool_serve.rendering.chat.template_sandbox import MEMORY_BYTES, render_template
 from trio_pool_serve.threads.offload import Offload
 
 TIMEOUT_S = 5.0
-"""To render one conversation, which takes a model's own template milliseconds."""
+"""For rendering one conversation; a model's own template takes milliseconds."""
 
 LOOP_CHARACTERS = 16 * 1024
 """Conversations up to this size are encoded to JSON on the event loop, as bodies and responses are."""
@@ -80,7 +80,7 @@ class ChatTemplates:
                 render_template, request, max_characters, client=client, timeout_s=self.timeout_s
             )
         except WorkerTooSlowError as error:
-            limit = f"took longer than the {self.timeout_s:g} s that it may take."
+            limit = f"took longer than {self.timeout_s:g} s."
             if not template.is_from_request:  # it is fast enough unless the server is busy
                 raise UnavailableError(f"The model's chat template {limit}") from error
             raise InvalidRequestError(f"The chat template {limit}", field=field) from error
@@ -88,8 +88,7 @@ class ChatTemplates:
             if error.exit_code == -signal.SIGKILL:  # not by this server
                 raise UnavailableError("The process that rendered the chat template was killed.") from error
             raise InvalidRequestError(
-                f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
-                field=field,
+                f"The chat template needs more than {MEMORY_BYTES >> 20} MiB of memory.", field=field
             ) from error
         except InvalidRequestError as error:
             raise type(error)(error.args[0], field=field) from error
@@ -114,30 +113,30 @@ def _is_small(prompt: ChatPrompt) -> bool:
 
 
 def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
+    """Return the arguments of ``render_conversation`` in JSON."""
     for name in prompt.template_kwargs:
         if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
-                f"{name} is no variable of a template and cannot be one of {{template_kwargs}}.",
+                f"{name} is not a variable of templates and cannot be in {{template_kwargs}}.",
                 field="template_kwargs",
             )
-    request = TemplateRequest(
-        template=template.text,
-        messages=[
+    request = {
+        "template": template.text,
+        "messages": [
             {"role": message.role, "content": _content(message.parts, structured=template.structured)}
             for message in prompt.messages
         ],
-        variables={**template.variables, **prompt.template_kwargs},
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-    )
+        "variables": {**template.variables, **prompt.template_kwargs},
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+    }
     try:
         return msgspec.json.encode(request)
     except UnicodeError as error:
         raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
     except (RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequestError(f"These cannot be handed to a template: {error}", field="template_kwargs") from (
-            error
-        )
+        message = f"{{template_kwargs}} cannot be passed to a template: {error}"
+        raise InvalidRequestError(message, field="template_kwargs") from error
 
 
 def _content(parts: Sequence[Part], *, structured: bool) -> str | list[dict[str, str]]:

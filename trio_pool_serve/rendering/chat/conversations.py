@@ -32,12 +32,12 @@ from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import Reservation
-from trio_pool_serve.rendering.text.text_window import too_long
+from trio_pool_serve.rendering.text.excerpt import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
-"""Of a client's template; the longest of published models have a third of it."""
+"""Limit for a client's template; the longest of published models have a third of it."""
 
 DEVELOPER = "developer"
 
@@ -46,7 +46,7 @@ MIN_TEXT_CHARACTERS = 2**17
 """Bounds of a rendered text: far more than is kept, for long conversations that are truncated."""
 
 MAX_IMAGES = 16
-"""Maximum number of images of one input: all of them are in memory at once, until the input has been computed."""
+"""Maximum number of images per input: all are in memory at once, until the input has been computed."""
 
 RenderText = Callable[[TextPrompt, RenderingParams, int], Awaitable[RenderedPrompt]]
 """Renders a text off the event loop, in a client's turn. Errors and cancellation: as ``Renderer.render``."""
@@ -116,8 +116,11 @@ class Conversations:
         self, parts: Sequence[Part], params: RenderingParams, client: Client
     ) -> RenderedPrompt:
         """Render parts as one user message."""
-        if params.max_text_tokens is not None:
-            parts = [await self._shortened(part, params.max_text_tokens, client.number) for part in parts]
+        if (most := params.max_text_tokens) is not None:
+            parts = [
+                part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, most, client.number))
+                for part in parts
+            ]
         options = dict(self.options)
         chat = ChatPrompt(
             messages=(ChatMessage("user", tuple(parts)),),
@@ -159,15 +162,15 @@ class Conversations:
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
         if _images([part for message in prompt.messages for part in message.parts]):
-            raise InvalidRequestError("The tokens of images are not known before they are computed.", field="prompts")
+            raise InvalidRequestError("Conversations with images cannot be tokenized.", field="prompts")
         template, prompt = self._template_and_messages(prompt, "")
         return await self.templates.render(template, prompt, client, max_characters=self.max_characters)
 
     def _template_and_messages(self, prompt: ChatPrompt, instruction: str) -> tuple[ChatTemplate, ChatPrompt]:
-        """Return the template of a conversation, and the conversation with the roles that it has."""
+        """Return the template of a conversation, and the conversation with roles that the template knows."""
         if prompt.add_generation_prompt and prompt.continue_final_message:
             raise InvalidRequestError(
-                "add_generation_prompt and continue_final_message exclude each other.", field="continue_final_message"
+                "Set add_generation_prompt or continue_final_message, not both.", field="continue_final_message"
             )
         template = self._template(prompt)
         messages = prompt.messages
@@ -178,7 +181,7 @@ class Conversations:
         return template, evolve(prompt, messages=messages)
 
     def _template(self, prompt: ChatPrompt) -> ChatTemplate:
-        """Return the model's default template, the one of its templates that is named, or the client's."""
+        """Return the model's default template, one of its templates by name, or the client's template."""
         requested = prompt.chat_template
         text = self.chat.templates.get("default" if requested is None else requested)
         if text is not None:
@@ -186,18 +189,16 @@ class Conversations:
             return ChatTemplate(text=text, variables=self._variables, structured=structured)
         if requested is None:
             names = ", ".join(sorted(self.chat.templates))
-            instead = (
-                f"no default one of its chat templates: chat_template can name {names}" if names else "no chat template"
-            )
+            instead = f"no default chat template: set chat_template to one of {names}" if names else "no chat template"
             raise InvalidRequestError(f"This model has {instead}.", field="prompts")
         if not self.trusts_request_templates:
             raise InvalidRequestError(
-                "Templates that come with a request are rendered with --trust-request-chat-template only.",
+                "Chat templates in requests need --trust-request-chat-template.",
                 field="chat_template",
             )
         if len(requested) > MAX_TEMPLATE_CHARACTERS:
             raise InvalidRequestError(
-                f"The chat template has {len(requested)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
+                f"The chat template has {len(requested)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}.",
                 field="chat_template",
             )
         return ChatTemplate(
@@ -208,9 +209,6 @@ class Conversations:
     def _variables(self) -> dict[str, Any]:
         options = {name: value for name, value in self.options.items() if name != "add_generation_prompt"}
         return {**self.chat.special_tokens, **options}
-
-    async def _shortened(self, part: Part, tokens: int, client: int) -> Part:
-        return part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, tokens, client))
 
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
@@ -241,11 +239,11 @@ class Conversations:
         loaded: dict[int, ImageFeatures] = {}
 
         async def fetch(index: int, image: ImagePart) -> None:
-            with _errors_placed(image):
+            with errors_at(image.place):
                 fetched[index] = await media.fetch(image, held)
 
         async def prepare(index: int, image: ImagePart) -> None:
-            with _errors_placed(image):
+            with errors_at(image.place):
                 loaded[index] = await media.load(image, image_format.processor, client)
             tokens = sum(sum(features.tokens) for features in loaded.values())
             if max_tokens is not None and tokens > max_tokens:
@@ -261,12 +259,12 @@ class Conversations:
 
 
 @contextmanager
-def _errors_placed(image: ImagePart) -> Iterator[None]:
-    """Have the errors that are raised in the block say where the image is."""
+def errors_at(place: str) -> Iterator[None]:
+    """Errors of the block say which part of the request is at fault: the one at ``place``."""
     try:
         yield
     except (InvalidRequestError, MediaError) as error:
-        raise at_place(image.place, error) from error
+        raise at_place(place, error) from error
 
 
 async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
@@ -280,7 +278,7 @@ async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
 def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
     """Return messages in which ``developer``, OpenAI's newer name of the role, is ``system``.
 
-    Then all of that role are one at the beginning, where templates expect it, a blank line between them, as in vLLM.
+    All messages of that role become one at the beginning, where templates expect it, a blank line between, as in vLLM.
     """
     if all(message.role != DEVELOPER for message in messages):
         return messages

@@ -8,8 +8,8 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window
+from trio_pool_serve.rendering.text.excerpt import encode_input
+from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
@@ -79,12 +79,10 @@ class ChatPair:
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
         """Return the token ids of the conversation; special tokens come from the template."""
-        keep = available_tokens(params, max_model_len, 0)
         text = self._text(*shortened_pair(tokenizer, prompt), params.instruction)
-        window = encode_window(tokenizer, text, keep, params.truncation_side)
-        check_length(window, keep, params, max_model_len, extra=0)
-        is_cut = not window.fits(keep)  # read before the tokens are truncated in place
-        ids = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
+        excerpt, keep = encode_input(tokenizer, text, params, max_model_len, taken=0)
+        is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
+        ids = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
         if is_cut:
             suffix = self._suffix(tokenizer, params.instruction)[-len(ids) :]
             ids = np.concatenate([ids[: len(ids) - len(suffix)], suffix])

@@ -34,7 +34,7 @@ def is_public(address: str) -> bool:
 
     Routers forward packets for some IPv6 addresses to an IPv4 address embedded in them: mapped, NAT64 or 6to4.
 
-    This machine's addresses are those of its interfaces. An address that a router translates to it cannot be detected.
+    This machine's addresses are its interfaces'. An address that a router translates to it cannot be detected.
     """
     try:
         ip = ip_address(address)
@@ -96,7 +96,7 @@ def _can_be_bound(family: socket.AddressFamily, address: str) -> bool:
 
 
 MAX_CONCURRENT_LOOK_UPS = 16
-"""Threads that wait for name servers, including those of cancelled look-ups; of one client at most half."""
+"""Threads that wait for name servers, also for cancelled look-ups; one client has at most half of them."""
 
 LookUp = Callable[..., Sequence[tuple[Any, ...]]]
 """A function with the signature of ``socket.getaddrinfo``."""

@@ -44,7 +44,7 @@ class _Preparation:
 
 @define(eq=False)
 class MediaCache:
-    """An LRU cache of at most ``max_bytes`` bytes of prepared images, and of what requests leave of ``memory``.
+    """An LRU cache of prepared images, of at most ``max_bytes`` bytes and at most the free bytes of ``memory``.
 
     Concurrent requests for an image share one preparation, also with ``max_bytes`` 0, when nothing is cached. Requests
     share the returned features, which must not be modified.
@@ -77,9 +77,9 @@ class MediaCache:
             self._nursery = None
 
     async def get(self, key: Key, prepare: Prepare) -> ImageFeatures:
-        """Return the cached features of a key, else those of a preparation: the one that runs, or ``prepare()``.
+        """Return the cached features of a key, else the result of the preparation that runs, or of ``prepare()``.
 
-        Raises what the preparation raises, which is not cached; ``UnavailableError`` unless ``run`` runs.
+        Raises the preparation's error, which is not cached; ``UnavailableError`` unless ``run`` runs.
 
         Cancellation: at once; a preparation is cancelled when no request waits for it.
         """
@@ -107,7 +107,7 @@ class MediaCache:
         return preparation.features
 
     def clear(self) -> None:
-        """Drop all images. Those being prepared are returned to the requests that wait, and not cached."""
+        """Drop all images. Images being prepared are returned to the requests that wait, and not cached."""
         self._cached.clear()
         self._bytes = 0
         for preparation in list(self._preparations.values()):

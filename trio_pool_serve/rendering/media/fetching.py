@@ -1,7 +1,7 @@
 """Fetches images over HTTP."""
 
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.processes.large_imports import LazyModule
 from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
-from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import LimiterStatistics, Offload
@@ -29,7 +28,7 @@ TIMEOUT_S = 10.0
 
 MAX_CONCURRENT_FETCHES = 32
 MAX_FETCHES_PER_CLIENT = 16
-"""Slow servers take up to ``TIMEOUT_S``: those that one client names leave fetches to others."""
+"""Slow servers take up to ``TIMEOUT_S``: one client's leave fetches to other clients."""
 
 MAX_REDIRECTS = 5
 MAX_LOCATION = 8192
@@ -51,6 +50,94 @@ HEADERS = {
     # A reused connection would serve another name at the same address without checking its certificate.
     "Connection": "close",
 }
+
+MAX_HEAD_BYTES = 32 * 1024
+"""Of one head, of the trailers of a body, or of a chunk header. Sites send a few KiB."""
+
+MAX_HEAD_LINES = 128
+"""Of a head, or of trailers. They are parsed in one call, whose duration this bounds."""
+
+MAX_FRAMING_BYTES = 64 * 1024
+PAYLOAD_PER_FRAMING = 32
+"""Bytes other than the body: interim responses, the head, and chunk headers. One more is allowed for each 32 bytes of
+the body. Each chunk costs the event loop a fixed time, however small it is; servers send chunks of kilobytes."""
+
+HEAD_READ_BYTES = 2 * 1024
+BODY_READ_BYTES = 8 * 1024
+"""Per call, which bounds how much is parsed before other tasks run."""
+
+
+async def open_stream(address: str, port: int, host: str, ssl_context: ssl.SSLContext | None) -> trio.abc.Stream:
+    """Connect to an address; with ``ssl_context`` by TLS, verifying ``host``'s certificate.
+
+    Raises ``OSError`` or ``trio.BrokenResourceError`` if connecting or the handshake fails; ``ValueError`` for a host
+    name that no certificate can have. Cancellation: at once; the connection is closed.
+    """
+    stream = await trio.open_tcp_stream(address, port)
+    if ssl_context is None:
+        return stream
+    try:
+        secured = trio.SSLStream(stream, ssl_context, server_hostname=host, https_compatible=True)
+        await secured.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return secured
+
+
+@define(eq=False)
+class ImageDownload:
+    """One GET of an untrusted server, over a ``stream`` that is used for nothing else, and its response.
+
+    Other tasks run after each interim response, the head and each chunk, however many arrive together; their number is
+    bounded by the bytes that they take.
+    """
+
+    stream: trio.abc.Stream
+    _protocol: h11.Connection = field(
+        init=False, factory=lambda: h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    )
+    _received: int = field(init=False, default=0)
+    _payload: int = field(init=False, default=0)
+
+    async def send_get(self, target: bytes, headers: Sequence[tuple[str, str]]) -> h11.Response:
+        """Send a GET and return the head of the response.
+
+        Raises ``trio.BrokenResourceError`` if the connection breaks, ``h11.ProtocolError`` for anything that is no
+        response or has too many bytes besides the body. Cancellation: at once.
+        """
+        request = self._protocol.send(h11.Request(method=b"GET", target=target, headers=list(headers)))
+        await self.stream.send_all((request or b"") + (self._protocol.send(h11.EndOfMessage()) or b""))
+        while True:
+            event = await self._next_event(HEAD_READ_BYTES)
+            if isinstance(event, h11.Response):
+                return event
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body, empty at its end. Errors and cancellation: as ``send_get``."""
+        event = await self._next_event(BODY_READ_BYTES)
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
+
+    async def _next_event(self, read_bytes: int) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while True:
+            event = self._protocol.next_event()
+            await trio.lowlevel.checkpoint()
+            if isinstance(event, h11.Data):
+                self._payload += len(event.data)
+            if event is not h11.NEED_DATA:
+                return event
+            self._check()
+            received = await self.stream.receive_some(read_bytes)
+            self._received += len(received)
+            self._protocol.receive_data(bytes(received))
+
+    def _check(self) -> None:
+        """Raise ``h11.RemoteProtocolError`` if the bytes other than the body exceed their limits."""
+        if self._received - self._payload > MAX_FRAMING_BYTES + self._payload // PAYLOAD_PER_FRAMING:
+            raise h11.RemoteProtocolError("too many bytes other than the body")
+        incomplete, _ = self._protocol.trailing_data
+        if incomplete.count(b"\n") > MAX_HEAD_LINES:
+            raise h11.RemoteProtocolError("too many lines")
 
 
 @define(eq=False)
@@ -123,7 +210,8 @@ class ImageFetcher:
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self.resolver.resolve(host, port, held.client.number)
-        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self._is_allowed, addresses)):
+        allowed = (is_within(address, self.networks) or is_public(address) for address in addresses)
+        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(allowed):
             raise MediaError("The host of an image has no address that images are fetched from.")
         addresses = addresses[:MAX_TRIED_ADDRESSES]
         ssl_context = await self._load_ssl_context() if url.scheme == "https" else None
@@ -134,15 +222,14 @@ class ImageFetcher:
             except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError):
                 continue
             async with stream:
-                exchange = Exchange(stream)
-                response = await exchange.send_get(
-                    url.raw_path, [("Host", url.netloc.decode("ascii")), *HEADERS.items()]
-                )
-                return self._redirect(url, response) or await self._read(response, exchange, held)
+                download = ImageDownload(stream)
+                headers = [("Host", url.netloc.decode("ascii")), *HEADERS.items()]
+                try:
+                    response = await download.send_get(url.raw_path, headers)
+                    return self._redirect(url, response) or await self._read(response, download, held)
+                except (h11.ProtocolError, trio.BrokenResourceError) as error:
+                    raise MediaError("The connection to the server of an image broke.") from error
         raise MediaError("The server of an image cannot be reached.")
-
-    def _is_allowed(self, address: str) -> bool:
-        return is_within(address, self.networks) or is_public(address)
 
     async def _load_ssl_context(self) -> ssl.SSLContext:
         """Return the context with the certificate authorities of SSL_CERT_FILE, else certifi's."""
@@ -161,7 +248,7 @@ class ImageFetcher:
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
             raise MediaError("An image is behind a redirect that is not followed.") from error
 
-    async def _read(self, response: h11.Response, exchange: Exchange, held: Reservation) -> list[bytes]:
+    async def _read(self, response: h11.Response, download: ImageDownload, held: Reservation) -> list[bytes]:
         if response.status_code != 200:
             raise MediaError(f"The server of an image answers {response.status_code}.")
         headers = httpx.Headers(list(response.headers))
@@ -172,7 +259,7 @@ class ImageFetcher:
             raise too_large(self.max_bytes)
         chunks: list[bytes] = []
         received = 0
-        while chunk := await exchange.read():
+        while chunk := await download.read():
             received += len(chunk)
             if received > self.max_bytes:
                 raise too_large(self.max_bytes)

@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 20 * 2**20
 """Maximum size of an image file, unless a request body may be larger. A photo has a few megabytes."""
 
 CACHED_PART = 8
-"""The cache has at most one part in so many of the memory budget: 256 MiB by default, 400 images of CLIP."""
+"""The memory budget divided by this is the cache's maximum: 256 MiB by default, 400 images of CLIP."""
 
 
 @define(eq=False)
@@ -72,7 +72,7 @@ class MediaLoader:
         """Return the features of an image that ``fetch`` returned, from the cache if it has its bytes.
 
         A client's turn lasts until its image is prepared. Raises ``InvalidRequestError`` for a URL that is malformed or
-        not allowed; ``MediaError`` for an image that cannot be decoded or is too large; and what the processor raises.
+        not allowed; ``MediaError`` for an image that cannot be decoded or is too large; and the processor's errors.
 
         Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
         """

@@ -4,7 +4,7 @@ A token belongs to the chunk in which its first character other than a blank is:
 count the blank in front of a word to its token. As in the reference implementation
 (https://github.com/jina-ai/late-chunking, ``_extend_special_tokens`` in ``chunked_pooling/mteb_chunked_eval.py``), the
 special tokens in front of the document, and an instruction that is pooled, belong to the chunk at its beginning, and
-those behind it to the chunk at its end. So one chunk that is the whole document has the vector of the document.
+special tokens behind it to the chunk at its end. So one chunk that is the whole document has the document's vector.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.text.tokenizer import Positions
 
 MAX_OVERLAP = 8
-"""Chunks have at most so many times the document's tokens together: as often is each token added up."""
+"""Maximum ratio of the tokens of all chunks to the document's: each token is added up that often."""
 
 ChunkTokens = npt.NDArray[np.int32]
 """The first token of each chunk and the one after its last, shape (chunks, 2)."""
@@ -27,22 +27,22 @@ def tokens_of_chunks(
 ) -> ChunkTokens:
     """Return the tokens of each chunk of the document that begins at ``begin`` in the text.
 
-    ``positions`` are those of the text's tokens. A chunk at the document's beginning begins at ``first_pooled``, or
-    with its own first token where it ends before that. Raises ``InvalidRequestError`` for a chunk without tokens, and
-    for chunks that have too many together.
+    ``positions`` are the positions of the text's tokens. A chunk at the document's beginning begins at
+    ``first_pooled``, or with its own first token if it ends before that. Raises ``InvalidRequestError`` for a chunk
+    without tokens, and for chunks with too many tokens together.
     """
     of_text = np.flatnonzero(positions[:, 0] >= 0)
     spans = positions[of_text].tolist()
     first_characters = np.array([_first_character(text, *span) for span in spans], dtype=np.int64) - begin
     edges = np.array(chunks, dtype=np.int64)
-    # Tokens are in the order of the text; those of one character have the same position.
+    # Tokens are in the order of the text; tokens of one character have the same position.
     bounds = np.searchsorted(np.maximum.accumulate(first_characters), edges)
     _refuse_without_tokens(bounds, chunks)
     tokens = np.stack([of_text[bounds[:, 0]], of_text[bounds[:, 1] - 1] + 1], axis=1)
     tokens[edges[:, 1] == len(text) - begin, 1] = len(positions)
-    # Where the instruction is the whole input, it is pooled.
+    # If the instruction is the whole input, it is pooled.
     first = first_pooled if first_pooled < len(positions) else 0
-    # Alone, an instruction can have more tokens than in front of a text: a blank at its end is one of its own then.
+    # Alone, an instruction can have more tokens than in front of a text: a blank at its end is then a token.
     tokens[(edges[:, 0] == 0) & (tokens[:, 1] > first), 0] = first
     _refuse_without_tokens(tokens, chunks)
     _refuse_too_many(tokens, len(positions))
@@ -61,7 +61,7 @@ def _refuse_without_tokens(tokens: npt.NDArray[np.int64], chunks: Sequence[tuple
         begin, end = chunks[empty[0]]
         raise InvalidRequestError(
             f"Chunk {empty[0]}, characters {begin} to {end} of the document, has no tokens: it is blank, within one "
-            "token of another chunk, or behind what the document was truncated to.",
+            "token of another chunk, or behind the end of the truncated document.",
             field="chunks",
         )
 

@@ -33,10 +33,8 @@ class SlowTokenizer:
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         """Tokenise without special tokens; there are no positions."""
         del positions
-        if self._lower_case:
-            text = text.lower()
-        ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return ids
+        lowered = text.lower() if self._lower_case else text
+        return self._tokenizer.encode(lowered, add_special_tokens=False, verbose=False)
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
@@ -73,13 +71,11 @@ class SlowTokenizer:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return the vocabulary's entries."""
-        pieces: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
-        return pieces
+        return list(self._tokenizer.convert_ids_to_tokens(list(token_ids)))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Truncate."""
@@ -97,8 +93,7 @@ class SlowTokenizer:
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
         """Decode the first tokens, because these tokenizers provide no positions."""
         del text
-        beginning: str = self._tokenizer.decode(encoded[:tokens])
-        return beginning
+        return str(self._tokenizer.decode(encoded[:tokens]))
 
     def is_special(self, token_id: int) -> bool:
         """Whether an id is one of the special tokens."""

@@ -12,9 +12,8 @@ from attrs import define, evolve, field
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
-from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.text.plain_text import TextFormat
-from trio_pool_serve.rendering.text.text_window import available_tokens, check_length, encode_window, too_long
+from trio_pool_serve.rendering.text.excerpt import encode_excerpt, encode_input, too_long
+from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat, shorten
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
@@ -24,12 +23,12 @@ PlainPrompt: TypeAlias = TextPrompt | ChunkedPrompt | PairPrompt | TokensPrompt
 """Prompts that need a tokenizer at most: no chat template, images or token embeddings."""
 
 PromptToRender: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
-"""A prompt, its rendering params, and whether a text that is too long is split into windows."""
+"""A prompt, its rendering params, and whether a text that is too long is divided into windows."""
 
 
 @define(eq=False)
 class TextRenderer:
-    """Renders plain prompts for one model, in as many threads at once as there are tokenizers."""
+    """Renders plain prompts for one model, in up to one thread per tokenizer at a time."""
 
     tokenizers: TokenizerPool
     max_model_len: int = field(kw_only=True)
@@ -73,7 +72,7 @@ class TextRenderer:
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
             most = MAX_WINDOWS * self.max_model_len
-            read = encode_window(tokenizer, params.instruction + prompt.text, most, "right")
+            read = encode_excerpt(tokenizer, params.instruction + prompt.text, most, "right")
             prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text, read.encoded)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
@@ -91,20 +90,18 @@ class TextRenderer:
             return [RenderedPrompt(window, instruction) for window in windows]
 
     def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
-        """Return what ``use`` makes with a tokenizer. Raises ``InvalidRequestError`` for a text that is no Unicode."""
+        """Return the result of ``use`` with a tokenizer. Raises ``InvalidRequestError`` for text that is no Unicode."""
         with self.tokenizers.lend() as tokenizer, _unicode_errors():
             return use(tokenizer)
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
         params, most = self._within_format(params)
-        ids, keep = prompt.token_ids, params.truncate_to
-        if keep is not None and len(ids) > keep:
-            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+        ids, keep = prompt.token_ids, min(most, params.truncate_to or most)
+        if params.truncate_to is not None and len(ids) > keep:
+            ids = ids[:keep] if params.truncation_side == "right" else ids[-keep:]
         if len(ids) == 0:
             raise InvalidRequestError("An input has no tokens.", field="prompts")
-        if len(ids) > most and keep is not None:
-            ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
         if len(ids) > most:
             raise too_long(f"{len(ids)}", most)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
@@ -121,28 +118,26 @@ class TextRenderer:
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
-            keep = available_tokens(params, most, special)
             before = self.text_format.prefix + params.instruction
             with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
                 is_chunked = isinstance(prompt, ChunkedPrompt)
-                window = encode_window(tokenizer, text, keep, params.truncation_side, positions=is_chunked)
-            check_length(window, keep, params, most, special)
-            is_cut = not window.fits(keep)  # read before the tokens are truncated in place
+                excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked)
+            is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
             positions = None
             if isinstance(prompt, ChunkedPrompt):
                 token_ids, positions = tokenizer.finish_with_positions(
-                    window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
+                    excerpt.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
                 )
-                positions[positions >= 0] += window.begin
+                positions[positions >= 0] += excerpt.begin
             else:
                 token_ids = tokenizer.finish(
-                    window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
+                    excerpt.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
                 )
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
             if instruction_tokens and is_cut:
                 if params.truncation_side == "left":
-                    of_text = encode_window(tokenizer, text[len(before) :], keep, "left").tokens
+                    of_text = encode_excerpt(tokenizer, text[len(before) :], keep, "left").tokens
                     instruction_tokens = _remaining_instruction(tokenizer, token_ids, special, of_text)
                 instruction_tokens = min(instruction_tokens, len(token_ids))
             rendered = self.text_format.finish(token_ids, params.input_type)
@@ -181,9 +176,9 @@ class TextRenderer:
         key = params.instruction, params.add_special_tokens
         known = self._instruction_tokens.get(key)
         if known is None:
-            window = encode_window(tokenizer, params.instruction, self.max_model_len, "right")
+            excerpt = encode_excerpt(tokenizer, params.instruction, self.max_model_len, "right")
             token_ids = tokenizer.finish(
-                window.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
+                excerpt.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
             )
             known = len(token_ids)
             if known and tokenizer.is_special(int(token_ids[-1])):
@@ -202,9 +197,9 @@ def _unicode_errors() -> Iterator[None]:
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:
-    """Count the instruction's tokens that truncation on the left has left, with the special ones in front of them.
+    """Count the instruction's tokens that remain after truncation on the left, and the special ones before them.
 
-    ``of_text`` are the tokens of the text behind the instruction. 0 if nothing is left of the instruction.
+    ``of_text`` is the number of tokens of the text behind the instruction. 0 if nothing of the instruction remains.
     """
     remaining = len(token_ids) - special - of_text
     if remaining <= 0:
@@ -214,7 +209,7 @@ def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: i
 
 
 def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: Encoded) -> tuple[Encoded, Encoded]:
-    """Return the tokens of an instruction and of the text after it, as when ``both`` are tokenised together.
+    """Return the tokens of an instruction and of the text after it, as in ``both``, tokenised together.
 
     Many tokenizers make a blank at the instruction's end part of the next word. If more than blanks would become part
     of that word, the two are tokenised separately.
@@ -229,7 +224,7 @@ def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: 
 
 
 MAX_WINDOWS = 512
-"""Of one text. Each is a row in the queue, and their vectors are combined on the event loop."""
+"""Per text. Each is a row in the queue, and their vectors are combined on the event loop."""
 
 MAX_KNOWN_INSTRUCTIONS = 1024
 """Bounds the cache of instruction lengths: clients can send instructions of their choice."""

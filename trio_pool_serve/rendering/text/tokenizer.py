@@ -87,7 +87,7 @@ class Tokenizer(Protocol):
     def finish_with_positions(
         self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
     ) -> tuple[TokenIds, Positions]:
-        """Return what ``finish`` does, and where each token begins and ends in the encoded text.
+        """Return the result of ``finish``, and where each token begins and ends in the encoded text.
 
         Raises ``InvalidRequestError`` if the tokenizer does not know.
         """

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill, shape_of
+from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.row_states import RowStates
+from trio_pool_serve.runner.torch_device import release_caches
 
 LONGEST = (128, 512)
 """Longest rows of shapes. Attention computes 128 queries at a time [flash attention, for heads of 64]: whether the
@@ -67,7 +68,7 @@ def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int
 
 @contextmanager
 def synchronisations_refused(device: torch.device) -> Iterator[None]:
-    """Have torch raise ``RuntimeError`` for synchronisations within the block, in all threads."""
+    """Within the block, torch raises ``RuntimeError`` for synchronisations, in all threads."""
     cuda: Any = torch.get_device_module(device)
     before = cuda.get_sync_debug_mode()
     warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
@@ -147,7 +148,7 @@ class GraphedBackbone:
 
     @torch.inference_mode()
     def capture(self, shapes: Iterable[PackedShape]) -> None:
-        """Capture graphs one after the other, leaving out those that the device's memory does not suffice for.
+        """Capture graphs one after the other, except shapes that do not fit into the device's memory.
 
         Raises the device's other errors; no graphs are left then.
         """
@@ -159,7 +160,7 @@ class GraphedBackbone:
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
-                release_caches(self.device)  # here the error is gone, and what its traceback kept
+                release_caches(self.device)  # here the error is gone, and the tensors that its traceback kept
         except Exception:
             self.clear()
             raise

@@ -18,14 +18,14 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
-from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
-from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
+from trio_pool_serve.runner.loaded_model import Backbone
+from trio_pool_serve.runner.probe import TOLERANCES, as_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.row_states import RowStates, concatenate
-from trio_pool_serve.runner.transfers import to_device
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.runner.torch_device import to_device
+from trio_pool_serve.types import RenderedPrompt
 
 PROBE_TOKENS = 64
 """Length of the probe's longest row; twice the sliding window if that is longer, up to ``MAX_PROBE_TOKENS``."""
@@ -68,12 +68,12 @@ class PackedBackbone:
         return self.divide(forward, self.compute_packed)
 
     def divide(self, forward: ForwardPass, compute_packed: Compute) -> RowStates:
-        """Have the rows that can be packed computed by ``compute_packed``, and the others padded, in another pass."""
+        """Compute rows that can be packed by ``compute_packed``, and all others padded, in another pass."""
         padded = [row for row, request in enumerate(forward.requests) if not self.packs(request.prompt)]
         if not padded:
             return compute_packed(forward)
         packed = [row for row, request in enumerate(forward.requests) if self.packs(request.prompt)]
-        apart = Padded(self.backbone)(forward.select(padded))
+        apart = self.backbone(forward.select(padded))
         if not packed:
             return apart
         return concatenate([compute_packed(forward.select(packed)), apart], [packed, padded])
@@ -164,7 +164,7 @@ class PackedBackbone:
 
     @torch.inference_mode()
     def fit(self, *, max_tokens: int, device: torch.device) -> None:
-        """Find out how the model numbers positions and what it gives, by comparing with ``backbone``.
+        """Set how the model numbers positions, what it returns and what it takes, by comparing with ``backbone``.
 
         Raises ``CannotPackError`` if the outputs differ in every way.
         """
@@ -177,8 +177,9 @@ class PackedBackbone:
         embedding = model.get_input_embeddings()
         rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
         rows[1][longest // 2] = self.pad_token_id  # distinguishes the rules
-        outputs_of = partial(compute_rows, pad_token_id=self.pad_token_id, device=device)
-        expected = outputs_of(Padded(self.backbone), rows)
+        prompts = [RenderedPrompt(row) for row in rows]
+        outputs_of = partial(states_of, pad_token_id=self.pad_token_id, device=device)
+        expected = outputs_of(self.backbone, prompts)
         self._gives_rows = len(expected[1]) == 1 < longest
         differences = {}
         for rule in POSITION_RULES:
@@ -186,32 +187,22 @@ class PackedBackbone:
             past = self.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
             if rule == "counted" or not past:
                 self.rule = rule
-                differences[rule] = difference(outputs_of(self, rows), expected)
+                differences[rule] = difference(outputs_of(self, prompts), expected)
         self.rule = min(differences, key=differences.__getitem__)
         tolerance = TOLERANCES[embedding.weight.dtype]
         if not differences[self.rule] <= tolerance:
             raise CannotPackError(f"its states differ by {differences[self.rule]:.2g}")
-        others = [rows[0], *(row[::-1].copy() for row in rows[1:])]
-        first, again = (outputs_of(self, some)[0] for some in (rows, others))
+        others = [prompts[0], *(RenderedPrompt(row[::-1].copy()) for row in rows[1:])]
+        first, again = (outputs_of(self, some)[0] for some in (prompts, others))
         if not torch.equal(first, again):
             raise CannotPackError("its rows depend on one another")
-        self.takes_embeds = bool(self.backbone.embeds_width) and self._agrees_on_embeds(rows[2:], device, tolerance)
-
-    def _agrees_on_embeds(self, rows: Sequence[Any], device: torch.device, tolerance: float) -> bool:
-        """Return whether token embeddings give what they give padded."""
-        prompts = []
-        for row in rows:
-            embeds = self.backbone.embed(to_device(row.astype(np.int64), device)).float().cpu().numpy()
-            prompts.append(RenderedPrompt(np.zeros(len(row), np.int32), embeds=embeds))
-        self.takes_embeds = True
-        requests = [PoolingRequest(prompt) for prompt in prompts]
-        forward = ForwardPass(requests, device, self.pad_token_id)
-        ways: list[Compute] = [self, Padded(self.backbone)]
-        try:
-            ours, expected = ([states.at(states.cells).float()] for states in (way(forward) for way in ways))
-        except (RuntimeError, ValueError, TypeError, AttributeError):
-            return False
-        return difference(ours, expected) <= tolerance
+        if self.backbone.embeds_width:
+            embeds = as_embeds(self.backbone, rows[2:], device)
+            self.takes_embeds = True
+            try:
+                self.takes_embeds = difference(outputs_of(self, embeds), outputs_of(self.backbone, embeds)) <= tolerance
+            except (RuntimeError, ValueError, TypeError, AttributeError):
+                self.takes_embeds = False
 
 
 def pack_backbone(

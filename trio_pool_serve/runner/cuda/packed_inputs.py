@@ -7,9 +7,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.forward_pass import ForwardPass, type_ids_of
-from trio_pool_serve.runner.row_states import Indices
-from trio_pool_serve.runner.transfers import host_buffer
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.torch_device import host_buffer
 
 PositionRule: TypeAlias = Literal["counted", "past padding"]
 """How a model numbers a row's positions. counted: 0, 1, 2 …. past padding: as RoBERTa does, from the padding token's id
@@ -22,7 +22,7 @@ POSITION_RULES: tuple[PositionRule, ...] = ("counted", "past padding")
 class PackedShape:
     """What determines the kernels of a pass: the number of ``tokens``, of ``rows``, and the longest row's tokens.
 
-    Fewer rows of fewer tokens fit into a shape; what is left of it belongs to no row.
+    Fewer rows of fewer tokens fit into a shape; the rest of it belongs to no row.
     """
 
     tokens: int
@@ -56,7 +56,7 @@ class PackedInputs:
 
 
 def shape_of(lengths: Indices) -> PackedShape:
-    """Return the shape that rows of so many tokens fill."""
+    """Return the shape that rows of these lengths fill."""
     return PackedShape(int(lengths.sum()), len(lengths), int(lengths.max()))
 
 
@@ -85,6 +85,7 @@ def fill(shape: PackedShape, forward: ForwardPass, rule: PositionRule) -> Tensor
         before = (counted - is_token)[row_begins]
         positions[:total] = (counted - before) * is_token + forward.pad_token_id
     segments[:] = 0
-    if any(prompt.type_ids is not None for prompt in prompts):
-        segments[:total] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
+    for prompt, begin in zip(prompts, begins.tolist(), strict=False):
+        if prompt.type_ids is not None:
+            segments[begin : begin + len(prompt.type_ids)] = prompt.type_ids
     return buffer

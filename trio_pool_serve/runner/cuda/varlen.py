@@ -21,13 +21,13 @@ class CannotPackError(Exception):
 
 
 def has_flash() -> bool:
-    """Return whether this version of torch has variable-length attention with windows: 2.11 and later have."""
+    """Return whether this version of torch has variable-length attention with windows, as 2.11 and later."""
     return {"scale", "window_size"} <= _flash_parameters()
 
 
 @cache
 def _flash_parameters() -> AbstractSet[str]:
-    """Return the names of what torch's variable-length attention takes, none if it has no such function."""
+    """Return the parameter names of torch's variable-length attention; none if torch has no such function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

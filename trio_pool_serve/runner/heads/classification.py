@@ -10,10 +10,9 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import split_tokens
-from trio_pool_serve.runner.heads.head import HeadRows
-from trio_pool_serve.runner.row_states import Indices
 from trio_pool_serve.types import Activation, Classify, TokenClassify
 
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -40,25 +39,21 @@ def activation_functions(*, labels: int, problem_type: str | None, score_activat
 
 def _activation_named(dotted: str) -> ActivationFunction:
     """Return one of torch.nn's activations. Raises ``ModelLoadError`` for anything else."""
-    if not dotted.startswith("torch.nn."):
-        raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
-    name = dotted.rpartition(".")[2]
-    if name == "Softmax":
-        return softmax
-    module_class = getattr(nn, name, None)
+    module_class = getattr(nn, dotted.rpartition(".")[2], None) if dotted.startswith("torch.nn.") else None
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
         raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
+    if module_class is nn.Softmax:
+        return softmax  # along the last dimension, which torch wants to be told
     try:
-        activation = module_class()
+        return module_class()
     except TypeError as error:
         raise ModelLoadError(f"{dotted} is not an activation function: {error}") from error
-    return activation
 
 
 def _activate(
     logits: Tensor, activations: Sequence[Activation], functions: ActivationFunctions, repeats: Indices | None = None
 ) -> Tensor:
-    """Apply to each row of logits [rows, labels] its own activation; with ``repeats``, to so many rows each."""
+    """Apply each activation to its row of logits [rows, labels], or to its ``repeats`` consecutive rows."""
     logits = logits.float()
     if len(set(activations)) == 1:
         return functions[activations[0]](logits)
@@ -75,7 +70,6 @@ class ClassificationHead:
 
     logits: "RowLogits"
     functions: ActivationFunctions
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[Classify]) -> HeadRows:
         """Return rows [rows, labels]."""
@@ -87,17 +81,16 @@ class ClassificationHead:
 class TokenClassificationHead:
     """The head of ``TokenClassify``: one row of labels for each kept token.
 
-    ``logits`` maps states [tokens, hidden] float32 to [tokens, labels]. With ``step_token_id`` only the tokens of that
-    id are kept: the ends of the steps that a process reward model scores.
+    ``logits`` maps states [tokens, hidden] float32 to [tokens, labels]. With ``step_token_id`` only tokens with that id
+    are kept: the ends of the steps that a process reward model scores.
     """
 
     logits: Callable[[Tensor], Tensor]
     functions: ActivationFunctions
     step_token_id: int | None = None
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
-        """Return rows [tokens, labels]: those of one input after those of another."""
+        """Return rows [tokens, labels], input after input."""
         states, counts = self._kept_states(forward)
         rows = _activate(self.logits(states.float()), [param.activation for param in params], self.functions, counts)
         return HeadRows(rows, lambda array: list(split_tokens(array, counts)))
@@ -140,9 +133,9 @@ class LastTokenLogits:
 
 
 class SelectedLogits(nn.Module):
-    """Logits of a few tokens: their rows of a language model's head, in float32.
+    """Logits of a few tokens, ``token_ids``: their rows of a language model's head, in float32.
 
-    ``token_ids`` are those tokens. ``softcap`` c bounds the logits as the model does: ``c · tanh(logit / c)``.
+    ``softcap`` c bounds the logits as the model does: ``c · tanh(logit / c)``.
     """
 
     weight: Tensor

@@ -8,11 +8,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.heads.head import HeadRows, HostArray
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows, HostArray
 from trio_pool_serve.runner.heads.pooling import Pooler
-from trio_pool_serve.runner.row_states import Indices, RowStates
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.row_states import RowStates
+from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import Embed, EmbedChunks, PooledValue, RenderedPrompt, TokenEmbed
 
 
@@ -21,7 +21,6 @@ class EmbeddingHead:
     """The head of ``Embed``: the pooler's vector, truncated and normalised."""
 
     pooler: Pooler
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[Embed]) -> HeadRows:
         """Return rows [rows, d]."""
@@ -39,10 +38,9 @@ class ChunkEmbeddingHead:
     """
 
     pooler: Pooler
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[EmbedChunks]) -> HeadRows:
-        """Return rows [chunks, d]: the vectors of one document after those of another."""
+        """Return rows [chunks, d], document after document."""
         states = forward.required_states
         chunks = [_chunks_of(request.prompt) for request in forward.requests]
         counts = np.array([len(of_row) for of_row in chunks])
@@ -67,7 +65,6 @@ class TokenEmbeddingHead:
 
     project: nn.Module
     normalizes: bool
-    reads_states = True
 
     def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> tuple[Tensor, Indices]:
         """Return the vectors of the kept tokens of all rows, [tokens, d] float32, and the number of each row's."""
@@ -78,7 +75,7 @@ class TokenEmbeddingHead:
         return vectors, counts
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
-        """Return rows [tokens, d]: the vectors of one input after those of another."""
+        """Return rows [tokens, d], input after input."""
         vectors, counts = self.vectors(forward, params)
         return HeadRows(vectors, _splitter(params, counts, vectors.shape[-1]))
 
@@ -106,7 +103,7 @@ def truncate_and_normalize(
 ) -> Tensor:
     """Return vectors [rows, d], zero past each row's own dimensions, normalised where its params request it.
 
-    ``normalizes`` is the model's default. With ``repeats`` that many vectors after one another belong to each params.
+    ``normalizes`` is the model's default. With ``repeats``, each params apply to that many consecutive vectors.
     """
     width = rows.shape[-1]
 

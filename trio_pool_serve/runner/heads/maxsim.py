@@ -1,4 +1,4 @@
-"""Late interaction: documents are scored on the device against the vectors of queries, which their params carry.
+"""Late interaction: documents are scored on the device against query vectors in their params.
 
 Only scores are copied to the host.
 """
@@ -10,11 +10,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.runner.row_states import RowStates
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import MaxSim, TokenEmbed
 
 EMPTY_SCORE = -1e9
@@ -28,7 +27,6 @@ class MaxSimHead:
     tokens: TokenEmbeddingHead
     mean_scores: bool = False
     """Whether scores are divided by the number of the query's vectors."""
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[MaxSim]) -> HeadRows:
         """Return the rows' scores against their queries, [rows]."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.row_states import Indices, RowStates, divided
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.row_states import RowStates, divided
 
 PoolingType = Callable[[RowStates, Indices], Tensor]
 """(states of rows, number of leading tokens of each that are left out) → [rows, hidden] float32."""

@@ -10,20 +10,20 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import split_tokens
-from trio_pool_serve.runner.heads.head import HeadRows
-from trio_pool_serve.runner.row_states import Indices, RowStates
-from trio_pool_serve.runner.sparse_weights import greatest_of_tokens
-from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.openvino.heads import greatest_of_tokens
+from trio_pool_serve.runner.row_states import RowStates
+from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
 
 USUAL_WEIGHTS = 512
-"""Weights above zero of a row that are copied at once, as a mean over the batch: more than trained models are expected
+"""Weights above zero per row that are copied at once, as a mean over the batch: more than trained models are expected
 to give. If one gives more, a second copy has all."""
 
 ACTIVATED_AT_ONCE = 512
-"""Tokens whose logits are activated at a time where they are summed: all would take the memory of the logits twice."""
+"""Tokens whose logits are activated at a time if they are summed: all would take the memory of the logits twice."""
 
 
 def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
@@ -45,8 +45,8 @@ def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
 def compact(weights: Tensor) -> HeadRows:
     """Return the weights above zero of rows [rows, vocabulary], float32, with their indices: int32, [numbers].
 
-    How many there are is known to the device alone, so as many as are usual are copied, without a synchronisation:
-    ``USUAL_WEIGHTS`` a row. If there are more, the thread that waits for the copy copies all of them.
+    Only the device knows their number, so the usual number is copied, without a synchronisation:
+    ``USUAL_WEIGHTS`` per row. If there are more, the thread that waits for the copy copies all of them.
     """
     if weights.device.type == "cpu":  # nothing is copied
         return HeadRows(weights, _nonzero)
@@ -73,7 +73,7 @@ def compact(weights: Tensor) -> HeadRows:
 
 
 def _groups(lengths: Indices, max_tokens: int) -> list[list[int]]:
-    """Return the rows in groups of at most so many tokens, or of one row."""
+    """Return the rows in groups of at most ``max_tokens`` tokens, or of one row."""
     groups: list[list[int]] = []
     tokens_left = 0
     for row, length in enumerate(lengths.tolist()):
@@ -96,7 +96,6 @@ class SpladeHead:
     pooling: Literal["max", "sum"] = "max"
     log1p_twice: bool = False
     max_active_dims: int | None = None
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
         """Return the weights above zero, as ``compact`` does."""
@@ -133,7 +132,6 @@ class SparseLookupHead:
 
     weights: Tensor
     max_active_dims: int | None = None
-    reads_states = False
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
         """Return the weights of all tokens, [tokens]."""
@@ -152,7 +150,6 @@ class LexicalHead:
 
     linear: nn.Linear
     unused: Collection[int]
-    reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
         """Return the weights of all tokens, [tokens]: over the vocabulary they would be ten thousand times as many."""

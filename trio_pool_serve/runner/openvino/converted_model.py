@@ -1,4 +1,4 @@
-"""What is recorded of a converted model: all that a start needs besides the graph itself."""
+"""The record of a converted model: all that a start needs besides the graph itself."""
 
 import time
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ LIBRARIES = ("openvino", "nncf", "torch", "transformers")
 """The libraries on whose versions a conversion depends."""
 
 MAX_RATIO = 0.9
-"""OpenVINO is the faster one if it takes at most this part of torch's time. Repeated trials of one model on an idle
+"""OpenVINO counts as faster if it takes at most this part of torch's time. Repeated trials of one model on an idle
 machine differ by less than 5 %."""
 
 RETRY_S = 7 * 24 * 60 * 60
-"""How long it is kept that torch was faster: other programs may have slowed OpenVINO down meanwhile."""
+"""Seconds after which a model that torch computed faster is tried again: other programs may have slowed OpenVINO."""
 
 COMPARED: Sequence[PoolingParams] = (
     Embed(normalize=False),
@@ -50,7 +50,7 @@ COMPARED: Sequence[PoolingParams] = (
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A short row and what was computed for it, for the first of the params that are compared.
+    """A short row and its value for the first of the params that are compared.
 
     ``indices`` are the vocabulary indices of the values, if these are a sparse vector.
     """
@@ -86,7 +86,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     what: str = ""
-    """What it is, for people."""
+    """A description for people."""
     refused: str = ""
     """Why the model is not computed by OpenVINO; then there are no files."""
     versions: dict[str, str] = msgspec.field(default_factory=lambda: installed_versions(*LIBRARIES))
@@ -95,7 +95,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = msgspec.field(default_factory=cpu_name)
     """The CPU that it was compared and timed on."""
     origin: str = ""
-    """Of a model with an exported file: that it was taken, or why not."""
+    """For a model with an exported file: that it was used, or why not."""
     why_float32: str = ""
     """Why float32 computes it, with weights rounded to bfloat16, where bfloat16 was chosen; empty if it does not."""
     time_ratio: float | None = None
@@ -103,7 +103,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     lowest_cosine: float | None = None
     check: Check | None = None
     heads: dict[str, AnyHead] = {}
-    """By the name of the params that they serve."""
+    """By the name of their params."""
     about_heads: str = ""
     parameters: int = 0
     weight_bytes: int = 0

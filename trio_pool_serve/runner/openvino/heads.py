@@ -1,10 +1,10 @@
-"""What becomes of a graph's outputs, in NumPy: one class for each kind of head, as a model's record has them.
+"""Heads in NumPy, from a graph's outputs to values: one class for each kind of head, as in a model's record.
 
-The graph has computed what is the same for every request: pooling, projections, logits and their activations. Here are
-the choices of requests (dimensions, normalisation, kept tokens) and what has another size for each row.
+The graph has computed everything that is the same for all requests: pooling, projections, logits, activations. Here are
+the choices of requests (dimensions, normalisation, kept tokens) and outputs whose size differs from row to row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from trio_pool_serve.runner.sparse_weights import greatest_of_tokens
 from trio_pool_serve.types import (
     Classify,
     Embed,
@@ -37,10 +36,10 @@ EMPTY_SCORE = -1e9
 
 @frozen(eq=False)
 class Outputs:
-    """What a graph has computed for ``requests``: its outputs by name, [rows, …]; none if no head needs any.
+    """A graph's outputs for ``requests`` by name, [rows, …]; none if no head needs any.
 
-    The arrays may be overwritten by the next pass: heads return copies. ``after_pooling`` is what the modules
-    behind pooling do, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
+    The arrays may be overwritten by the next pass: heads return copies. ``after_pooling`` applies the modules
+    behind pooling, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
     """
 
     requests: Sequence[PoolingRequest]
@@ -92,7 +91,7 @@ class Chunks(Head, frozen=True, tag=True):
 
 
 class TokenVectors(Head, frozen=True, tag=True):
-    """``TokenEmbed``: a vector for each token, [rows, tokens, d]; the vectors of kept tokens leave the model."""
+    """``TokenEmbed``: a vector for each token, [rows, tokens, d]; only kept tokens are returned."""
 
     normalizes: bool = False
 
@@ -114,7 +113,7 @@ class LateInteraction(TokenVectors, frozen=True, tag=True):
 
 
 class VocabularyWeights(Head, frozen=True, tag=True):
-    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]; of a row the ``max_active_dims`` greatest."""
+    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]; returns the ``max_active_dims`` greatest."""
 
     max_active_dims: int | None = None
 
@@ -193,7 +192,7 @@ def finished(vectors: Floats, param: Any, *, normalizes: bool) -> Floats:
 
 
 def kept(of_tokens: npt.NDArray[Any], prompt: RenderedPrompt) -> npt.NDArray[Any]:
-    """Return what belongs to the tokens of a row [tokens, …] that leave the model."""
+    """Return the entries of the kept tokens of a row, [tokens, …]."""
     own = of_tokens[: len(prompt.token_ids)]
     return own if prompt.kept is None else own[prompt.kept]
 
@@ -213,3 +212,25 @@ POOLINGS: Mapping[str, Callable[[Floats], Floats]] = {
     "lasttoken": lambda states: states[-1],
 }
 """The pooling of the states [tokens, hidden] of one chunk, by the names of ``runner.heads.pooling``."""
+
+
+def greatest_of_tokens(
+    prompt: RenderedPrompt,
+    of_tokens: npt.NDArray[np.float32],
+    *,
+    max_active_dims: int | None = None,
+    unused: Collection[int] = (),
+) -> SparseVector:
+    """Return the greatest weight of each attended token id, limited to the ``max_active_dims`` greatest.
+
+    ``of_tokens`` has a weight for each token. Token ids in ``unused`` have none.
+    """
+    ids, of_tokens = prompt.token_ids[: prompt.attended], of_tokens[: len(prompt.token_ids)][: prompt.attended]
+    indices, first, places = np.unique(ids, return_index=True, return_inverse=True)
+    weights = of_tokens[first]
+    np.maximum.at(weights, places, of_tokens)
+    weights[np.isin(indices, list(unused))] = 0.0
+    (nonzero,) = np.nonzero(weights)
+    if max_active_dims is not None and len(nonzero) > max_active_dims:
+        nonzero = np.sort(nonzero[np.argsort(-np.abs(weights[nonzero]), kind="stable")[:max_active_dims]])
+    return SparseVector(indices[nonzero], weights[nonzero])

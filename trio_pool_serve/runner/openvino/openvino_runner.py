@@ -8,11 +8,11 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.runner.batch_rows import Rows
+from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
-from trio_pool_serve.runner.openvino.inputs import PaddedRows
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
-from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import (
@@ -54,7 +54,7 @@ class OpenVinoRunner:
     ) -> "OpenVinoRunner":
         """Return the runner of the conversion in a folder. Blocks for a second.
 
-        Raises what OpenVINO raises for files that are none of its own: ``RuntimeError``.
+        Raises ``RuntimeError``, as OpenVINO does, for files that are not its own.
         """
         programs = Programs(folder / GRAPH, params)
         modules = None
@@ -64,7 +64,7 @@ class OpenVinoRunner:
         return cls(model, programs, description, modules, table)
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute the rows. Raises ``OutOfDeviceMemoryError``, and what OpenVINO raises otherwise: ``RuntimeError``."""
+        """Compute the rows. Raises ``OutOfDeviceMemoryError``, or ``RuntimeError`` for other errors of OpenVINO."""
         try:
             return CopiedBatch(self._compute_all(batch.requests))
         except Exception as error:
@@ -88,27 +88,28 @@ class OpenVinoRunner:
     def _with_others(
         self, requests: Sequence[PoolingRequest], done: Sequence[int], values: Sequence[tuple[PooledValue, ...]]
     ) -> list[tuple[PooledValue, ...]]:
-        """Return the values of all rows, of which some are done."""
+        """Return the values of all rows; compute the rows that are not ``done``."""
         others = sorted(set(range(len(requests))) - set(done))
         of_others = self._compute([requests[row] for row in others]) if others else []
         found = dict(zip([*done, *others], [*values, *of_others], strict=True))
         return [found[row] for row in range(len(requests))]
 
     def _compute(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
-        """Return the values of rows of token ids. Rows of which no head reads an output have no forward pass."""
-        looked_up = [row for row, request in enumerate(requests) if not any(map(self._reads_outputs, request.params))]
+        """Return the values of rows of token ids. Rows that only look up weights of tokens have no forward pass."""
+        looked_up = [
+            row
+            for row, request in enumerate(requests)
+            if not any(self.heads[type(param)].output for param in request.params)
+        ]
         if looked_up:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
             return self._with_others(requests, looked_up, values)
-        padded = PaddedRows(requests, self.model.pad_token_id)
+        padded = Rows(requests, self.model.pad_token_id)
         program = self.programs.choose(is_planned=requests[0].planned is not None)
         return program(
             padded.arrays(program.inputs),
             lambda arrays: self._values(Outputs(requests, arrays, self._after_pooling, self.table)),
         )
-
-    def _reads_outputs(self, param: PoolingParams) -> bool:
-        return bool(self.heads[type(param)].output)
 
     def _after_pooling(self, vectors: Floats) -> Floats:
         if self.modules is None:
@@ -128,7 +129,7 @@ class OpenVinoRunner:
             for row, request in enumerate(requests)
         ]
 
-    # -- what is known of the model -----------------------------------------------------------------------
+    # -- properties of the model --------------------------------------------------------------------------
 
     @property
     def compared(self) -> list[PoolingParams]:
@@ -177,7 +178,7 @@ class OpenVinoRunner:
         return value
 
     def accept_embeds(self) -> None:
-        """Have torch compute rows of token embeddings, if the model takes any. Blocks. Raises ``ModelLoadError``."""
+        """Load the model by torch for rows of token embeddings, if it takes any. Blocks. Raises ``ModelLoadError``."""
         if self.model.embeds_width is None:
             raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
         if not self.model.embeds_width or self.load_by_torch is None:
@@ -190,11 +191,11 @@ class OpenVinoRunner:
         logger.info("--enable-prompt-embeds: torch computes token embeddings, which takes %.0f MiB", took)
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Return the token budget of batches: what is wanted, or what suits the model."""
+        """Return the token budget of batches: the wanted one, or the model's default."""
         return wanted_batch_tokens or self.model.default_batch_tokens
 
     def return_memory(self) -> None:
-        """Return what OpenVINO keeps of its largest pass, and pages of the weights."""
+        """Return the memory of OpenVINO's largest pass, and pages of the weights."""
         self.programs.return_memory()
         if self.modules is not None:
             self.modules.return_memory()

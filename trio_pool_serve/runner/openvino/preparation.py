@@ -4,7 +4,7 @@ import copy
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,38 @@ from attrs import define, evolve, field
 from msgspec.structs import replace
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.compute_params import ComputeParams
+from trio_pool_serve.runner.computation import ComputeParams
 from trio_pool_serve.runner.cpu_features import saturates_int8
-from trio_pool_serve.runner.forward_pass import Padded
-from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.agreement import agreement, all_batches, short_batch
-from trio_pool_serve.runner.openvino.converted_model import GRAPH, MAX_RATIO, MODULES, TABLE, Check, ConvertedModel
+from trio_pool_serve.runner.device_memory import is_out_of_memory
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
+from trio_pool_serve.runner.openvino.converted_model import (
+    COMPARED,
+    GRAPH,
+    LONGEST_COMPARED,
+    MAX_RATIO,
+    MODULES,
+    TABLE,
+    Check,
+    ConvertedModel,
+    as_vectors,
+)
 from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
-from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules
+from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules, quantize
 from trio_pool_serve.runner.openvino.heads import TokenLabels
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.openvino.trial import try_speed
-from trio_pool_serve.runner.out_of_memory import is_out_of_memory
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import RenderedPrompt
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    CopiedBatch,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    Runner,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +59,7 @@ LEAST_COSINE = 0.99
 layers: a Qwen3 with 12 layers of large random weights has 0.9995 by either."""
 
 WORSE = 2
-"""How much larger 1 − cosine may be than torch's to be no worse: it goes with the square of the differences."""
+"""Factor by which 1 − cosine, which grows with the square of the differences, may exceed torch's."""
 
 GOOD_INT8_COSINE = 0.99
 """Below it, on a CPU whose sums overflow, weights are tried in half of the range. Of a BERT of random weights the mean
@@ -79,7 +95,7 @@ class Preparation:
         """Write the conversion to an empty folder and return its record, which may say why there is none.
 
         Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written,
-        or if memory does not suffice: that says nothing about the model.
+        or if memory does not suffice, which says nothing about the model.
         """
         try:
             return self._convert(folder)
@@ -94,12 +110,11 @@ class Preparation:
         return ConvertedModel(what=f"computed by torch: {reason}", refused=reason)
 
     def close(self) -> None:
-        """Do nothing: what it holds goes with it."""
+        """Do nothing: it holds memory only."""
 
     def _convert(self, folder: Path) -> ConvertedModel:
         loaded = in_float32(self.loaded)
-        exact = Padded(loaded.backbone)
-        self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=exact)
+        self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=loaded.backbone)
         self._traced = Traced(loaded)
         self._model = self._describe()
         if self._traced.table is not None:
@@ -142,7 +157,7 @@ class Preparation:
         return next((head.step_token_id for head in self._traced.heads.values() if isinstance(head, TokenLabels)), None)
 
     def _runner(self, folder: Path) -> OpenVinoRunner:
-        """Return what computes the graph that was written.
+        """Return a runner of the graph that was written.
 
         A graph that was just converted would give other numbers than each later start, Gemma 3 in bfloat16 by 0.03: its
         nodes have marks that are not saved, and because of which some of them are neither folded nor fused.
@@ -187,13 +202,10 @@ class Preparation:
         raise UnusableGraphError(reason)
 
     def _cosine(self, folder: Path, batches: Sequence[Sequence[RenderedPrompt]]) -> float:
-        """Return the lowest cosine with float32 of what the written graph computes."""
+        """Return the lowest cosine of the written graph's outputs with float32."""
         return float(agreement(self._runner(folder), self._exact, batches).min())
 
     def _quantize(self, graph: ov.Model, folder: Path) -> ConvertedModel:
-        # Imported here: it takes 3 s, and is needed only for this.
-        from trio_pool_serve.runner.openvino.quantization import quantize
-
         calibration, texts = self.sample_prompts()
         held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 
@@ -243,3 +255,76 @@ def _reason(error: Exception) -> str:
     """Return why a model, or a file of it, is not computed by OpenVINO."""
     is_ours = isinstance(error, UnusableGraphError)
     return str(error) if is_ours else f"OpenVINO fails: {repr(error).splitlines()[0][:200]}"
+
+
+SHORT = (33, 12, 5, 1)
+"""Lengths of the rows of a batch; none is the length of the converter's example."""
+
+LONG_COST = 1e11
+"""Tokens times parameters of the longest row to compare on: about two seconds of torch on two cores."""
+
+BEYOND_WINDOW = 40
+"""Tokens of a row beyond the window of the model's sliding attention."""
+
+
+def short_batch(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[RenderedPrompt]:
+    """Return short rows of random tokens, the same on each call; every third token is ``marker``, if any."""
+    return _random_rows(backbone, [min(length, max_tokens) for length in SHORT], marker)
+
+
+def all_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[list[RenderedPrompt]]:
+    """Return ``short_batch`` and one with a row that is as long as the model allows, or as time allows.
+
+    Beside it is a short row, whose padding lies beyond the window of sliding attention.
+    """
+    config: Any = backbone.model.config
+    of_text = config.get_text_config()
+    window = getattr(of_text, "sliding_window", None) or getattr(of_text, "local_attention", None) or 0
+    affordable = max(64, int(LONG_COST / backbone.parameters), int(window) + BEYOND_WINDOW)
+    long = min(max_tokens, LONGEST_COMPARED, affordable)
+    return [short_batch(backbone, max_tokens, marker), _random_rows(backbone, [long, min(3, max_tokens)], marker)]
+
+
+def _random_rows(backbone: Backbone, lengths: Sequence[int], marker: int | None) -> list[RenderedPrompt]:
+    random = np.random.default_rng(0)
+    config: Any = backbone.model.config
+    segments = getattr(config, "type_vocab_size", 0) if backbone.takes_type_ids else 0
+
+    def row(length: int) -> RenderedPrompt:
+        ids = random.integers(backbone.vocab_size, size=length).astype(np.int32)
+        if marker is not None:
+            ids[::3] = marker
+        types = np.sort(random.integers(segments, size=length)).astype(np.int32) if segments > 1 else None
+        return RenderedPrompt(ids, type_ids=types)
+
+    return [row(length) for length in lengths]
+
+
+def agreement(
+    ours: Runner, expected: TransformerRunner, batches: Iterable[Sequence[RenderedPrompt]]
+) -> npt.NDArray[np.float64]:
+    """Return the cosines of two runners' values for all params that are compared: one or more for each row."""
+    compared = [params for params in COMPARED if type(params) in expected.heads]
+    return np.array(
+        [
+            cosine
+            for batch in batches
+            for params in compared
+            for cosine in _cosines(_values(ours, batch, params), _values(expected, batch, params), params)
+        ]
+    )
+
+
+def _values(runner: Runner, prompts: Sequence[RenderedPrompt], params: PoolingParams) -> list[PooledValue]:
+    computed = runner.launch(Batch(tuple(PoolingRequest(prompt, (params,)) for prompt in prompts)))
+    assert isinstance(computed, CopiedBatch)  # noqa: S101  (on CPU)
+    return [values[0] for values in computed.rows]
+
+
+def _cosines(ours: Sequence[PooledValue], expected: Sequence[PooledValue], params: PoolingParams) -> Iterator[float]:
+    pairs = list(map(as_vectors, ours, expected))
+    if isinstance(params, Classify):  # a single row may have a single number
+        pairs = [(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]))]
+    for a, b in pairs:
+        size = float(np.linalg.norm(a) * np.linalg.norm(b))
+        yield float(a @ b) / size if size else float(np.array_equal(a, b))

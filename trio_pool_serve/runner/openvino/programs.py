@@ -28,7 +28,7 @@ T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
-"""OpenVINO's names of the precisions in which it computes what is not in int8, by the model's dtype."""
+"""OpenVINO's names of the precisions, by the model's dtype; for int8, of all that is not quantised."""
 
 CACHED_KERNELS = 32
 """Kernels that OpenVINO keeps for the shapes of batches in each program, one or two for each shape; its default is
@@ -38,10 +38,10 @@ by 128 with 64, by 92 with 32, and by 76 with 16, which took 12 % more CPU time;
 
 @frozen
 class CompileParams:
-    """Precision, the cores to use, and how many passes are computed at a time.
+    """Precision, the cores to use, and the number of passes at a time.
 
-    ``streams`` of them in this process, and ``sharers`` on these cores, those of other processes included; besides
-    these ``idle_streams`` of planned batches, at idle priority and with a thread each.
+    ``streams`` in this process, and ``sharers`` on these cores, other processes' included; besides
+    these, ``idle_streams`` of planned batches, at idle priority and with a thread each.
     """
 
     precision: str
@@ -119,7 +119,7 @@ class Program:
         self._outputs = [of_model.any_name for of_model in self.model.outputs]
 
     def __call__(self, inputs: Arrays, read: Callable[[Arrays], T]) -> T:
-        """Return what ``read`` makes of the outputs, arrays by name that the next pass overwrites.
+        """Compute, and return ``read`` of the outputs: arrays by name, which the next pass overwrites.
 
         Releases the interpreter lock while it computes.
         """
@@ -141,13 +141,13 @@ class Program:
             compiled.idle.append(request)
 
     def return_memory(self) -> None:
-        """Return what passes have left, if none is computed now."""
+        """Return memory of earlier passes, if none is computed now."""
         self._compiled.return_memory()
 
     def _compile_again(self, failed: CompiledModel) -> None:
-        """Have the next passes computed by another compiled graph than the one by which a pass has failed."""
+        """Replace the compiled graph by which a pass has failed."""
         with self._compiling:
-            if self._compiled is failed:  # not yet, for another pass that has failed as well
+            if self._compiled is failed:  # else another failed pass has replaced it
                 self._compiled = self._compile()
 
     def _compile(self) -> CompiledModel:
@@ -189,7 +189,7 @@ class Programs:
             self.for_all_cores = Program(self.model, params.precision, params.cores, streams=1)
 
     def return_memory(self) -> None:
-        """Return what passes have left, and pages of the weights, which the compiled graphs have copies of."""
+        """Return memory of earlier passes, and pages of the weights, which the compiled graphs have copies of."""
         for program in {self.for_shares, self.for_all_cores, self._for_background}:
             if program is not None:
                 program.return_memory()
@@ -215,7 +215,7 @@ class Programs:
 
 
 def read_graph(path: Path) -> ov.Model:
-    """Return a graph on disk, whose weights are mapped. Raises what OpenVINO raises: ``RuntimeError``."""
+    """Return a graph on disk, whose weights are mapped. Raises ``RuntimeError`` for an unusable file."""
     model: ov.Model = ov.Core().read_model(path)
     for node in model.get_ops():
         if node.get_type_name() == "Multiply" and _is_gate(node):

@@ -15,10 +15,10 @@ ROWS, TOKENS = (1, 8), 32
 """The batches that are timed: a query alone, and some queries."""
 
 MOST_ROUNDS, LEAST_ROUNDS, MOST_S = 10, 3, 0.25
-"""Each batch is timed so often, for so long at most: a large model's batch takes seconds."""
+"""Rounds in which each batch is timed, and seconds for all: a large model's batch takes seconds."""
 
 STEADY = 1.5
-"""On an idle machine the median of a computation's times is at most so many times its best."""
+"""Maximum ratio of the median of a computation's times to the best on an idle machine."""
 
 MOST_AT_ONCE = 16
 """Batches at a time. Each further thread that waits for rows takes the event loop 10 to 25 µs more for a request."""

@@ -1,18 +1,18 @@
-"""Tokenises no more of a text than is kept after truncation, within the length limit of an input.
+"""Tokenises an excerpt of a text, hardly longer than what is kept after truncation to the length limit of an input.
 
-If only the first N tokens are kept, the text is cut to a window before it is tokenised. The N tokens must equal those
-of the whole text. Tokenizers work word by word, so a cut changes the tokens of the word it divides and no others;
-inside a very long word (Chinese has no blanks) byte-pair merges and unigram paths agree again after a few different
-characters. So a window is accepted if it yields N tokens plus a margin and its end at the cut contains a word boundary
-or enough different characters. Without these (one character repeated a thousand times) the tokens behind the margin
-must stay the same when the cut is moved by a few characters. If not (long runs of blanks, words that become one unknown
-token), the window grows.
+If only the first N tokens are kept, the text is cut before it is tokenised. The N tokens must equal the first N of the
+whole text. Tokenizers work word by word, so a cut changes the tokens of the word it divides and no others; inside a
+very long word (Chinese has no blanks) byte-pair merges and unigram paths agree again after a few different characters.
+So an excerpt is accepted if it yields N tokens plus a margin and its end at the cut contains a word boundary or enough
+different characters. Without these (one character repeated a thousand times) the tokens behind the margin must stay the
+same when the cut is moved by a few characters. If not (long runs of blanks, words that become one unknown token), the
+excerpt grows.
 
 Superfluous tokens cost more than tokenising them: truncating and freeing them holds the interpreter lock, 15 ms for a
-hundred thousand. Where the first estimate would be large, tokenising a sample of the text improves it.
+hundred thousand. If the first estimate would be large, tokenising a sample of the text improves it.
 
-The window's growth is bounded, or ten megabytes of one letter would occupy a thread for a minute: at a thousand
-characters per kept token, or at 262,144 characters and 16 per kept token, the window is used without the check.
+The excerpt's growth is bounded, or ten megabytes of one letter would occupy a thread for a minute: at a thousand
+characters per kept token, or at 262,144 characters and 16 per kept token, the excerpt is used without the check.
 """
 
 import re
@@ -25,21 +25,21 @@ from trio_pool_serve.prompts import RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 
 CHARACTERS_PER_TOKEN = 8
-"""First estimate of the window; English has four, few scripts have more than this."""
+"""First estimate of the excerpt; English has four, few scripts have more than this."""
 
 SAMPLE_CHARACTERS = 4096
 MIN_SAMPLED_CHARACTERS = 16 * SAMPLE_CHARACTERS
 """Below this, tokenising a sample costs more than it saves."""
 
 SAMPLE_SLACK = 1.25
-"""Factor by which the window exceeds the length estimated from the sample."""
+"""Factor by which the excerpt exceeds the length estimated from the sample."""
 
 MARGIN_TOKENS = 128
 """Tokens next to the cut that can differ from the whole text's. WordPiece has one unknown token for a word of more
 than 100 characters, but up to 100 tokens for the part before a cut."""
 
 MAX_CHARACTERS_PER_TOKEN = 1024
-"""Bound of the window. Past it, only text that yields almost no tokens is left out."""
+"""Bound of the excerpt. Past it, only text that yields almost no tokens is left out."""
 
 MAX_CHARACTERS = 2**18
 MANY_CHARACTERS_PER_TOKEN = 16
@@ -62,13 +62,13 @@ WORD_BOUNDARY = re.compile(r"\s\S")
 
 
 @frozen(eq=False)
-class WindowedText:
-    """The tokens of a text or of a window of it, without special tokens."""
+class Excerpt:
+    """The tokens of a part of a text, or of all of it, without special tokens."""
 
     encoded: Encoded
     is_whole: bool
     begin: int = 0
-    """Characters of the text in front of the window."""
+    """Number of characters in front of the part."""
 
     @property
     def tokens(self) -> int:
@@ -80,47 +80,66 @@ class WindowedText:
         return self.is_whole and self.tokens <= keep
 
 
-def encode_window(
+def encode_excerpt(
     tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide, *, positions: bool = False
-) -> WindowedText:
+) -> Excerpt:
     """Tokenise enough of ``text`` for the ``keep`` tokens that remain after truncating at ``side``."""
     needed = keep + MARGIN_TOKENS
     characters, most = needed * CHARACTERS_PER_TOKEN, max_characters_for(keep)
+
+    def encode(characters: int) -> Excerpt:
+        part = _cut(text, characters, side)
+        begin = len(text) - len(part) if side == "left" else 0
+        return Excerpt(tokenizer.encode(part, positions=positions), len(part) == len(text), begin)
+
     if min(characters, len(text)) >= MIN_SAMPLED_CHARACTERS:
-        sampled = len(tokenizer.encode(_beginning(text, SAMPLE_CHARACTERS, side)))
+        sampled = len(tokenizer.encode(_cut(text, SAMPLE_CHARACTERS, side)))
         characters = min(characters, int(SAMPLE_SLACK * needed * SAMPLE_CHARACTERS / max(1, sampled)))
     while characters < min(len(text), most):
-        window = _beginning(text, characters, side)
-        at_cut = _beginning(window, SAMPLE_CHARACTERS, "left" if side == "right" else "right")
+        at_cut = _cut(_cut(text, characters, side), SAMPLE_CHARACTERS, "left" if side == "right" else "right")
         if _settles(at_cut, side) or _ignores_cut(tokenizer, at_cut, side):
-            encoded = tokenizer.encode(window, positions=positions)
-            if len(encoded) >= needed:
-                return WindowedText(encoded, is_whole=False, begin=_left_out(text, characters, side))
+            excerpt = encode(characters)
+            if excerpt.tokens >= needed:
+                return excerpt
         characters *= GROWTH
-    if len(text) > most:
-        encoded = tokenizer.encode(_beginning(text, most, side), positions=positions)
-        return WindowedText(encoded, is_whole=False, begin=_left_out(text, most, side))
-    return WindowedText(tokenizer.encode(text, positions=positions), is_whole=True)
+    return encode(most)
+
+
+def encode_input(
+    tokenizer: Tokenizer,
+    text: str,
+    params: RenderingParams,
+    max_model_len: int,
+    taken: int,
+    kind: str = "special",
+    *,
+    positions: bool = False,
+) -> tuple[Excerpt, int]:
+    """Tokenise enough of an input; return also how many tokens of it are kept besides ``taken`` ones of a kind.
+
+    Raises ``ContextLengthError`` if the input is too long and must not be truncated, and as ``available_tokens``.
+    """
+    keep = available_tokens(params, max_model_len, taken, kind)
+    excerpt = encode_excerpt(tokenizer, text, keep, params.truncation_side, positions=positions)
+    if params.truncate_to is None and not excerpt.fits(keep):
+        length = excerpt.tokens + taken
+        raise too_long(f"{length}" if excerpt.is_whole else f"more than {length}", max_model_len)
+    return excerpt, keep
 
 
 def max_characters_for(keep: int) -> int:
-    """Return the maximum size of the window for ``keep`` tokens."""
+    """Return the maximum size of the excerpt for ``keep`` tokens."""
     needed = keep + MARGIN_TOKENS
     return min(needed * MAX_CHARACTERS_PER_TOKEN, max(MAX_CHARACTERS, needed * MANY_CHARACTERS_PER_TOKEN))
 
 
-def _beginning(text: str, characters: int, side: TruncationSide) -> str:
+def _cut(text: str, characters: int, side: TruncationSide) -> str:
     """Return the ``characters`` that remain after cutting at ``side``."""
     return text[:characters] if side == "right" else text[-characters:]
 
 
-def _left_out(text: str, characters: int, side: TruncationSide) -> int:
-    """Return the characters in front of those that remain."""
-    return 0 if side == "right" else len(text) - characters
-
-
 def _settles(at_cut: str, side: TruncationSide) -> bool:
-    """Whether tokens on one side of the characters next to the cut do not depend on the text on the other."""
+    """Whether tokens on one side of the characters next to the cut are independent of the text on the other side."""
     characters = at_cut[-SETTLING_CHARACTERS:] if side == "right" else at_cut[:SETTLING_CHARACTERS]
     return bool(WORD_BOUNDARY.search(characters)) or len(set(characters)) >= SETTLING_ALPHABET
 
@@ -132,7 +151,7 @@ def _ignores_cut(tokenizer: Tokenizer, at_cut: str, side: TruncationSide) -> boo
     if keep < MARGIN_TOKENS:
         return False
     ids = tokenizer.finish(encoded, keep, side, add_special_tokens=False)
-    moved = (tokenizer.encode(_beginning(at_cut, len(at_cut) - shift, side)) for shift in SHIFTS)
+    moved = (tokenizer.encode(_cut(at_cut, len(at_cut) - shift, side)) for shift in SHIFTS)
     return all(np.array_equal(ids, tokenizer.finish(each, keep, side, add_special_tokens=False)) for each in moved)
 
 
@@ -145,13 +164,6 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
             field="truncate_to",
         )
     return limit - taken
-
-
-def check_length(window: WindowedText, keep: int, params: RenderingParams, max_model_len: int, extra: int) -> None:
-    """Raise ``ContextLengthError`` if a text that must not be truncated is longer than ``keep`` tokens."""
-    if params.truncate_to is None and not window.fits(keep):
-        length = window.tokens + extra
-        raise too_long(f"{length}" if window.is_whole else f"more than {length}", max_model_len)
 
 
 def too_long(length: str, limit: int) -> ContextLengthError:

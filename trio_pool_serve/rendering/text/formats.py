@@ -1,16 +1,41 @@
-"""Pair formats: how two texts become one model input.
+"""How a kind of model renders a text, and two texts together.
 
-Most models join them as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template.
+Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from attrs import frozen
+from attrs import Factory, frozen
 
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
-from trio_pool_serve.rendering.text.text_window import WindowedText, available_tokens, encode_window, too_long
+from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
+from trio_pool_serve.rendering.text.excerpt import Excerpt, available_tokens, encode_excerpt, too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, longest_first
-from trio_pool_serve.types import RenderedPrompt
+from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+
+@frozen(kw_only=True)
+class TextFormat:
+    """The format of most models: no prefix, and the model's maximum length for every input type."""
+
+    prefix: str = ""
+    """Text in front of every input and its instruction."""
+    limits: Mapping[InputType | None, int] = Factory(dict)
+    """Maximum tokens of a text by input type, special tokens included, if less than the model's maximum."""
+
+    def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
+        """Return the maximum number of tokens of a text of this input type."""
+        return min(self.limits.get(input_type, max_model_len), max_model_len)
+
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:
+        """Whether texts of this input type have special tokens at all."""
+        del input_type
+        return True
+
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
+        """Return the model input; ``token_ids`` already include special tokens."""
+        del input_type
+        return RenderedPrompt(token_ids)
 
 
 class PairFormat(Protocol):
@@ -60,17 +85,17 @@ def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
     """Return a text truncated to its first ``tokens`` tokens, ``None`` for all of it."""
     if tokens is None:
         return text
-    window = encode_window(tokenizer, text, tokens, "right", positions=True)
-    if window.tokens <= tokens:
+    excerpt = encode_excerpt(tokenizer, text, tokens, "right", positions=True)
+    if excerpt.tokens <= tokens:
         return text
-    return tokenizer.beginning(text, window.encoded, tokens)
+    return tokenizer.beginning(text, excerpt.encoded, tokens)
 
 
-def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, side: TruncationSide) -> WindowedText:
+def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, side: TruncationSide) -> Excerpt:
     """Tokenise enough of the first ``at_most`` tokens for the ``keep`` that remain after truncating at ``side``."""
     if at_most is None:
-        return encode_window(tokenizer, text, keep, side)
-    window = encode_window(tokenizer, text, min(at_most, keep + 1) if side == "right" else at_most, "right")
-    if window.tokens <= at_most:
-        return window
-    return WindowedText(tokenizer.truncate(window.encoded, at_most, "right"), is_whole=True)
+        return encode_excerpt(tokenizer, text, keep, side)
+    excerpt = encode_excerpt(tokenizer, text, min(at_most, keep + 1) if side == "right" else at_most, "right")
+    if excerpt.tokens <= at_most:
+        return excerpt
+    return Excerpt(tokenizer.truncate(excerpt.encoded, at_most, "right"), is_whole=True)

@@ -1,5 +1,7 @@
 """The cut before tokenising: it must not show, and it must be worth its while."""
 
+from typing import Any
+
 import pytest
 from attrs import define, field
 from hypothesis import example, given, settings
@@ -9,17 +11,17 @@ from transformers import ByT5Tokenizer, CanineTokenizer
 from tests.lanes import sampled
 from tests.rendering.text.test_tokenizer import FAST_KINDS, fast_tokenizer
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
-from trio_pool_serve.rendering.text.text_window import (
+from trio_pool_serve.rendering.text.excerpt import (
     MARGIN_TOKENS,
     SAMPLE_CHARACTERS,
     SHIFTS,
-    encode_window,
+    Excerpt,
+    encode_excerpt,
     max_characters_for,
 )
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.tokenizer import Encoded
-from trio_pool_serve.types import TokenIds
 
 TOKENIZERS = {kind: fast_tokenizer(kind) for kind in FAST_KINDS}
 ALL_TOKENIZERS = {**TOKENIZERS, "byt5": SlowTokenizer(ByT5Tokenizer()), "canine": SlowTokenizer(CanineTokenizer())}
@@ -53,9 +55,12 @@ def whole(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) 
     return tokenizer.finish(tokenizer.encode(text), keep, side, add_special_tokens=True).tolist()
 
 
-def windowed(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) -> list[int]:
-    window = encode_window(tokenizer, text, keep, side)
-    return tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+def finished(tokenizer: FastTokenizer, excerpt: Excerpt, keep: int, side: TruncationSide) -> list[int]:
+    return tokenizer.finish(excerpt.encoded, keep, side, add_special_tokens=True).tolist()
+
+
+def of_excerpt(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) -> list[int]:
+    return finished(tokenizer, encode_excerpt(tokenizer, text, keep, side), keep, side)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -70,8 +75,7 @@ def windowed(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSid
 @example(text="\u3000 " * 2000 + "end", keep=2)
 @example(text="12345678901" * 400, keep=7)
 def test_the_cut_does_not_show(kind, side, text, keep):
-    tokenizer = TOKENIZERS[kind]
-    assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+    assert of_excerpt(TOKENIZERS[kind], text, keep, side) == whole(TOKENIZERS[kind], text, keep, side)
 
 
 @pytest.mark.slow
@@ -80,8 +84,7 @@ def test_the_cut_does_not_show(kind, side, text, keep):
 @settings(max_examples=200)
 @given(text=TEXTS, keep=st.integers(1, 40))
 def test_the_cut_does_not_show_in_many_texts(kind, side, text, keep):
-    tokenizer = TOKENIZERS[kind]
-    assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+    assert of_excerpt(TOKENIZERS[kind], text, keep, side) == whole(TOKENIZERS[kind], text, keep, side)
 
 
 REPEATED = {
@@ -115,9 +118,8 @@ def test_the_cut_does_not_show_in_40_000_characters_of_one_thing(kind, repeated)
         ids = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False).tolist()
         for keep in (7, 254):
             for side in ("right", "left"):
-                kept = tokenizer.finish(
-                    encode_window(tokenizer, text, keep, side).encoded, keep, side, add_special_tokens=False
-                )
+                excerpt = encode_excerpt(tokenizer, text, keep, side)
+                kept = tokenizer.finish(excerpt.encoded, keep, side, add_special_tokens=False)
                 assert kept.tolist() == (ids[:keep] if side == "right" else ids[-keep:]), (keep, side)
 
 
@@ -128,22 +130,12 @@ class CountingTokenizer:
     inner: FastTokenizer
     characters: int = field(default=0, init=False)
 
-    @property
-    def special_tokens(self) -> int:
-        return self.inner.special_tokens
-
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         self.characters += len(text)
         return self.inner.encode(text, positions=positions)
 
-    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
-        return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)
-
-    def is_special(self, token_id: int) -> bool:
-        return self.inner.is_special(token_id)
-
-    def copy(self) -> "CountingTokenizer":
-        return CountingTokenizer(self.inner.copy())
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @pytest.mark.parametrize("sample", [PROSE, CHINESE, "word ", "def f(x):\n    return x\n\n"])
@@ -152,43 +144,40 @@ class CountingTokenizer:
 def test_of_10_megabytes_only_what_is_kept_is_tokenised(kind, side, sample):
     text, keep = sample * (MEGABYTES_10 // len(sample)), 510
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, text, keep, side)
-    assert not window.is_whole
+    excerpt = encode_excerpt(tokenizer, text, keep, side)
+    assert not excerpt.is_whole
     assert tokenizer.characters <= 5 * (keep + MARGIN_TOKENS) * 8
-    ids = tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
     enough = text[:50_000] if side == "right" else text[-50_000:]
-    assert ids == whole(tokenizer.inner, enough, keep, side)
+    assert finished(tokenizer, excerpt, keep, side) == whole(tokenizer.inner, enough, keep, side)
 
 
 @pytest.mark.parametrize("sample", [PROSE, CHINESE, "word ", "1 2 3 4 "])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", FAST_KINDS)
-def test_of_a_long_window_hardly_more_tokens_are_made_than_kept(kind, side, sample):
+def test_of_a_long_text_hardly_more_tokens_are_made_than_kept(kind, side, sample):
     text, keep = sample * (500_000 // len(sample)), 10_000
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, text, keep, side)
-    assert keep + MARGIN_TOKENS <= window.tokens <= 1.4 * keep
-    ids = tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+    excerpt = encode_excerpt(tokenizer, text, keep, side)
+    assert keep + MARGIN_TOKENS <= excerpt.tokens <= 1.4 * keep
     enough = text[:150_000] if side == "right" else text[-150_000:]
-    assert ids == whole(tokenizer.inner, enough, keep, side)
+    assert finished(tokenizer, excerpt, keep, side) == whole(tokenizer.inner, enough, keep, side)
 
 
 def test_a_sample_that_is_unlike_the_rest_does_not_show():
     tokenizer, keep = TOKENIZERS["word-piece"], 20_000
     for text in ("1 2 3 4 " * 1000 + "information " * 50_000, "information " * 1000 + "1 2 3 4 " * 50_000):
         for side in ("right", "left"):
-            assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+            assert of_excerpt(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
 
 
 @pytest.mark.parametrize(("kind", "side"), [("word-piece", "right"), ("unigram", "left")])
 def test_100_kilobytes_of_blanks_have_the_tokens_around_them(kind, side):
     text = "first" + " " * 100_000 + "last"
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, text, 30, side)
-    assert window.is_whole
+    excerpt = encode_excerpt(tokenizer, text, 30, side)
+    assert excerpt.is_whole
     assert tokenizer.characters <= len(text) + 4 * SAMPLE_CHARACTERS, "what cannot be enough is not tried"
-    ids = tokenizer.finish(window.encoded, 30, side, add_special_tokens=True).tolist()
-    assert ids == whole(tokenizer.inner, "first last", 30, side)
+    assert finished(tokenizer, excerpt, 30, side) == whole(tokenizer.inner, "first last", 30, side)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -197,11 +186,11 @@ def test_100_kilobytes_of_blanks_have_the_tokens_around_them(kind, side):
 def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, side):
     text = "first " + filler * (MEGABYTES_10 // len(filler)) + " last"
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, text, 30, side)
-    assert not window.is_whole
+    excerpt = encode_excerpt(tokenizer, text, 30, side)
+    assert not excerpt.is_whole
     sampled_characters = 4 * (1 + len(SHIFTS)) * SAMPLE_CHARACTERS
     assert tokenizer.characters <= max_characters_for(30) * 4 / 3 + sampled_characters
-    kept = tokenizer.finish(window.encoded, 2, side, add_special_tokens=False).tolist()
+    kept = tokenizer.finish(excerpt.encoded, 2, side, add_special_tokens=False).tolist()
     end = "first " + filler * 300 if side == "right" else filler * 300 + " last"
     assert kept[0 if side == "right" else -1] == whole_bare(tokenizer.inner, end)[0 if side == "right" else -1]
 
@@ -209,7 +198,7 @@ def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, 
 @pytest.mark.parametrize("kind", FAST_KINDS)
 def test_for_many_tokens_no_more_of_one_thing_is_tokenised(kind):
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    encode_window(tokenizer, "ab" * (MEGABYTES_10 // 2), 10_000, "right")
+    encode_excerpt(tokenizer, "ab" * (MEGABYTES_10 // 2), 10_000, "right")
     assert tokenizer.characters <= 2**18 * 4 / 3
 
 
@@ -218,17 +207,17 @@ def test_for_many_tokens_no_more_of_one_thing_is_tokenised(kind):
 @pytest.mark.parametrize("kind", FAST_KINDS)
 def test_of_10_megabytes_of_what_the_cut_changes_nothing_in_some_kilobytes_are_tokenised(kind, filler, side):
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, filler * (MEGABYTES_10 // len(filler)), 254, side)
+    excerpt = encode_excerpt(tokenizer, filler * (MEGABYTES_10 // len(filler)), 254, side)
     if (kind, filler) == ("word-piece", "1234567890"):  # one unknown word
-        assert window.tokens == 1
+        assert excerpt.tokens == 1
     else:
         assert tokenizer.characters <= (1 + len(SHIFTS)) * SAMPLE_CHARACTERS + 8 * (254 + MARGIN_TOKENS)
 
 
 @pytest.mark.parametrize("kind", FAST_KINDS)
-def test_a_word_that_is_one_unknown_token_makes_the_window_grow(kind):
+def test_a_word_that_is_one_unknown_token_makes_the_excerpt_grow(kind):
     tokenizer, text = TOKENIZERS[kind], "zqxjvkwyp0123456789" * 3000 + " the end" * 3000
-    assert windowed(tokenizer, text, 3, "right") == whole(tokenizer, text, 3, "right")
+    assert of_excerpt(tokenizer, text, 3, "right") == whole(tokenizer, text, 3, "right")
 
 
 def test_what_a_cut_leaves_of_an_unknown_word_is_not_kept():
@@ -236,21 +225,21 @@ def test_what_a_cut_leaves_of_an_unknown_word_is_not_kept():
     unknown = "zqxjvkwyp0123456789" * 10
     for known in range(20, 320, 3):  # the cut goes through the unknown word for some of them
         text = "information " * known + unknown + " and on" * 3000
-        assert windowed(tokenizer, text, known + 20, "right") == whole(tokenizer, text, known + 20, "right")
+        assert of_excerpt(tokenizer, text, known + 20, "right") == whole(tokenizer, text, known + 20, "right")
 
 
 @pytest.mark.parametrize("kind", FAST_KINDS)
 def test_a_short_text_is_tokenised_once_and_whole(kind):
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
-    window = encode_window(tokenizer, PROSE, 3, "right")
-    assert window.is_whole
-    assert window.tokens == len(tokenizer.inner.encode(PROSE)) > 3
+    excerpt = encode_excerpt(tokenizer, PROSE, 3, "right")
+    assert excerpt.is_whole
+    assert excerpt.tokens == len(tokenizer.inner.encode(PROSE)) > 3
     assert tokenizer.characters == len(PROSE)
 
 
-def test_a_window_says_only_that_there_are_more_tokens():
+def test_an_excerpt_says_only_that_there_are_more_tokens():
     tokenizer = TOKENIZERS["word-piece"]
-    window = encode_window(tokenizer, "word " * 100_000, 10, "right")
-    assert not window.is_whole
-    assert 10 + MARGIN_TOKENS <= window.tokens < 100_000
-    assert set(window.encoded.ids) == {tokenizer.encode("word").ids[0]}
+    excerpt = encode_excerpt(tokenizer, "word " * 100_000, 10, "right")
+    assert not excerpt.is_whole
+    assert 10 + MARGIN_TOKENS <= excerpt.tokens < 100_000
+    assert set(excerpt.encoded.ids) == {tokenizer.encode("word").ids[0]}

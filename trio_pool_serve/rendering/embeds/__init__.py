@@ -1,1 +1,0 @@
-"""Decoding of token embeddings that clients send."""

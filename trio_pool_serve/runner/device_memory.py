@@ -1,0 +1,81 @@
+"""A device's memory: errors that mean that it does not suffice, and the token budget of batches that fit into it."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+
+MESSAGES = (
+    "defaultcpuallocator:",  # torch on CPU: a RuntimeError
+    "cuda error: out of memory",  # an AcceleratorError, of pinned memory; it leaves the context usable
+    "cuda driver error: out of memory",  # of memory that is mapped piece by piece (expandable segments)
+    "cublas_status_alloc_failed",  # of a thread's first multiplication
+    "std::bad_alloc",  # oneDNN and OpenVINO
+    "failed to allocate",  # OpenVINO: "Failed to allocate 6400000000 bytes of memory"
+    "cannot allocate memory",  # of the C library
+)
+"""Parts of lower-case messages of torch, OpenVINO and C++ libraries, for errors that have no type of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or one that led to it, means that memory did not suffice."""
+    seen: BaseException | None = error
+    while seen is not None:
+        names = {kind.__name__ for kind in type(seen).__mro__}
+        if names & {"MemoryError", "OutOfMemoryError"}:  # Python's, torch's
+            return True
+        if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
+            return True
+        seen = seen.__cause__ or seen.__context__  # a capture that ends because of it raises an error of its own
+    return False
+
+
+logger = logging.getLogger(__name__)
+
+SHORT = 2
+"""Tokens per row in the batch with the most rows."""
+
+MIN_TOKENS = 64
+"""A model that cannot compute a batch of this many tokens cannot be served."""
+
+
+def fit_budget(
+    compute: Callable[[Sequence[Batch]], None], wanted: int, *, max_tokens: int, params: tuple[PoolingParams, ...]
+) -> int:
+    """Return the largest budget, ``wanted`` or halved repeatedly, with which full batches fit into the device's memory.
+
+    ``compute`` launches each batch without waiting for the one before, and raises ``OutOfDeviceMemoryError``. Two kinds
+    of batches are tried: of the longest rows, up to ``max_tokens``, and of the most rows; all rows request all
+    ``params``. Blocks. Raises ``ModelLoadError`` if not even ``MIN_TOKENS`` fit.
+    """
+    budget = wanted
+    while True:
+        try:
+            for length in (min(max_tokens, budget), min(SHORT, budget)):
+                batch = full_batch(budget, length, params)
+                compute((batch, batch))
+        except OutOfDeviceMemoryError as error:
+            reason = str(error)  # the error's traceback refers to the tensors of batches before
+        else:
+            break
+        if budget < 2 * MIN_TOKENS:
+            raise ModelLoadError(f"The device has too little free memory for a batch of {budget} tokens: {reason}")
+        budget //= 2
+    if max_tokens > budget:  # a longer row is a batch of its own
+        try:
+            compute([full_batch(max_tokens, max_tokens, params)])
+        except OutOfDeviceMemoryError:
+            logger.warning("an input of %d tokens, the longest, does not fit into the device's memory", max_tokens)
+    if budget < wanted:
+        logger.warning("batches have %d tokens, not %d: more do not fit into the device's memory", budget, wanted)
+    return budget
+
+
+def full_batch(budget: int, length: int, params: tuple[PoolingParams, ...]) -> Batch:
+    """Return a batch of about ``budget`` tokens: rows of ``length``, the last one shorter."""
+    lengths = [length] * (budget // length) + [budget % length] * (budget % length > 0)
+    lengths[-1] = max(1, lengths[-1] - 1)  # of unequal lengths, since equal rows have no mask, which takes memory
+    return Batch(tuple(PoolingRequest(RenderedPrompt(np.ones(each, dtype=np.int32)), params) for each in lengths))
