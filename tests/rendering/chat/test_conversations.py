@@ -70,6 +70,22 @@ def says(*messages: tuple[str, str], **given: Any) -> ChatPrompt:
     return ChatPrompt(messages=said, **given)
 
 
+HELLO = says(("user", "Hello"))
+
+
+async def refusal(
+    renderer: Renderer,
+    prompt: Any,
+    told: str = "",
+    params: RenderingParams = NO_SPECIAL,
+    error: Any = InvalidRequestError,
+) -> str:
+    """Return the field of the error that rendering raises."""
+    with pytest.raises(error, match=told) as refused:
+        await renderer.render(prompt, params)
+    return refused.value.field
+
+
 async def text_of(renderer: Renderer, prompt: Any, params: RenderingParams = NO_SPECIAL) -> str:
     rendered = await renderer.render(prompt, params)
     return await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
@@ -103,9 +119,8 @@ async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in
                     expected = theirs.apply_chat_template(messages, **options)
                 except Exception as error:
                     assert template is TURNS
-                    with pytest.raises(InvalidRequestError, match=str(error)) as refused:
-                        await renderer.render(prompt, NO_SPECIAL)
-                    assert refused.value.field == "prompts"
+                    field = await refusal(renderer, prompt, str(error))
+                    assert field == "prompts"
                 else:
                     rendered = await renderer.render(prompt, NO_SPECIAL)
                     assert rendered.token_ids.tolist() == expected, (name, said)
@@ -125,10 +140,8 @@ async def test_the_last_message_can_be_left_open_and_variables_handed_over(tmp_p
         found = await renderer.render(prompt, NO_SPECIAL)
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **quiet)
         assert found.token_ids.tolist() == expected
-        with pytest.raises(InvalidRequestError, match="not both"):
-            await renderer.render(says(*said, continue_final_message=True, add_generation_prompt=True), NO_SPECIAL)
-        with pytest.raises(EmptyInputError):
-            await renderer.render(says(), NO_SPECIAL)
+        await refusal(renderer, says(*said, continue_final_message=True, add_generation_prompt=True), "not both")
+        await refusal(renderer, says(), error=EmptyInputError)
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor"])
@@ -143,36 +156,31 @@ async def test_a_template_is_found_wherever_models_have_it(tmp_path, where):
         write_json(folder / "processor_config.json", {"chat_template": "{{ 'of the processor' }}"})
     async with rendering(folder) as renderer:
         expected = "of the processor" if where in ("chat_template.json", "processor") else "mine"
-        assert await text_of(renderer, says(("user", "Hello"))) == expected
+        assert await text_of(renderer, HELLO) == expected
 
 
 async def test_one_of_several_templates_is_asked_for_by_name(tmp_path):
     named = [{"name": "default", "template": "{{ 'usual' }}"}, {"name": "rag", "template": "{{ 'with sources' }}"}]
     async with rendering(write_chat_folder(tmp_path / "model", named)) as renderer:
-        assert await text_of(renderer, says(("user", "Hello"))) == "usual"
+        assert await text_of(renderer, HELLO) == "usual"
         assert await text_of(renderer, says(("user", "Hello"), chat_template="rag")) == "with sources"
     async with rendering(write_chat_folder(tmp_path / "other", named[1:])) as renderer:
-        with pytest.raises(InvalidRequestError, match=r"no default.* rag"):
-            await renderer.render(says(("user", "Hello")), NO_SPECIAL)
+        await refusal(renderer, HELLO, "no default.* rag")
 
 
 async def test_a_model_without_a_template_reads_no_messages(tmp_path):
     folder = write_chat_folder(tmp_path / "model")
     async with rendering(folder) as renderer:
-        with pytest.raises(InvalidRequestError, match="no chat template") as refused:
-            await renderer.render(says(("user", "Hello")), NO_SPECIAL)
-        assert refused.value.field == "prompts"
-        with pytest.raises(InvalidRequestError, match="--trust-request-chat-template") as refused:
-            await renderer.render(says(("user", "Hello"), chat_template="{{ 1 }}"), NO_SPECIAL)
-        assert refused.value.field == "chat_template"
+        assert await refusal(renderer, HELLO, "no chat template") == "prompts"
+        brought = attrs.evolve(HELLO, chat_template="{{ 1 }}")
+        assert await refusal(renderer, brought, "--trust-request-chat-template") == "chat_template"
     async with rendering(folder, settings=InputConfig(trust_request_chat_template=True)) as renderer:
         brought = says(("user", "Hello"), chat_template="{{ bos_token }}{{ messages[0].content }}")
         assert await text_of(renderer, brought) == "<s>Hello"
         in_parts = says(("user", "Hello"), chat_template="{{ messages[0].content[0].text }}")
         assert await text_of(renderer, in_parts) == "Hello"
-        long = says(("user", "Hello"), chat_template="x" * (MAX_TEMPLATE_CHARACTERS + 1))
-        with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_TEMPLATE_CHARACTERS}"):
-            await renderer.render(long, NO_SPECIAL)
+        long = attrs.evolve(HELLO, chat_template="x" * (MAX_TEMPLATE_CHARACTERS + 1))
+        await refusal(renderer, long, f"the limit is {MAX_TEMPLATE_CHARACTERS}")
 
 
 STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
@@ -184,7 +192,7 @@ async def test_the_files_can_say_how_the_template_wants_texts(tmp_path, form, ex
     folder = write_chat_folder(tmp_path / "model", kind)
     write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form, **STATES}}})
     async with rendering(folder) as renderer:
-        assert await text_of(renderer, says(("user", "Hello"))) == expected
+        assert await text_of(renderer, HELLO) == expected
 
 
 # -- lengths ---------------------------------------------------------------------------------------------
@@ -193,24 +201,21 @@ async def test_the_files_can_say_how_the_template_wants_texts(tmp_path, form, ex
 async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
     folder = write_chat_folder(tmp_path / "model", "{{ messages[0].content }}")
     async with rendering(folder) as renderer:
-        with pytest.raises(ContextLengthError, match="has 600 tokens") as refused:
-            await renderer.render(says(("user", "x" * 600)), NO_SPECIAL)
-        assert refused.value.field == "prompts"
+        long = says(("user", "x" * 600))
+        assert await refusal(renderer, long, "has 600 tokens", error=ContextLengthError) == "prompts"
         right = RenderingParams(add_special_tokens=False, truncate_to=3)
         assert await text_of(renderer, says(("user", "abcdef")), right) == "abc"
         left = attrs.evolve(right, truncation_side="left")
         assert await text_of(renderer, says(("user", "abcdef")), left) == "def"
-        with pytest.raises(InvalidRequestError, match="no tokens"):
-            await renderer.render(says(("user", "")), NO_SPECIAL)
+        await refusal(renderer, says(("user", "")), "no tokens")
         most = renderer.conversations.max_characters
-        with pytest.raises(InvalidRequestError, match=f"at most {most}"):
-            await renderer.render(says(("user", "x" * (most + 1))), right)
+        await refusal(renderer, says(("user", "x" * (most + 1))), f"at most {most}", right)
 
 
 async def test_an_instruction_is_a_system_message(tmp_path):
     async with rendering(write_chat_folder(tmp_path / "model", CHATML)) as renderer:
         params = RenderingParams(add_special_tokens=False, instruction="Be brief.")
-        assert await text_of(renderer, says(("user", "Hello")), params) == (
+        assert await text_of(renderer, HELLO, params) == (
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
         )
 
@@ -234,15 +239,12 @@ async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_p
         assert await text_of(renderer, TextPrompt("hello"), params) == asked.format("hello")
         content = ContentPrompt((TextPart("one"), TextPart("two")))
         assert await text_of(renderer, content, params) == asked.format("one\ntwo")
-        window = await renderer.render(TextPrompt("hello"), params)
-        assert await renderer.detokenize(window.token_ids, skip_special_tokens=False) == asked.format("hello")
         cut = attrs.evolve(params, max_text_tokens=2)
         assert await text_of(renderer, TextPrompt("hello"), cut) == asked.format("he")
         # A conversation of the client's own begins an answer only if it says so.
-        assert (await text_of(renderer, says(("user", "Hello")))).endswith("Hello<|im_end|>\ncalm")
-        with pytest.raises(ContextLengthError) as refused:
-            await renderer.render(TextPrompt("x" * 600), params)
-        assert refused.value.field == "prompts"
+        assert (await text_of(renderer, HELLO)).endswith("Hello<|im_end|>\ncalm")
+        long = TextPrompt("x" * 600)
+        assert await refusal(renderer, long, params=params, error=ContextLengthError) == "prompts"
 
 
 # -- images ----------------------------------------------------------------------------------------------
@@ -293,8 +295,8 @@ async def test_an_image_alone_is_read_by_itself_where_the_model_does_that(folder
     forget_template(folder)
     async with rendering(folder, **reads_images(loader, alone_has_a_form=True)) as renderer:
         assert (await renderer.render(alone, RenderingParams())).images.tokens == (4,)
-        with pytest.raises(InvalidRequestError, match="a text or an image"):
-            await renderer.render(ContentPrompt((ImagePart("tokens:4"), TextPart("look"))), RenderingParams())
+        both = ContentPrompt((ImagePart("tokens:4"), TextPart("look")))
+        await refusal(renderer, both, "a text or an image", RenderingParams())
 
 
 async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder, loader):
@@ -304,14 +306,11 @@ async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder,
         assert len(fits.token_ids) == MAX_MODEL_LEN
         too_long = sees(f"tokens:{MAX_MODEL_LEN - short + 2}")
         for params in (NO_SPECIAL, attrs.evolve(NO_SPECIAL, truncate_to=MAX_MODEL_LEN)):
-            with pytest.raises(ContextLengthError, match=f"has {MAX_MODEL_LEN + 1} tokens"):
-                await renderer.render(too_long, params)
+            await refusal(renderer, too_long, f"has {MAX_MODEL_LEN + 1} tokens", params, ContextLengthError)
         for prompt in (sees("tokens:1"), sees("tokens:1", text="x" * 600)):
-            with pytest.raises(ContextLengthError):
-                await renderer.render(prompt, attrs.evolve(NO_SPECIAL, truncate_to=5))
+            await refusal(renderer, prompt, "", attrs.evolve(NO_SPECIAL, truncate_to=5), ContextLengthError)
         alone = ContentPrompt((ImagePart("tokens:600"),))
-        with pytest.raises(ContextLengthError):
-            await renderer.render(alone, RenderingParams())
+        await refusal(renderer, alone, "", RenderingParams(), ContextLengthError)
 
 
 async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(folder, loader):
@@ -325,19 +324,16 @@ async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(fol
 
 async def test_too_many_images_and_images_for_a_model_of_texts_are_refused_before_any_is_loaded(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
-        with pytest.raises(InvalidRequestError, match="17 images; at most 16"):
-            await renderer.render(sees(*["tokens:1"] * 17), NO_SPECIAL)
+        await refusal(renderer, sees(*["tokens:1"] * 17), "17 images; at most 16")
     async with rendering(folder) as renderer:
         for prompt in (sees("tokens:1"), ContentPrompt((ImagePart("tokens:1"),))):
-            with pytest.raises(InvalidRequestError, match="texts only"):
-                await renderer.render(prompt, NO_SPECIAL)
+            await refusal(renderer, prompt, "texts only")
     assert loader.loaded == []
 
 
 async def test_places_that_are_no_image_s_are_refused(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
-        with pytest.raises(InvalidRequestError, match="2 places for 1 images"):
-            await renderer.render(sees("tokens:1", text="<|image|>"), NO_SPECIAL)
+        await refusal(renderer, sees("tokens:1", text="<|image|>"), "2 places for 1 images")
 
 
 async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(folder):
@@ -351,8 +347,7 @@ async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(fol
         assert sorted(loader.cancelled) == ["tokens:1", "tokens:2", "tokens:3"]
         assert loader.loading == 0
         loader.cancelled.clear()
-        with pytest.raises(MediaError, match="broken"):
-            await renderer.render(sees("tokens:1", "broken:", "tokens:3"), NO_SPECIAL)
+        await refusal(renderer, sees("tokens:1", "broken:", "tokens:3"), "broken", error=MediaError)
         assert sorted(loader.cancelled) == ["tokens:1", "tokens:3"]
         assert loader.loaded == []
 
@@ -360,8 +355,7 @@ async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(fol
 async def test_a_template_that_fails_ends_the_loading_of_images(tmp_path):
     loader, folder = ScriptedLoader(), write_chat_folder(tmp_path / "model", "{{ raise_exception('no') }}")
     async with rendering(folder, in_processes=True, **reads_images(loader)) as renderer:
-        with pytest.raises(InvalidRequestError, match="no"):
-            await renderer.render(sees("tokens:1", "tokens:2"), NO_SPECIAL)
+        await refusal(renderer, sees("tokens:1", "tokens:2"), "no")
     assert sorted(loader.cancelled) == ["tokens:1", "tokens:2"]
 
 
