@@ -25,11 +25,16 @@ SHAPES = (PackedShape(256, 16, 48), PackedShape(64, 8, 48), PackedShape(16, 2, 1
 
 @define(eq=False)
 class FakeGraphBackend:
-    """Computes anew into the same memory, as a graph does, and counts."""
+    """Computes anew into the same memory, as a graph does, and counts; some of the captures fail."""
 
+    errors: dict[int, Exception] = field(factory=dict)
+    captures: int = field(default=0, init=False)
     replays: int = field(default=0, init=False)
 
     def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
+        self.captures += 1
+        if self.captures in self.errors:
+            raise self.errors[self.captures]
         output = compute()
 
         def replay() -> None:
@@ -116,28 +121,16 @@ async def test_embeddings_fit_no_graph(bert: Path):
 
 
 async def test_a_capture_that_fails_leaves_no_graphs(bert: Path):
-    class Failing(FakeGraphBackend):
-        def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
-            if self.replays:
-                raise RuntimeError("operation not permitted when stream is capturing")
-            self.replays = 1
-            return super().capture(compute)
-
-    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), Failing(), CPU)
+    failing = FakeGraphBackend({2: RuntimeError("operation not permitted when stream is capturing")})
+    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), failing, CPU)
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs.capture(SHAPES)
     assert graphs.shapes == ()
 
 
 async def test_a_shape_without_memory_is_left_out(bert: Path):
-    class Small(FakeGraphBackend):
-        def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
-            self.replays += 1
-            if self.replays == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().capture(compute)
-
-    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), Small(), CPU)
+    small = FakeGraphBackend({1: torch.OutOfMemoryError("CUDA out of memory")})
+    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), small, CPU)
     graphs.capture(SHAPES)
     assert graphs.shapes == (SHAPES[2], SHAPES[1])
 
