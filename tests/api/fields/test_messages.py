@@ -290,7 +290,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
         "continue_final_message",
-        "exclude",
+        "not both",
     ),
     ({"messages": HELLO, "chat_template": "{{ unfinished"}, "chat_template", "end of template"),
     ({"messages": HELLO, "chat_template": "{{ raise_exception('not so') }}"}, "chat_template", "not so"),
