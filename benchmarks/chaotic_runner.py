@@ -8,8 +8,8 @@ from typing import Any
 from attrs import define, field
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.service import load_transformer
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, Runner
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 BLUEPRINTS: list[Blueprint] = []
-"""Quart blueprints with routes of plugins, which every app serves."""
+"""Quart blueprints with the routes of plugins; every app serves them."""
 
 
 EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -50,10 +50,10 @@ EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 
 class PoolServeApp(QuartTrio):
-    """The ASGI app over a service: every route of the server is in ``routes``, none is Quart's.
+    """The ASGI app over a service. All routes of the server are in ``routes``, none are Quart's.
 
-    Quart handles requests for other paths: those of routes and blueprints that users register on the app, or its 404.
-    What it raises comes out, so that the middleware responds to it.
+    Quart handles all other paths: routes and blueprints that users register on the app, and 404. It does not handle
+    exceptions; the middleware turns them into responses.
     """
 
     asgi_http_class = PoolServeConnection
@@ -69,14 +69,14 @@ class PoolServeApp(QuartTrio):
         return request
 
     def is_refusing(self, waited_s: float) -> bool:
-        """Return whether ``refuse_early`` may refuse a request that has waited so long: some queue is nearly full."""
+        """Return whether a queue is nearly full, so that ``refuse_early`` may refuse one that has waited ``waited_s``."""
         served = self.service.served.values()
         return not self.service.draining and any(each.engine.admission.is_refusing(waited_s) for each in served)
 
     def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
-        """Return the refusal of a request that no model can take.
+        """Return the response to a request that every model would refuse; ``None`` if it has to be handled.
 
-        ``None`` if it is to be handled: it may be taken, or refused for another reason. ``body`` is all of its body.
+        ``body`` is the complete body.
         """
         request = self.request_of(scope)
         handler = self.routes.find(scope["method"], request.path)
@@ -91,7 +91,7 @@ class PoolServeApp(QuartTrio):
         return response.status, response.encoded_headers(), response.body
 
     async def handle_websocket(self, websocket: Any) -> Any:
-        """Handle a websocket by the route that a user has added for it, after authentication; refuse others.
+        """Authenticate a websocket, then pass it to the route that a user has added; refuse it if there is none.
 
         Cancellation: as the route's handler.
         """
@@ -109,14 +109,14 @@ class PoolServeApp(QuartTrio):
 
 
 class OwnedServiceLifespan(TrioASGILifespan):
-    """The ASGI lifespan with the service's nursery around it.
+    """The ASGI lifespan, run inside the service's nursery.
 
-    Around, and not inside: a crash in ``app.nursery`` leaves a server that goes on answering, and a
+    The service does not run in ``app.nursery``: a crash there leaves a server that goes on answering. And a
     ``while_serving`` generator that yields inside a nursery corrupts trio's stack when a child crashes.
     """
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Run the service for as long as the server lives; if the service fails, the server ends with it."""
+        """Run the service as long as the server runs; if the service fails, the server ends."""
         service = self.app.service  # type: ignore[attr-defined]
         configure_process(service)
         try:
@@ -127,15 +127,14 @@ class OwnedServiceLifespan(TrioASGILifespan):
                     nursery.cancel_scope.cancel(reason="the server has shut down")
         except (ModelLoadError, EngineDeadError) as error:
             logger.critical("%s", error)
-            # The one message after start-up that makes the server's worker exit.
+            # The only message after start-up that makes the server's worker exit.
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
 
 
 def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
-    """Return the app over ``service``, which the caller runs; or over one of its own.
+    """Return the app over ``service``, which the caller runs; without one, the app's lifespan runs its own.
 
-    Without ``service`` the app's lifespan loads the model and runs the engine: what a plain ASGI server
-    needs. Raises nothing that depends on the model: that is loaded once the server is up.
+    The latter is for plain ASGI servers. Models are loaded by the service, so errors of models are not raised here.
     """
     app = PoolServeApp(__name__, static_folder=None)
     app.service = service or Service(config)
@@ -180,7 +179,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     routes = LineRoutes(
         responder.respond_all,
         responder.paths,
-        # Whatever the state of the model is.
+        # In any state of the model.
         lambda name, among: app.service.models.find(name, among=among).source.name,
         app.service.api_keys.usage_by_batches,
     )
@@ -193,7 +192,7 @@ async def _raise(error: HTTPException) -> NoReturn:
 
 
 def _below_root_path(path: str, root_path: str) -> str:
-    """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
+    """Return the path as routes have it: below the root path, with one leading slash; empty if outside."""
     if root_path and not path.startswith(root_path.rstrip("/") + "/"):
         return ""
     return "/" + path.removeprefix(root_path).lstrip("/")

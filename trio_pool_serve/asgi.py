@@ -31,7 +31,7 @@ def _read_settings() -> Config:
     """Return the settings of the environment. Raises as ``read_config``."""
     try:
         config = read_config([])
-    except NoModelError as error:  # only the model has no default
+    except NoModelError as error:  # all other settings have defaults
         try:
             path = import_module(PACKAGED_MODEL).get_model_path()
         except ImportError:
@@ -52,9 +52,9 @@ def _read_settings() -> Config:
 
 
 def _exit(message: str) -> NoReturn:
-    """Exit with a line on standard error, and a status other than 0.
+    """Log a line and exit with status 1.
 
-    hypercorn's first process exits with 0 whatever its worker exits with, so it is ended by a signal that it does not
+    hypercorn's parent process exits with 0 whatever its worker exits with, so it is ended by a signal that it does not
     handle.
     """
     logging.getLogger(__name__).critical("%s", message)

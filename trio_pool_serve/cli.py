@@ -31,7 +31,8 @@ from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
 
 if TYPE_CHECKING:
-    from trio_pool_serve.service import RunnerLoader, Service
+    from trio_pool_serve.models.loading.runner_loader import RunnerLoader
+    from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def completion(
 
 
 def make_app(*, shows_all: bool = False) -> App:
-    """Return the command line. ``shows_all``: its help shows all settings, not only those that are common."""
+    """Return the command line. ``shows_all``: its help shows all settings, not only common ones."""
     # Imported here: 0.1 s, which a command of ``COMMANDS`` does not need.
     from trio_pool_serve.bulk.commands import add_commands
     from trio_pool_serve.command_line.cache_commands import cache_app
@@ -76,7 +77,7 @@ def read_config(arguments: Sequence[str]) -> Config:
 
 
 def check_references(config: Config) -> None:
-    """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
+    """Check the files and packages that settings refer to. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on()
     keys = ApiKeys.of(config)
     keys.read_file()
@@ -97,10 +98,10 @@ def check_references(config: Config) -> None:
 
 
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
-    """Serve until stopped; return the exit status, 0 only after a drain that a signal has started."""
-    # Imported here, after the settings have been validated: it takes seconds.
+    """Serve until stopped; return the exit status: 0 only after a drain that a signal has started."""
+    # Imported after the settings have been validated: it takes seconds.
+    from trio_pool_serve.models.loading.runner_loader import load_transformer
     from trio_pool_serve.server.launcher import serve as serve_until_stopped
-    from trio_pool_serve.service import load_transformer
 
     configure_logging(config.logging)
     return _run_until_stopped(serve_until_stopped, config, service, load_runner or load_transformer)
@@ -108,16 +109,16 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
 
 def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:
     """Compute one model for API processes on other machines until stopped; return the exit status."""
+    from trio_pool_serve.models.loading.runner_loader import load_transformer
     from trio_pool_serve.server.engine_server import serve_engine_alone
-    from trio_pool_serve.service import load_transformer
 
     configure_logging(settings.config.logging)
     return _run_until_stopped(serve_engine_alone, settings, load_runner or load_transformer)
 
 
 def _run_until_stopped(serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
-    """Return the exit status: 0 if ``serve`` has ended without an error, which is logged otherwise."""
-    gc.freeze()  # what has been imported stays: the first collection would take 60 ms to find that out
+    """Run ``serve`` and log its error; return the exit status: 0 without an error."""
+    gc.freeze()  # imported objects stay: the first collection would take 60 ms to find that out
     gc.enable()  # ``__main__`` has disabled it
     try:
         trio.run(serve, *arguments)
@@ -159,12 +160,12 @@ def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
     if arguments[:1] and arguments[0] in COMMANDS and not {"--help-all", "--help", "-h", "--version"} & set(arguments):
-        leave_with(run_command(arguments[0], arguments[1:]))  # what libraries do at the end of a process can hang
+        leave_with(run_command(arguments[0], arguments[1:]))  # exit handlers of libraries can hang
     made = make_app(shows_all="--help-all" in arguments)
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:
         status = made(arguments, result_action="return_value")
-    except (ValueError, StorageError) as error:  # of a check of several options together, or of ``cache``
+    except (ValueError, StorageError) as error:  # from checks of several options, or from ``cache``
         _print_error(error)
         sys.exit(2)
     leave_with(status or 0)
@@ -174,6 +175,6 @@ def _print_error(error: Exception) -> None:
     from rich.console import Console  # imported here: 20 ms
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    # Validators of attrs add the attribute and more to their message.
+    # Validators of attrs append the attribute and more to their message.
     message = error.args[0] if isinstance(error, ValueError) and len(error.args) > 1 else error
     console.print(f"trio-pool-serve: {message}", style="red", markup=False)

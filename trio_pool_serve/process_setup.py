@@ -1,4 +1,4 @@
-"""Where the models of a service compute, how its process is set up, and a service that is open for a block."""
+"""Where models compute, how the process of a service is configured, and ``open_service``."""
 
 import os
 import sys
@@ -20,19 +20,19 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import NICENESS, limit_openmp_spinning, relative_niceness
 
 SWITCH_INTERVAL_S = 0.0005
-"""For which a thread may hold the interpreter lock while the event loop waits for it: a tenth of Python's default."""
+"""Time for which a thread holds the interpreter lock while the event loop waits: a tenth of Python's default."""
 
 PEEK_S = 1.0
-"""Seconds before the server listens, for a look at the models' small files; a disk may be slow."""
+"""Time limit for reading the models' small files before the server listens; a disk may be slow."""
 
 
 def configure_process(service: Service, niceness: int = NICENESS) -> None:
-    """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
+    """Configure a process that exists to run ``service``. Call before ``service.run``, and before torch is imported.
 
-    Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
+    Sets the interpreter's thread switch interval and, if models compute in this process, how OpenMP's threads wait.
     Limits the memory that malloc and oneDNN keep. Lowers the scheduling priority of the service's threads and worker
-    processes by ``niceness``. Collects garbage rarely, and once the models are loaded exempts all objects that exist
-    from it.
+    processes by ``niceness``. Makes garbage collection rare, and exempts the objects that exist once the models are
+    loaded.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are tokenised one at a time: 4 µs less for each
@@ -52,7 +52,7 @@ def configure_process(service: Service, niceness: int = NICENESS) -> None:
 
 
 async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
-    """Return the settings with what they leave open about engines, and the GPUs for those. Cancellation: at once."""
+    """Return the settings with ``--engine`` and ``--replicas`` set, and the GPUs to use. Cancellation: at once."""
     config = await with_engine_placement(config)
     if config.processes.computes_here:
         return config, []
@@ -64,9 +64,9 @@ async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
 
 
 async def with_engine_placement(config: Config, cores: int | None = None) -> Config:
-    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``.
+    """Return the settings with ``--engine`` set. Its default depends on the models and on the number of ``cores``.
 
-    Models whose files take longer than ``PEEK_S`` to read count as models of texts. Cancellation: at once.
+    Models whose files take longer than ``PEEK_S`` to read count as models for text. Cancellation: at once.
     """
     if config.processes.engine is not None:
         return config

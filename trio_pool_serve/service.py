@@ -1,4 +1,4 @@
-"""The service behind the routes: models, engines, limiters and metrics, in one nursery."""
+"""The service behind the routes: models, engines, limiters and metrics in one nursery."""
 
 import logging
 import time
@@ -26,9 +26,7 @@ from trio_pool_serve.errors import (
     ModelLoadError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
-from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
-from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer, loader_name
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_sandbox
@@ -55,25 +53,25 @@ ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "
 
 @define(eq=False)
 class Service:
-    """The served models: a renderer and an engine for each, over limiters and metrics that they share.
+    """The served models: a renderer and an engine for each, and the limiters and metrics that they share.
 
-    The listener may restart around it; the models stay loaded for as long as ``run`` runs. A service configures its
-    process only as its allocator and worker processes need: one that exists for it is set up by ``process_setup``.
+    The listener may restart around it: the models stay loaded as long as ``run`` runs. A service does not configure its
+    process; ``configure_process`` does that for a process that exists to run one.
     """
 
     config: Config
     load_runner: RunnerLoader = load_transformer
     socket_folder: Path | None = field(default=None, kw_only=True)
-    """Where the server's processes have their sockets, if the caller supervises the engine processes."""
+    """Folder with the sockets of the server's processes, if the caller supervises the engine processes."""
     api_worker: int = field(default=0, kw_only=True)
     """The index of this API process."""
     gpus: Sequence[Gpu] = field(default=(), kw_only=True)
-    """Those for the engine processes of this service."""
+    """GPUs for the engine processes of this service."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=lambda: None, kw_only=True)
-    """Called once, when all models are loaded and before the service is ready."""
+    """Called once, after all models are loaded and before the service is ready."""
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
-    """What ``reload`` calls: code that reads a file at start that may change registers here."""
+    """Called by ``reload``. Code that reads a file at start registers a function here that reads it again."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
@@ -85,15 +83,15 @@ class Service:
     live: LiveHistory = field(
         init=False, default=Factory(lambda self: LiveHistory(self.snapshots, lambda: self.state), takes_self=True)
     )
-    """What the console shows of the last minutes."""
+    """The last minutes, for the console."""
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False)
-    """Worker processes for chat templates: one pool for the models' own, one for those of requests if trusted."""
+    """Worker processes for chat templates: one pool for models' templates, one for requests' templates if trusted."""
     models: ServedModels = field(init=False)
     draining: bool = field(default=False, init=False)
     running_tasks: int = field(default=0, init=False)
-    """Number of requests for tasks that have no response yet; lines of batches are not counted."""
+    """Number of task requests without a response; lines of batches are not counted."""
     places: ServerPlaces | None = field(default=None, init=False)
     """``None`` if the models compute in this process."""
     _own_socket_folder: SocketFolder | None = field(default=None, init=False)
@@ -112,7 +110,7 @@ class Service:
 
     @memory.default
     def _make_memory(self) -> MemoryBudget:
-        # Memory is each process's own, so each has a part of the budget.
+        # Each process has its own memory, and a share of the budget.
         max_bytes = self.config.scheduling.memory_budget_bytes // self.config.processes.api_workers
         return MemoryBudget(max_bytes, self.config.network.max_body_bytes)
 
@@ -141,7 +139,7 @@ class Service:
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:
-            # Only this user can enter it: a process that can connect to an engine can have it compute anything.
+            # Only this user can enter it: whoever can connect to an engine can make it compute anything.
             self._own_socket_folder = SocketFolder()
             self.socket_folder = Path(self._own_socket_folder.name)
         if self.socket_folder is not None:
@@ -149,7 +147,7 @@ class Service:
             self.places = ServerPlaces(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
             self.reload_hooks.append(partial(self.places.reload, self.offload))
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
-        # ``load_runner`` and ``on_loaded`` may be replaced until they are called.
+        # Lambdas: ``load_runner`` and ``on_loaded`` may be replaced until they are called.
         maker = ModelMaker(
             self.config,
             self.offload,
@@ -167,13 +165,12 @@ class Service:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
 
-        Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; every request that
-        waits fails.
+        Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; waiting requests fail.
         """
         await self.api_keys.start(self.offload)
         task_status.started()
         try:
-            # ModelLoadError first: tasks that wait for the engine raise EngineDeadError because of it.
+            # ModelLoadError first: it makes tasks that wait for the engine raise EngineDeadError.
             with unwrap_exception_groups(ModelLoadError, EngineDeadError):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
@@ -196,12 +193,12 @@ class Service:
 
     @property
     def served(self) -> Mapping[str, ServedModel]:
-        """The models by name; the first is the default."""
+        """The models by name; the first one is the default."""
         return self.models.by_name
 
     @property
     def default(self) -> ServedModel:
-        """The model for requests that name none."""
+        """The model of requests that name none."""
         return next(iter(self.served.values()))
 
     @property
@@ -219,14 +216,14 @@ class Service:
 
     @property
     def stall_reason(self) -> str:
-        """Why the state is stalled; empty if no engine's is."""
+        """Why the state is stalled; empty if no engine is."""
         return "; ".join(reason for served in self.models.present if (reason := served.engine.worker.stall_reason))
 
     def model(self, name: str | None = None) -> Model:
-        """Return the model of that name, by default the first.
+        """Return the model with a name, by default the first.
 
-        Requests that compute with it have a ``ModelUse`` of it, which keeps it loaded. Raises ``NotFoundError``, and
-        ``EngineLoadingError`` if it is not loaded.
+        Requests hold a ``ModelUse``, which keeps it loaded. Raises ``NotFoundError``, and ``EngineLoadingError`` if it
+        is not loaded.
         """
         model = self.models.loaded_nowait(self.models.find(name))
         if model is None:
@@ -234,7 +231,7 @@ class Service:
         return model
 
     async def wait_ready(self) -> None:
-        """Wait until the models of the start are loaded. Raises ``EngineDeadError`` if an engine has stopped.
+        """Wait until the initial models are loaded. Raises ``EngineDeadError`` if an engine has stopped.
 
         Cancellation: at once; nothing is held.
         """
@@ -246,15 +243,15 @@ class Service:
             raise DrainingError("The server is shutting down.")
 
     async def reload(self) -> None:
-        """Read the files again that the settings name: call every reload hook. One that fails is logged.
+        """Read the files that the settings name again: call all reload hooks. Failures are logged.
 
-        Cancellation: at once; the hooks that have not been called yet are not called.
+        Cancellation: at once; the remaining hooks are not called.
         """
         for hook in self.reload_hooks:
             try:
                 await hook()
             except Exception:
-                logger.exception("a file was not read again")
+                logger.exception("a file could not be read again")
 
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""
@@ -265,11 +262,8 @@ class Service:
             "models": {name: served.reported_load for name, served in self.served.items()},
             "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
-            "media_cache": attrs.asdict(self.media.cache.statistics()),
-            "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
-            "result_cache": attrs.asdict(self.results.statistics()),
+            **self._shared_statistics(),
             "request_memory_bytes": self.memory.held_bytes,
-            "batches": attrs.asdict(self.batches.statistics()),
             "processes": {own_name: process_usage()},
         }
         links = [] if self.places is None else self.places.families()
@@ -280,16 +274,22 @@ class Service:
         others = [] if self.socket_folder is None else await gather_snapshots(self.socket_folder)
         return [self.snapshot(), *([] if self.places is None else self.places.snapshots()), *others]
 
+    def _shared_statistics(self) -> dict[str, dict[str, float]]:
+        statistics: dict[str, attrs.AttrsInstance] = {
+            "media_cache": self.media.cache.statistics(),
+            "media_fetches": self.media.fetcher.statistics(),
+            "result_cache": self.results.statistics(),
+            "batches": self.batches.statistics(),
+        }
+        return {name: attrs.asdict(record) for name, record in statistics.items()}
+
     def _gauges(self) -> Gauges:
         workers = {name: processes.statistics() for name, processes in self.processes.items()}
         return {
             **thread_gauges(self.offload.statistics(), workers),
-            "media_cache": attrs.asdict(self.media.cache.statistics()),
-            "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
-            "result_cache": attrs.asdict(self.results.statistics()),
+            **self._shared_statistics(),
             "request_memory_bytes": {"all": self.memory.held_bytes},
             "request_memory_limit_bytes": {"all": self.memory.max_bytes},
-            "batches": attrs.asdict(self.batches.statistics()),
         }
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ import trio
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer, loader_name
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
@@ -17,7 +18,7 @@ from trio_pool_serve.server.listening_socket import open_listening, raise_file_l
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
-from trio_pool_serve.service import RunnerLoader, Service, load_transformer, loader_name
+from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask

@@ -1,4 +1,4 @@
-"""What a model of a server is made of: its engine, its tokenizer and its renderer."""
+"""Builds the engine, the tokenizer and the renderer of a served model."""
 
 from functools import partial
 
@@ -32,14 +32,14 @@ NO_WINDOWS = "--long-text chunk: this model does not embed texts in windows; lon
 
 @define(eq=False)
 class ModelMaker:
-    """Makes the engines and the ``Model`` of each served model from what all models share."""
+    """Builds the engine and the ``Model`` of each served model, from the resources that all models share."""
 
     config: Config
     offload: Offload
     metrics: Metrics
     load_runner: RunnerLoader
     processes: dict[str, WorkerProcesses]
-    """Those for chat templates."""
+    """Worker processes for chat templates."""
     media: MediaLoader
     memory: MemoryBudget
     results: ResultCache
@@ -51,7 +51,7 @@ class ModelMaker:
         self._runners = LocalRunners(self.config, self.offload)
 
     def make_engine(self, source: ModelSource) -> Engine:
-        """Return the engine of a model. Those in other processes have to be made in the order of the settings."""
+        """Return the engine of a model. Engines in other processes must be made in the order of the settings."""
         metrics = self.metrics.of_engine(source.name)
         if self.places is not None:
             return self.places.make_engine(source.name, metrics)
@@ -65,7 +65,7 @@ class ModelMaker:
             self.places.hosts.serve(source.name, digest)
 
     def free(self, ended: Engine, *, was_frozen: bool) -> None:
-        """Return the memory of a model that has been unloaded, whose engine has ended. Blocks for 0.1 s and more.
+        """Free the memory of a model whose engine has ended. Blocks for at least 0.1 s.
 
         ``was_frozen``: whether its objects are exempt from garbage collection.
         """
@@ -74,15 +74,15 @@ class ModelMaker:
         self._runners.free(was_frozen=was_frozen)
 
     async def download(self, source: ModelSource) -> None:
-        """Download a model of the hub, so that the thread that loads models does not wait for the network.
+        """Download a model from the hub, so that the thread that loads models does not wait for the network.
 
-        Raises ``ModelLoadError``. Cancellation: at once; its thread goes on.
+        Raises ``ModelLoadError``. Cancellation: at once; the thread goes on.
         """
         locate = partial(locate_model, source.location, revision=source.loading.revision)
         await self.offload.run("download", locate, abandon_on_cancel=True)
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
-        """Read the files that say what a model is. Blocks. Raises ``ModelLoadError``."""
+        """Read a model's small files. Blocks. Raises ``ModelLoadError``."""
         folder = open_model_folder(source.location, source.loading)
         is_only_one = self.config.sources == (source,)
         if is_only_one and source.loading.long_text == "chunk" and not folder.spec.embeds_windows:
@@ -90,7 +90,7 @@ class ModelMaker:
         return folder
 
     def load_renderer(self, source: ModelSource) -> tuple[AnyModelFolder, Renderer]:
-        """Read a model's folder and make its renderer, which takes no token embeddings. Blocks.
+        """Read a model's folder and build its renderer, without support for token embeddings. Blocks.
 
         Raises ``ModelLoadError``.
         """
@@ -113,7 +113,7 @@ class ModelMaker:
         )
 
     def make_model(self, served: ServedModel, folder: AnyModelFolder, renderer: Renderer) -> Model:
-        """Return a model whose engine is ready."""
+        """Return the ``Model`` for requests. Its engine must be ready."""
         config = self.config
         renderer.embeds_format = embeds_format_of(
             folder, served.engine.facts.embeds_width, enabled=config.input.enable_prompt_embeds

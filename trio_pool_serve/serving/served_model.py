@@ -1,4 +1,4 @@
-"""One model of a server: where it is loaded from, whether it is loaded, and how many requests use it."""
+"""One model of a server: its source, its state, its engine and the requests that use it."""
 
 import time
 from typing import Any, Literal, Self, TypeAlias
@@ -17,60 +17,61 @@ from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.types import ComputedBy
 
 ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
-"""draining: it is unloaded once the requests that use it have ended. unloading: until its memory has been returned."""
+"""draining: to be unloaded once the requests that use it have ended. unloading: its memory is being freed."""
 
 
 @define(eq=False)
 class ServedModel:
-    """One model of a service: its engine, and its ``Model`` while that is loaded."""
+    """One model of a service: its engine, and its ``Model`` while it is loaded."""
 
     source: ModelSource
     engine: Engine
     loaded: Model | None = None
     folder: AnyModelFolder | None = None
-    """Known once it has been loaded for the first time, or read; it stays when the model is unloaded."""
+    """Its files; known from the first load on, or read at start if it is not loaded then."""
     cosine_with_float32: float | None = None
-    """That of the engine, when it was last loaded."""
+    """As of the last load."""
     computed_by: ComputedBy = field(default=ComputedBy(), kw_only=True)
-    """That of the model, at the same time."""
+    """As of the last load."""
     probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
     created: float = field(init=False, factory=time.time)
-    """Seconds since the epoch, as the next."""
+    """Seconds since the epoch."""
     last_used: float | None = field(init=False, default=None)
+    """Seconds since the epoch."""
     state: ModelState = field(init=False, default="unloaded")
     reads_images: bool = field(init=False, default=False)
-    """Whether it did when it was last loaded: then prepared images of it may be cached."""
+    """As of the last load. If so, prepared images of it may be cached."""
     is_leaving: bool = field(init=False, default=False)
-    """Whether it takes no further requests, and is removed when those that use it have ended."""
+    """Whether it is being removed: it takes no more requests, and goes once running ones have ended."""
     is_new: bool = field(default=False, kw_only=True)
-    """Whether it was added while the server runs and has not been loaded yet: it is removed if that fails."""
+    """Whether it was added at run time and has not been loaded yet: if its load fails, it is removed."""
     is_frozen: bool = field(init=False, default=False)
     """Whether its objects are exempt from garbage collection."""
     failure: str = field(init=False, default="")
-    """Why it could not be loaded the last time."""
+    """Why the last load failed; empty if it did not."""
     retry_at: float = field(init=False, default=0.0)
-    """When it is loaded again after a failure, by trio's clock."""
+    """Earliest time of another load after a failure, by trio's clock."""
     users: int = field(init=False, default=0)
-    """Requests that compute with it, or wait until it is loaded."""
+    """Number of requests that compute with it or wait for it to be loaded."""
     idle_since: float = field(init=False, default=0.0)
     """When ``users`` became 0, by trio's clock."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
     """Cancelled to unload it."""
     settled: trio.Event = field(init=False, factory=trio.Event)
-    """Set once it has been loaded, or has not: a new one for each time."""
+    """Set once a load has succeeded or failed; a new event for each load."""
     ended: trio.Event = field(init=False, factory=trio.Event)
-    """Set once it has been unloaded, and its memory returned: a new one for each time."""
+    """Set once it is unloaded and its memory is free; a new event for each load."""
     removed: trio.Event = field(init=False, factory=trio.Event)
     """Set once its name is free."""
     _unused: trio.Event | None = field(init=False, default=None)
 
     def begin_loading(self) -> None:
-        """Note that it is being loaded from now on."""
+        """Begin to load it: requests wait until it has settled."""
         self.state, self.failure = "loading", ""
         self.scope, self.settled, self.ended = trio.CancelScope(), trio.Event(), trio.Event()
 
     def finish_loading(self, model: Model) -> None:
-        """Note that it is loaded: requests can use ``model``."""
+        """Let requests use ``model``, which is loaded."""
         self.loaded, self.folder = model, model.folder
         self.cosine_with_float32, self.computed_by = model.engine.facts.cosine_with_float32, model.computed_by
         conversations = model.renderer.conversations
@@ -80,19 +81,19 @@ class ServedModel:
         self.settled.set()
 
     def begin_unloading(self) -> None:
-        """Stop its engine. Requests that use it fail; new ones wait until it is loaded again."""
+        """Stop its engine. Requests that use it fail; new requests load it again."""
         if self.loaded is not None and self.loaded.results is not None:
             self.loaded.results.clear()
         self.state, self.loaded = "unloading", None
         self.scope.cancel(reason="the model is unloaded")
 
     def renew_engine(self, engine: Engine) -> None:
-        """Take the engine by which it will be computed once it is loaded again."""
+        """Replace its engine by a new one for the next load."""
         self.engine, self.probe = engine, DeepProbe(engine)
 
     @property
     def shown_state(self) -> ModelState:
-        """The state that clients are told of."""
+        """The state as shown to clients."""
         return "draining" if self.is_leaving and self.state in ("loading", "loaded") else self.state
 
     @property
@@ -102,7 +103,7 @@ class ServedModel:
         return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
 
     def gauges(self) -> Gauges:
-        """Return what its metrics have besides those of its engine."""
+        """Return its metrics other than those of its engine."""
         state = "unloaded" if self.state in ("unloading", "unloaded") else self.engine.state
         return {"model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")}}
 
@@ -112,7 +113,7 @@ class ServedModel:
         return self.state == "loaded" and not self.users and not self.is_leaving
 
     def refuse_late(self, work: EstimatedWork) -> None:
-        """Raise what ``Engine.admit`` would raise now; nothing while it is loaded or unloaded as the server runs."""
+        """Raise what ``Engine.admit`` would raise now. A model that is not loaded at run time refuses nothing."""
         is_of_start = self.folder is None and not self.is_new
         if self.loaded is not None or is_of_start:
             self.engine.refuse_late(work)
@@ -124,12 +125,12 @@ class ServedModel:
             await self._unused.wait()
 
     def begin_use(self) -> None:
-        """Count one more request that uses it."""
+        """Count a request that uses it."""
         self.users += 1
         self.last_used = time.time()
 
     def end_use(self) -> None:
-        """Count one less."""
+        """Count a request no longer."""
         self.users -= 1
         if not self.users:
             self.idle_since = trio.current_time()
@@ -140,9 +141,9 @@ class ServedModel:
 
 @define(eq=False)
 class ModelUse:
-    """One request's use of a model, which is not unloaded meanwhile for others; a context that ends with the request.
+    """One request's use of a model, which keeps it loaded; a context manager for the duration of the request.
 
-    With ``outlives_context`` it ends by ``end`` only, as for a response that is streamed.
+    With ``outlives_context`` only ``end`` ends it, for responses that are streamed.
     """
 
     served: ServedModel
@@ -153,7 +154,7 @@ class ModelUse:
         self.served.begin_use()
 
     def end(self) -> None:
-        """End the use; again, it does nothing."""
+        """End the use. Idempotent."""
         if not self._has_ended:
             self._has_ended = True
             self.served.end_use()

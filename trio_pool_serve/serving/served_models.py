@@ -1,4 +1,4 @@
-"""The models of a server: which there are, which of them are loaded, and how that changes while the server runs."""
+"""The models of a server by name: loading, unloading and looking them up while the server runs."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable
@@ -29,40 +29,40 @@ from trio_pool_serve.tasks.model import Model
 logger = logging.getLogger(__name__)
 
 MAX_MODELS = 256
-"""Models that a server has, loaded or not: each has metrics, and its name is in the list."""
+"""Maximum number of models, loaded or not: each has metrics and a line in the list."""
 
 RETRY_S = 5.0
-"""Pause before a model that could not be loaded again is tried once more; its requests are refused meanwhile."""
+"""Pause after a failed load before the model is loaded again; its requests are refused meanwhile."""
 
 
 @define(eq=False)
 class ServedModels:
-    """The models of a service by their names. ``run`` loads them, and runs the engines of those that are loaded.
+    """The models of a service by name. ``run`` loads them and runs their engines.
 
-    A model that is loaded or unloaded while the server runs has a task of its own, which no request owns: what a
-    request has begun goes on when its client leaves. A load that fails then is told to those who wait for it, and
-    changes nothing for other models; an engine that dies once its model is loaded ends the service.
+    A model that is loaded or unloaded while the server runs has its own task, which no request owns: if a client
+    leaves, the load that its request has started goes on. A failed load fails the requests that wait for it and affects
+    no other model. An engine that dies after its model was loaded ends the service.
     """
 
     config: Config
     maker: ModelMaker
     owns_engines: bool
-    """Whether no other process of the server loads the same models for the same requests."""
+    """Whether this is the server's only API process."""
     on_loaded: Callable[[], object]
-    """Called once, when the models of the start are loaded."""
+    """Called once, after the initial models are loaded."""
     by_name: dict[str, ServedModel] = field(init=False, factory=dict)
-    """In the order of the settings, and then of their loading: the first is the default."""
+    """First in the order of the settings, then in the order of loading. The first one is the default."""
     are_loaded: trio.Event = field(init=False, factory=trio.Event)
-    """Set once the models of the start are loaded."""
-    _at_start: list[ServedModel] = field(init=False)
-    """Those that are loaded at the start."""
+    """Set once the initial models are loaded."""
+    _initial: list[ServedModel] = field(init=False)
+    """The models to load at start: the first ``--max-loaded-models``."""
     _unloading: set[ServedModel] = field(init=False, factory=set)
     _nursery: trio.Nursery | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         for source in self.config.sources:
             self._add(source)
-        self._at_start = [*self.by_name.values()][: self.config.model_changes.max_loaded_models]
+        self._initial = [*self.by_name.values()][: self.config.model_changes.max_loaded_models]
 
     def _add(self, source: ModelSource, *, is_new: bool = False) -> ServedModel:
         served = ServedModel(source, self.maker.make_engine(source), is_new=is_new)
@@ -71,30 +71,30 @@ class ServedModels:
         return served
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the models of the start, then run their engines and those of others until cancelled.
+        """Load the initial models, then run the engines of all loaded models until cancelled.
 
-        ``started`` before loading. Raises ``ModelLoadError`` or ``EngineDeadError``, maybe in a group. Cancellation: at
-        once; every request that waits fails.
+        ``started`` before loading. Raises ``ModelLoadError`` or ``EngineDeadError``, possibly in a group. Cancellation:
+        at once; waiting requests fail.
         """
         async with trio.open_nursery() as self._nursery:
-            for served in self._at_start:
+            for served in self._initial:
                 served.begin_loading()
             task_status.started()
             for served in self.by_name.values():
-                # Before anything is loaded, which may take minutes.
+                # Reports wrong files before anything is loaded, which may take minutes.
                 try:
                     folder = await self.maker.offload.run("load", partial(self.maker.read_folder, served.source))
                 except ModelLoadError as error:
                     raise ModelLoadError.of_model(served.source.name, error) from error
-                if served not in self._at_start:
+                if served not in self._initial:
                     served.folder = folder
-            for served in self._at_start:
-                # In this order local engines queue for the one thread that loads.
+            for served in self._initial:
+                # Local engines queue in this order for the one thread that loads.
                 await self._nursery.start(self._live, served)
-            for served in self._at_start:
+            for served in self._initial:
                 await served.settled.wait()
             self.on_loaded()
-            for served in self._at_start:
+            for served in self._initial:
                 served.is_frozen = True
             self.maker.offload.is_serving = True
             self.are_loaded.set()
@@ -111,7 +111,7 @@ class ServedModels:
                 if self.are_loaded.is_set():
                     await self.maker.download(served.source)
                 for other in self._unloading - {served}:
-                    await other.ended.wait()  # there would be more models in memory than there may be
+                    await other.ended.wait()  # or more models than --max-loaded-models would be in memory
                 async with trio.open_nursery() as nursery:
                     await nursery.start(served.engine.run)
                     nursery.start_soon(served.probe.run)
@@ -128,7 +128,7 @@ class ServedModels:
 
     async def _load(self, served: ServedModel) -> None:
         maker, offload = self.maker, self.maker.offload
-        # Before the engine is ready, which may convert models for minutes: what can be wrong is found by then.
+        # Before waiting for the engine, which may convert models for minutes: most errors are found here.
         folder, renderer = await offload.run("load", partial(maker.load_renderer, served.source))
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
@@ -138,7 +138,7 @@ class ServedModels:
             await maker.processes["template"].start_first()
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
-        if isinstance(worker := served.engine.worker, Worker):  # an engine process says it by itself
+        if isinstance(worker := served.engine.worker, Worker):  # an engine process logs this itself
             seconds, described = worker.memory.loading_s, worker.loaded.describe()
             logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, described)
         served.finish_loading(maker.make_model(served, folder, renderer))
@@ -146,9 +146,9 @@ class ServedModels:
 
     def _note_error(self, served: ServedModel, cause: BaseException) -> None:
         reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
-        forget_frames(cause)  # they refer to what has been loaded, and the thread that failed may still hold the error
+        forget_frames(cause)  # its frames hold the loaded model, and the failed thread may hold the error
         if served.settled.is_set():  # it had been loaded
-            logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)
+            logger.error("%s: error while unloading: %s", served.source.name, reason)
             return
         served.failure = reason
         served.retry_at = trio.current_time() + RETRY_S
@@ -183,21 +183,21 @@ class ServedModels:
     # -- lookup -----------------------------------------------------------------------------------------
 
     def among(self, names: Collection[str] | None) -> list[ServedModel]:
-        """Return the models in their order; only those with a name among ``names``, if given."""
+        """Return the models in order; if ``names`` is given, only those with a name or alias in it."""
         return [served for served in self._all() if names is None or any(name in names for name in served.source.names)]
 
     def named(self, name: str) -> ServedModel | None:
-        """Return the model that has a name, its first or another, which may be ``ANY_NAME``."""
+        """Return the model with a name or alias, which may be ``ANY_NAME``."""
         return self.by_name.get(name) or next((served for served in self._all() if name in served.source.aliases), None)
 
     def _all(self) -> list[ServedModel]:
-        return [*self.by_name.values()]  # a copy: threads look models up, too
+        return [*self.by_name.values()]  # a copy: threads look up models too
 
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
-        """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
+        """Return the model with a name or alias; without a name, the default. ``among`` limits the names, if given.
 
-        An unknown name is that of the model with ``ANY_NAME``, if there is one. An empty name is none. A model that is
-        leaving is the default only if there is no other. Raises ``NotFoundError``.
+        If a model has ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there
+        is no other. Raises ``NotFoundError``.
         """
         models = self.among(among)
         if name:
@@ -210,16 +210,16 @@ class ServedModels:
         return served
 
     def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
-        """Return the use of a model, for ``loaded``. Raises ``NotFoundError``."""
+        """Begin a use of a model, for ``loaded``. Raises ``NotFoundError``."""
         served = self.find(name, among=among)
         if served.is_leaving:
             raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
         return ModelUse(served)
 
     def loaded_nowait(self, served: ServedModel) -> Model | None:
-        """Return a model if it is loaded.
+        """Return a model if it is loaded, else ``None``.
 
-        Raises ``EngineLoadingError`` until the models of the start are loaded, and for one that never has been.
+        Raises ``EngineLoadingError`` until the initial models are loaded, and for a model that was never loaded.
         """
         self.require_started()
         takes_rows = served.loaded is not None and served.engine.worker.takes_rows
@@ -228,7 +228,7 @@ class ServedModels:
         return served.loaded
 
     def require_started(self) -> None:
-        """Raise ``EngineLoadingError`` until the models of the start are loaded."""
+        """Raise ``EngineLoadingError`` until the initial models are loaded."""
         if not self.are_loaded.is_set():
             raise EngineLoadingError("The model is being loaded.")
 
@@ -241,10 +241,10 @@ class ServedModels:
         return folder
 
     async def loaded(self, served: ServedModel) -> Model:
-        """Return a model that the caller uses, once it is loaded.
+        """Load a model if necessary, and return it. The caller holds a ``ModelUse`` of it.
 
-        Raises as ``loaded_nowait``, ``ModelsBusyError`` if there is no room for it, ``UnavailableError`` if it cannot
-        be loaded, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; it is loaded all the same.
+        Raises as ``loaded_nowait``, ``ModelsBusyError`` if no other model can make room, ``UnavailableError`` if it
+        cannot be loaded, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
         """
         while (model := self.loaded_nowait(served)) is None:
             if not self._has(served):
@@ -264,11 +264,11 @@ class ServedModels:
     # -- changes ----------------------------------------------------------------------------------------
 
     async def add(self, source: ModelSource) -> ServedModel:
-        """Load one more model, and return it.
+        """Load another model, and return it. If that fails, the model is not added.
 
-        Raises ``ConflictError`` if there is one of that name, ``QuotaExceededError`` if there are too many, and
-        ``ModelsBusyError`` and ``ModelLoadError`` if it cannot be loaded; there is no such model then. Cancellation: at
-        once; it is loaded all the same.
+        Raises ``ConflictError`` if a name is taken, ``QuotaExceededError`` if there are ``MAX_MODELS`` already,
+        ``ModelsBusyError`` if no other model can make room, and ``ModelLoadError``. Cancellation: at once; the load
+        goes on.
         """
         self.require_started()
         taken = [name for name in (source.name, *source.aliases) if self.named(name) is not None]
@@ -289,8 +289,8 @@ class ServedModels:
     async def remove(self, served: ServedModel, *, drains: bool) -> None:
         """Remove a model: unload it, or stop loading it, and return when its memory is free.
 
-        With ``drains`` the requests that use it are waited for, for at most ``--drain-timeout-s``; then they fail.
-        Otherwise raises ``ConflictError`` if there are any. Cancellation: at once; it is removed all the same.
+        With ``drains``, waits for the requests that use it for up to ``--drain-timeout-s``, after which they fail;
+        otherwise raises ``ConflictError`` if there are any. Cancellation: at once; the model is removed all the same.
         """
         self.require_started()
         if served.users and not drains:
@@ -314,9 +314,9 @@ class ServedModels:
         self._remove(served)
 
     def _remove(self, served: ServedModel) -> None:
-        """Have a name be free, and its model be unloaded; nothing if it has been removed already."""
+        """Free a model's name and unload it; does nothing if it has been removed already."""
         if not self._has(served):
-            return  # it failed to be loaded while it was deleted, and maybe another has the name
+            return  # its load failed while it was being removed; the name may be another model's by now
         del self.by_name[served.source.name]
         if served.state in ("loading", "loaded"):
             self._begin_unloading(served)
@@ -325,7 +325,7 @@ class ServedModels:
         served.removed.set()
 
     def _begin_loading(self, served: ServedModel) -> None:
-        """Have a model loaded. Raises ``ModelsBusyError``."""
+        """Start to load a model. Raises ``ModelsBusyError``."""
         self._make_room()
         served.begin_loading()
         self._start(self._live, served)
@@ -336,7 +336,7 @@ class ServedModels:
         self._nursery.start_soon(function, served)  # type: ignore[arg-type]
 
     def _make_room(self) -> None:
-        """Unload the model that has been idle for longest if there are as many as there may be."""
+        """Unload the model that has been idle for longest if ``--max-loaded-models`` are loaded."""
         most = self.config.model_changes.max_loaded_models
         present = [served for served in self.by_name.values() if served.state in ("loading", "loaded")]
         if most is None or len(present) < most:
@@ -353,35 +353,35 @@ class ServedModels:
         served.begin_unloading()
 
     async def _unload_idle(self, idle_s: float) -> None:
-        """Unload each model that has had no request for so long, forever."""
+        """Unload models that have had no request for ``idle_s``, forever."""
         while True:
             now = trio.current_time()
             for served in self._idle():
                 if served.idle_since + idle_s <= now:
                     self._begin_unloading(served)
-            # One that becomes idle later is due later.
+            # A model that becomes idle meanwhile is due later than all of these.
             await trio.sleep_until(min((served.idle_since for served in self._idle()), default=now) + idle_s)
 
     def _idle(self) -> Iterable[ServedModel]:
         return [served for served in self.by_name.values() if served.is_idle]
 
     async def wait_ready(self) -> None:
-        """Wait until the models of the start are loaded. Raises ``EngineDeadError``. Cancellation: at once."""
-        for served in self._at_start:
+        """Wait until the initial models are loaded. Raises ``EngineDeadError``. Cancellation: at once."""
+        for served in self._initial:
             if served.state == "loaded" or not self.are_loaded.is_set():
                 await served.engine.wait_ready()
         await self.are_loaded.wait()
 
     @property
     def present(self) -> list[ServedModel]:
-        """The models whose engines have to work for the server to be ready."""
+        """The models whose engines must work for the server to be ready."""
         if not self.are_loaded.is_set():
-            return self._at_start
+            return self._initial
         return [served for served in self.by_name.values() if served.state == "loaded"]
 
 
 def _cannot_load(served: ServedModel) -> UnavailableError:
-    """Return the error for clients, who are not told of files."""
+    """Return the error for clients, without the reason: it may name files."""
     return UnavailableError(f"The model `{served.source.name}` cannot be loaded now; the server's log has the reason.")
 
 
