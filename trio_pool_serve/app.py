@@ -69,7 +69,7 @@ class PoolServeApp(QuartTrio):
         return request
 
     def is_refusing(self, waited_s: float) -> bool:
-        """Return whether a queue is nearly full, so that ``refuse_early`` may refuse one that has waited ``waited_s``."""
+        """Return whether a queue is so full that ``refuse_early`` may refuse a request after ``waited_s``."""
         served = self.service.served.values()
         return not self.service.draining and any(each.engine.admission.is_refusing(waited_s) for each in served)
 

@@ -1,7 +1,7 @@
-"""The exceptions that the server raises.
+"""The exceptions of the server.
 
-Each docstring is when an error is raised, and what its receiver may do. The wire format (status, body) is not here:
-``api.http.error_responses`` has the one table.
+Each docstring says when an error is raised and what the caller may do. The table of statuses and error types of
+responses is in ``api.http.error_responses``.
 """
 
 import re
@@ -28,7 +28,7 @@ JobField: TypeAlias = Literal[
     "max_document_tokens",
     "token_ids",
 ]
-"""Names of the fields of jobs and prompts; each dialect has other names for them."""
+"""Fields of jobs and prompts. Each dialect has its own names for them."""
 
 OverloadReason: TypeAlias = Literal["queue", "memory", "api_key"]
 
@@ -36,15 +36,15 @@ PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 
 
 class PoolServeError(Exception):
-    """The base class of all of them; never raised itself."""
+    """Base class of all errors here; not raised itself."""
 
 
 class InvalidRequestError(PoolServeError):
     """A field of the request has the wrong type or value.
 
-    ``param`` is the field's name in the request, where one field is at fault. Where that name is not known, ``field``
-    is the job's name for it, and job fields that the message names are in braces: ``{dimensions} must be …``.
-    ``prompt`` is the prompt that cannot be rendered, if that is the reason.
+    ``param`` is the field's name in the request, if one field is at fault. If that name is not known, ``field`` is the
+    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. ``prompt`` is the prompt
+    that could not be rendered, if that is the reason.
     """
 
     prompt: object = None
@@ -55,12 +55,12 @@ class InvalidRequestError(PoolServeError):
         self.field = field
 
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
-        """Return the message with other names for the job's fields."""
+        """Return the message with a dialect's names for the job's fields."""
         return PLACEHOLDER.sub(lambda found: self._named(found[0], name_of), self.args[0])
 
     def _named(self, placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
         name = cast("JobField", placeholder[1:-1])
-        # Others are a client's text that the message quotes.
+        # Other braces are in a client's text that the message quotes.
         return name_of(name) or name if name in (self.field, "truncate_to") else placeholder
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class MediaError(PoolServeError):
 
 
 class UnsupportedMediaTypeError(PoolServeError):
-    """The body is not JSON according to its own ``Content-Type``."""
+    """The ``Content-Type`` of the body is not JSON."""
 
 
 class PayloadTooLargeError(PoolServeError):
@@ -107,7 +107,7 @@ class AuthenticationError(PoolServeError):
 
 
 class PermissionDeniedError(PoolServeError):
-    """The API key is right, but may not use the route."""
+    """The API key is valid but not allowed to use the route."""
 
 
 class NotFoundError(PoolServeError):
@@ -115,15 +115,15 @@ class NotFoundError(PoolServeError):
 
 
 class ConflictError(PoolServeError):
-    """The request does not fit the state of what it is for: a batch has ended already, a file is in use."""
+    """The request conflicts with the state of its target: a batch has already ended, a file is in use."""
 
 
 class QuotaExceededError(PoolServeError):
-    """The client has stored as much as it may, or has as many batches; some must be removed, or end, first."""
+    """The client's limit of stored bytes, or of batches, is reached; some must be removed or end first."""
 
 
 class MethodNotAllowedError(PoolServeError):
-    """The route exists, but not for this HTTP method. ``allowed`` are those it has, as in the header ``Allow``."""
+    """The route does not accept this HTTP method. ``allowed`` lists those it accepts, as in the header ``Allow``."""
 
     def __init__(self, message: str, *, allowed: str) -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class MethodNotAllowedError(PoolServeError):
 
 
 class OverloadedError(PoolServeError):
-    """The queue is full, requests hold all memory for them, or an API key has used what it may.
+    """The queue is full, the memory for requests is used up, or an API key has reached its limit.
 
     ``retry_after_s`` estimates after how many seconds the request would be admitted.
     """
@@ -153,7 +153,7 @@ class UnavailableError(PoolServeError):
 
 
 class StartFailedError(UnavailableError):
-    """The system lets no thread or process start: none is left, or no memory or file descriptor. Try again later."""
+    """The system cannot start a thread or process: a limit is reached, or memory is short. Try again later."""
 
 
 class EngineLoadingError(UnavailableError):
@@ -161,11 +161,11 @@ class EngineLoadingError(UnavailableError):
 
 
 class ModelsBusyError(UnavailableError):
-    """No further model can be loaded before a request that uses another one has ended; try again then."""
+    """No model can be loaded until a request that uses another one has ended; try again then."""
 
 
 class DrainingError(UnavailableError):
-    """The process is draining: it takes no new work and will exit; another process may take it."""
+    """The process is draining: it accepts no new work and will exit; another process may accept it."""
 
 
 class EngineDeadError(UnavailableError):
@@ -173,17 +173,17 @@ class EngineDeadError(UnavailableError):
 
 
 class EngineProcessDiedError(EngineDeadError):
-    """The engine process has died while it computed the row; another one is being started."""
+    """The engine process died while it computed the row; another one is being started."""
 
 
 class BatchFailedError(PoolServeError):
-    """The forward pass of this row raised, alone or with others that could not all be computed again."""
+    """The forward pass of this row failed, alone or with others that could not all be computed again."""
 
 
 class OutOfDeviceMemoryError(PoolServeError):
-    """The device has too little free memory: for a batch when the runner raises it, for one row alone when a row fails.
+    """The device has too little free memory: for a batch if the runner raises it, for a single row if a row fails.
 
-    Batches are computed again in parts. A row by itself may succeed later, if something else takes the memory now.
+    Batches are computed again in parts. A single row may succeed later, once other work has freed memory.
     """
 
 
@@ -192,74 +192,74 @@ class NotFiniteError(PoolServeError):
 
 
 class UnsendableError(PoolServeError):
-    """One row, or its answer, cannot be sent between two processes of the server; others are not affected."""
+    """One row or its output cannot be sent between two processes of the server; other rows are not affected."""
 
 
 class BulkRowError(PoolServeError):
-    """A row of a table cannot be computed, and the run is to stop for it; the message has its place and its id."""
+    """A row of a table cannot be computed, and the run stops at failures; the message has its position and id."""
 
 
 class StorageError(PoolServeError):
-    """A file or a database cannot be read or written, because the disk is read-only for example.
+    """A file or a database cannot be read or written, for example because the disk is read-only.
 
-    What had been committed before is still there. Once the cause is mended, the same work can go on. The message is for
-    the log and has a path; clients are shown ``shown``, which has none.
+    Committed data is intact; once the cause is fixed, the work can be resumed. The message is for the log and has a
+    path; clients get ``shown``, which has none.
     """
 
     shown = "The server cannot use its data folder. Its log says why."
 
 
 class StorageFullError(StorageError):
-    """The disk is full, or the quota of the user that the process runs as."""
+    """The disk is full, or the user's quota is reached."""
 
     shown = "The server's disk is full."
 
 
 class StorageLostError(StorageError):
-    """A file has been deleted or cut off by someone else: work that needs it cannot go on."""
+    """A file was deleted or truncated by someone else: work that needs it cannot be resumed."""
 
     shown = "Someone has removed or replaced what was in the server's data folder."
 
 
 class StorageInUseError(StorageError):
-    """Another process has opened the database; try again when that has ended."""
+    """Another process has the database open; try again once that has ended."""
 
     shown = "The data folder is in use by another server: give each server its own by --data-dir."
     retry_after_s = 5.0
 
 
 class StorageBusyError(StorageInUseError):
-    """The process has as many files open as it may; try again when some are closed."""
+    """The process has reached its limit of open files; try again once some are closed."""
 
     shown = "The server has as many files open as it may."
 
 
 class BulkInputError(PoolServeError):
-    """A table of bulk work cannot be read, or not be written as asked; the message is for the user at the terminal.
+    """A table cannot be read, or not be written as requested; the message is for the user at the terminal.
 
-    No such file, an unknown format or column, a damaged file, a package that is not installed.
+    Reasons: no such file, an unknown format or column, a damaged file, a package that is not installed.
     """
 
 
 class TransferError(PoolServeError):
-    """A file cannot be downloaded from a URL, or not be uploaded to one; the message has the method and the reason.
+    """A file cannot be downloaded from a URL or uploaded to one; the message has the method and the reason.
 
-    What was computed is still on the disk. The same command tries it again.
+    Results are kept on disk. Repeat the command to try again.
     """
 
 
 class InputChangedError(BulkInputError):
-    """A file of the input was changed or removed since it was scanned: the rows are no longer those of the run."""
+    """A file of the input was changed or removed after it was scanned: its rows are no longer the run's."""
 
 
 class WorkerTooSlowError(PoolServeError):
-    """Work in a separate process took longer than its time limit and was killed; the caller knows what work it was."""
+    """Work in a separate process exceeded its time limit and was killed; the caller knows which work."""
 
 
 class WorkerDiedError(PoolServeError):
-    """The process that did some work has died; the caller knows what work it was.
+    """The process that did some work has died; the caller knows which work.
 
-    ``exit_code`` is that of ``multiprocessing``: negative for the number of a signal.
+    ``exit_code`` is as in ``multiprocessing``: negative if a signal ended the process.
     """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
@@ -272,12 +272,12 @@ class ModelLoadError(PoolServeError):
 
     @classmethod
     def of_model(cls, name: str, cause: BaseException) -> Self:
-        """Return the error for a server that does not start, which may have several models."""
+        """Return the error of a server that cannot start, with the name of the model."""
         return cls(f"{name} cannot be loaded: {cause}")
 
 
 class RunnerDeadError(PoolServeError):
-    """The device cannot recover, for example from a sticky CUDA error: no later batch can succeed."""
+    """The device cannot recover, for example from a sticky CUDA error: all later batches would fail."""
 
 
 def field_of(place: str) -> str:
@@ -294,10 +294,10 @@ def innermost(error: BaseException) -> BaseException:
 
 @contextmanager
 def unwrap_exception_groups(*types: type[BaseException]) -> Iterator[None]:
-    """Raise a single error in place of an exception group whose exceptions all have one of the ``types``.
+    """Raise a single error in place of an exception group whose exceptions are all of one of the ``types``.
 
-    It is the first error of the first of ``types`` that occurs in the group. Of a group with other exceptions,
-    ``trio.Cancelled`` included, those others are raised as a group, as ``except*`` would.
+    The error is the first one of the first of ``types`` in the group. If the group has other exceptions, including
+    ``trio.Cancelled``, those are raised as a group, as ``except*`` does.
     """
     try:
         yield
@@ -305,11 +305,11 @@ def unwrap_exception_groups(*types: type[BaseException]) -> Iterator[None]:
         error = _expected_of(group, types)
         if error is None:
             raise
-        raise error from error.__cause__  # the group that it was in is not its context
+        raise error from error.__cause__  # without the group as its context
 
 
 def _expected_of(group: BaseExceptionGroup, types: tuple[type[BaseException], ...]) -> BaseException | None:
-    # A function of its own: in a frame of its traceback, a part of the group would wait for the garbage collector.
+    # A function, so that the traceback's frames do not keep parts of the group until a garbage collection.
     expected, rest = group.split(types)
     if expected is None:
         return None
@@ -318,9 +318,9 @@ def _expected_of(group: BaseExceptionGroup, types: tuple[type[BaseException], ..
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of an error, its causes and its group: of one that is answered, or returned by a thread.
+    """Drop the tracebacks of an error, its causes and its group, once it is answered or returned by a thread.
 
-    Frames refer to what a request holds, often to the error too, and only the garbage collector would free them.
+    Their frames refer to objects of the request, and often to the error: only the garbage collector would free them.
     """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -333,9 +333,9 @@ def forget_frames(error: BaseException) -> None:
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return an error whose message and ``param`` name the part of the request at fault, as JSON errors do.
+    """Return a copy of an error that names the part of the request at fault, as JSON errors do.
 
-    A new error: the same image may be at another place in another request that waits for it.
+    A copy, because another request that waits for the same image may have it at another place.
     """
     if not place:
         return copy(error)

@@ -1,4 +1,4 @@
-"""Prompts as clients send them, and the parameters of rendering them."""
+"""Prompts as clients send them, and rendering parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -10,7 +10,7 @@ from attrs import Factory, field, frozen
 TruncationSide: TypeAlias = Literal["left", "right"]
 
 InputType: TypeAlias = Literal["query", "document"]
-"""Which side of a search a text is on, for models that treat the two differently."""
+"""Role of a text in a search, for models that treat queries and documents differently."""
 
 
 @frozen
@@ -27,10 +27,10 @@ class TextPrompt:
 
 @frozen
 class ChunkedPrompt:
-    """A text to tokenise as a whole, and its chunks, each of which gets a vector of its own (late chunking).
+    """A text that is tokenised as a whole, and its chunks, each of which gets its own vector (late chunking).
 
-    A chunk is the positions (code points) of its first character and of the one after its last; none is empty. Chunks
-    may overlap, and be in any order.
+    A chunk is the position (in code points) of its first character and the one after its last. Chunks are not empty;
+    they may overlap and be in any order.
     """
 
     text: str
@@ -44,9 +44,9 @@ class ChunkedPrompt:
 
 @frozen(eq=False)
 class TokensPrompt:
-    """Token ids from the client, to which no special tokens are added.
+    """Token ids from the client; no special tokens are added.
 
-    int64, because clients may send numbers outside any vocabulary.
+    int64, because clients may send ids outside any vocabulary.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -59,9 +59,9 @@ class TokensPrompt:
 
 @frozen
 class PairPrompt:
-    """Two texts for one input: a query and a document, a premise and a hypothesis.
+    """Two texts in one input: a query and a document, or a premise and a hypothesis.
 
-    ``max_first_tokens`` and ``max_second_tokens`` truncate each text before the two are joined.
+    ``max_first_tokens`` and ``max_second_tokens`` truncate the texts before they are joined.
     """
 
     first: str
@@ -77,17 +77,17 @@ class PairPrompt:
 
 @frozen
 class TextPart:
-    """A text among the parts of an input."""
+    """A text as part of an input."""
 
     text: str
 
 
 @frozen
 class ImagePart:
-    """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL.
+    """An image as part of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL.
 
     ``place`` is its position in the request, such as ``input[3].image``, for errors. ``fetched`` are the bytes of an
-    ``http:`` or ``https:`` URL, once they are here.
+    ``http:`` or ``https:`` URL, once fetched.
     """
 
     url: str
@@ -98,7 +98,7 @@ class ImagePart:
 Part: TypeAlias = TextPart | ImagePart
 
 IMAGE_TOKENS = 256
-"""Tokens that admission counts for an image, whose number is unknown before it is prepared."""
+"""Tokens that admission counts for an image; the real number is unknown before it is prepared."""
 
 
 def _estimated(parts: Sequence[Part]) -> int:
@@ -107,11 +107,11 @@ def _estimated(parts: Sequence[Part]) -> int:
 
 @frozen
 class ContentPrompt:
-    """Texts and images that form one input; at least one part."""
+    """Texts and images of one input; at least one part."""
 
     parts: tuple[Part, ...]
     estimated_tokens: int = field(init=False)
-    """An estimate for admission, computed where the prompt is made: off the event loop for large prompts."""
+    """An estimate for admission, computed at construction: off the event loop for large prompts."""
 
     @estimated_tokens.default
     def _estimate(self) -> int:
@@ -130,9 +130,9 @@ class ChatMessage:
 class ChatPrompt:
     """A conversation, and how a chat template renders it.
 
-    ``chat_template`` is the client's (Jinja) or names one of the model's, ``None`` for the model's default.
-    ``template_kwargs`` are passed to it as decoded from JSON. ``add_generation_prompt`` ends the text with the
-    beginning of an answer, ``continue_final_message`` leaves the last message open; they exclude each other.
+    ``chat_template`` is the client's (Jinja) or the name of one of the model's; ``None`` is the model's default.
+    ``template_kwargs`` are passed to it as decoded from JSON. ``add_generation_prompt`` appends the beginning of an
+    answer, ``continue_final_message`` leaves the last message open; they exclude each other.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -141,7 +141,7 @@ class ChatPrompt:
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     estimated_tokens: int = field(init=False)
-    """An estimate for admission, computed where the prompt is made: off the event loop for large prompts."""
+    """An estimate for admission, computed at construction: off the event loop for large prompts."""
 
     @estimated_tokens.default
     def _estimate(self) -> int:
@@ -152,8 +152,8 @@ class ChatPrompt:
 class EmbedsPrompt:
     """Token embeddings from the client, in place of token ids.
 
-    ``payload`` is base64 of a serialised tensor, whose format is detected from its first bytes. ``place`` is its
-    position in the request, such as ``prompt_embeds[3]``, for errors.
+    ``payload`` is a base64-encoded tensor, whose format is detected from its first bytes. ``place`` is its position in
+    the request, such as ``prompt_embeds[3]``, for errors.
     """
 
     payload: bytes | memoryview
@@ -167,10 +167,10 @@ Prompt: TypeAlias = TextPrompt | ChunkedPrompt | TokensPrompt | PairPrompt | Con
 class RenderingParams:
     """How to render prompts.
 
-    ``truncate_to`` is the maximum number of tokens, special tokens included; ``None`` rejects inputs longer than the
-    model's maximum. ``max_text_tokens`` truncates a text before anything is added to it. ``instruction`` goes in front
-    of every text, or where the model's template has a place for it. ``input_type`` is for models that treat queries
-    and documents differently.
+    ``truncate_to`` is the maximum number of tokens, including special tokens; ``None`` rejects inputs longer than the
+    model's maximum. ``max_text_tokens`` truncates a text before anything is added to it. ``instruction`` is put in
+    front of every text, or at its place in the model's template. ``input_type`` is for models that treat queries and
+    documents differently.
     """
 
     truncate_to: int | None = None
@@ -182,7 +182,7 @@ class RenderingParams:
 
 
 ScoreInput: TypeAlias = str | ContentPrompt
-"""A text, or texts and images that are one input together."""
+"""A text, or texts and images that form one input."""
 
 
 def prompt_of(side: ScoreInput) -> TextPrompt | ContentPrompt:
@@ -200,7 +200,7 @@ def has_images(prompt: Prompt | str) -> bool:
 
 
 def text_of(side: ScoreInput) -> str:
-    """Return the texts of a side, a line each."""
+    """Return the texts of a side, one per line."""
     if isinstance(side, str):
         return side
     return "\n".join(part.text for part in side.parts if isinstance(part, TextPart))

@@ -4,8 +4,8 @@
 the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a handle on its outputs) → ``PoolingOutput``
 (the output of one row). Each stage takes the type of the stage before it and nothing else.
 
-Those of which there is one for each row are msgspec structs and not attrs classes: to create one takes 0.1 to 0.2 µs, a
-frozen attrs class with as many fields 0.8 to 1.7 µs.
+Types with an instance per row are msgspec structs, not attrs classes: creating one takes 0.1 to 0.2 µs, and a frozen
+attrs instance with as many fields 0.8 to 1.7 µs.
 """
 
 import math
@@ -33,9 +33,9 @@ PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classi
 class ImageFeatures:
     """The output of an image processor for one image, or for the images of one input, in order.
 
-    ``arrays`` are keyword arguments of the model's forward pass, for one row: ``pixel_values`` (float32, in the shape
-    that the model takes) and other arrays that the model needs. ``tokens`` is the number of positions in the model's
-    sequence that each image takes.
+    ``arrays`` are keyword arguments of the model's forward pass for one row: ``pixel_values`` (float32, in the model's
+    shape) and other arrays that the model needs. ``tokens`` are the numbers of positions in the model's sequence that
+    the images take.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -51,14 +51,14 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The model's input for one row.
 
     ``instruction_tokens`` is the number of leading tokens that belong to the instruction, for models whose pooling
-    leaves them out. ``type_ids`` are the segments of a pair, ``None`` if all are 0. Only the first ``attended`` tokens
+    excludes them. ``type_ids`` are the segments of a pair, ``None`` if all are 0. Only the first ``attended`` tokens
     are attended to, ``None`` for all; the others are a query's expansion. ``kept`` (bool, one per token) selects the
-    tokens whose vectors leave the model, ``None`` for all. ``chunks`` (int32, shape (chunks, 2)) are the first token of
-    each chunk of a document and the one after its last, for ``EmbedChunks``.
+    tokens whose vectors are output, ``None`` for all. ``chunks`` (int32, shape (chunks, 2)) are the first token of each
+    chunk of a document and the one after its last, for ``EmbedChunks``.
 
-    ``images`` stand among the tokens, or are the whole input: then the ids are zeros, one for each position that the
-    images take. ``embeds`` (float32, float16, or uint16 holding bfloat16; shape (tokens, hidden)) replace the ids,
-    which are zeros then.
+    ``images`` stand among the tokens, or are the whole input; then the ids are zeros, one for each position of the
+    images. ``embeds`` (float32, float16, or uint16 holding bfloat16; shape (tokens, hidden)) replace the ids, which are
+    zeros then.
     """
 
     token_ids: TokenIds
@@ -72,11 +72,11 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
 
 
 class PoolingParams:
-    """What is wanted of one forward pass over a prompt: the base of one frozen attrs class per head.
+    """An output of a forward pass over a prompt: the base class of one frozen attrs class per head.
 
-    A subclass may be defined anywhere, in the module of its head for one. An engine in another process is sent its
-    name and its fields, whose types are arrays and those that msgspec decodes. The engine finds it by that name if the
-    module that defines it has been imported there, which loading the head has done.
+    A subclass may be defined anywhere, for example in the module of its head. Its name and its fields, arrays or types
+    that msgspec decodes, are sent to engines in other processes, which find it by that name once the module that
+    defines it has been imported there. Loading the head imports it.
     """
 
     __slots__ = ()
@@ -85,7 +85,7 @@ class PoolingParams:
     wire_name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        # Called twice for a class with slots, which attrs makes anew: the later one is the one that is used.
+        # attrs creates classes with slots again, which calls this twice; the second class is used.
         cls.wire_name = f"{cls.__module__}:{cls.__qualname__}"
         PoolingParams.by_name[cls.wire_name] = cls
 
@@ -94,7 +94,7 @@ class PoolingParams:
 class Embed(PoolingParams):
     """One vector: float32, shape (dimensions,).
 
-    ``dimensions`` truncates the vector (matryoshka). ``normalize`` scales it to unit length afterwards, ``None`` is the
+    ``dimensions`` truncates the vector (matryoshka). ``normalize`` scales it to unit length afterwards; ``None`` is the
     model's default.
     """
 
@@ -104,7 +104,7 @@ class Embed(PoolingParams):
 
 @frozen
 class EmbedChunks(Embed):
-    """Such a vector for each of the prompt's ``chunks``: float32, shape (chunks, dimensions)."""
+    """A vector for each of the prompt's ``chunks``: float32, shape (chunks, dimensions)."""
 
 
 @frozen
@@ -126,8 +126,8 @@ class SparseLookup(PoolingParams):
 
 
 Activation: TypeAlias = Literal["probabilities", "score", "raw"]
-"""The function applied to a classifier's logits. probabilities: softmax or sigmoid, as the model was trained.
-score: the activation of a cross-encoder's config, by default a sigmoid. raw: none."""
+"""Function applied to a classifier's logits. probabilities: softmax or sigmoid, as the model was trained. score: the
+activation in a cross-encoder's config, by default a sigmoid. raw: none."""
 
 
 @frozen
@@ -146,11 +146,11 @@ class TokenClassify(PoolingParams):
 
 @frozen
 class Client:
-    """Who sends a request, as far as fairness and limits go: the name of an API key, or else an address.
+    """The sender of a request for fairness and limits: the name of an API key, or an address.
 
-    ``number`` stands for it in the queues: below 2⁶³, the same in all processes. ``may_outrank``: its priorities count
-    against those of other clients, not only among its own requests. ``is_background``: it is never refused, and what it
-    sends is computed when nothing of other clients waits.
+    ``number`` identifies it in queues: below 2⁶³, the same in all processes. ``may_outrank``: its priorities count
+    against other clients' too, not only among its own requests. ``is_background``: its requests are never refused, and
+    their planned rows are computed when no other rows wait.
     """
 
     label: str = ""
@@ -170,9 +170,9 @@ def _number_of(label: str) -> int:
 
 @frozen
 class MaxSim(PoolingParams):
-    """The greatest dot product of each vector of a query with this row's token vectors, summed over the query.
+    """The maximum dot product of each query vector with this row's token vectors, summed over the query.
 
-    ``query`` is the output of ``TokenEmbed`` for the query, and must not be modified. Output: float32, shape (1,).
+    ``query`` is the output of ``TokenEmbed`` for the query and must not be modified. Output: float32, shape (1,).
     Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
     """
 
@@ -192,9 +192,9 @@ PooledValue: TypeAlias = Vectors | SparseVector
 
 
 class PlannedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The batch that a row of background work is computed in: its number, and how many rows it has.
+    """The batch in which a row of background work is computed: its number and its number of rows.
 
-    The number is below 2⁶³, and unique among all processes.
+    The former is below 2⁶³ and unique among all processes.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -202,14 +202,14 @@ class PlannedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
-    """One row of work: the unit that the engine queues, batches and answers.
+    """One row: the unit that the engine queues, batches and computes.
 
-    ``params`` are the outputs to compute from one forward pass over the prompt, one or several. Rows of a smaller
-    ``rank`` are computed first; ``client`` is the number of a ``Client``, and of its rows those of a smaller
-    ``priority`` are computed first. ``group`` is the request group: rows with the same number share one turn in the
-    queue. Each client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
-    ``deadline``, in the trio clock's seconds, is when the row is of no use any more. A row with ``planned`` is
-    background work: it is computed when no other rows wait, in exactly that batch.
+    ``params`` are the outputs to compute from one forward pass over the prompt, at least one. Rows with a smaller
+    ``rank`` are computed first; ``client`` is the number of a ``Client``, among whose rows a smaller ``priority`` is
+    computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each client
+    request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone. After
+    ``deadline``, in seconds of trio's clock, nobody waits for the row. A row with ``planned`` is background work: it is
+    computed in exactly that batch, when no other rows wait.
     """
 
     prompt: RenderedPrompt
@@ -235,7 +235,7 @@ class Batch:
 
     @property
     def is_planned(self) -> bool:
-        """Whether its submitter has chosen its rows."""
+        """Whether its rows were chosen by the submitter."""
         return self.requests[0].planned is not None
 
     @cached_property
@@ -255,7 +255,7 @@ class Batch:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens when every row is padded to the longest."""
+        """Tokens with every row padded to the longest."""
         return len(self.requests) * self.longest
 
 
@@ -271,7 +271,7 @@ class PooledBatch(Protocol):
 
 @frozen(eq=False)
 class CopiedBatch:
-    """Rows that are on the host when ``launch`` returns: awaiting them does not wait."""
+    """Outputs that are on the host when ``launch`` returns: awaiting them does not wait."""
 
     rows: list[tuple[PooledValue, ...]]
 
@@ -281,17 +281,17 @@ class CopiedBatch:
 
 
 class Runner(Protocol):
-    """Computes batches. Used from ``concurrent_launches`` threads at a time; with ``has_own_threads`` from one more."""
+    """Computes batches. Called by ``concurrent_launches`` threads at a time, with ``has_own_threads`` by one more."""
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Start the forward pass and return at once where the device is asynchronous.
+        """Start the forward pass; return without waiting if the device is asynchronous.
 
-        Raises ``RunnerDeadError`` if no later batch can succeed, and ``OutOfDeviceMemoryError`` if a smaller batch may;
-        any other exception fails this batch only. A batch that failed is launched again in parts.
+        Raises ``RunnerDeadError`` if all later batches would fail, and ``OutOfDeviceMemoryError`` if a smaller batch
+        may succeed; any other exception fails this batch only. A failed batch is launched again in parts.
         """
 
     def describe(self) -> str:
-        """Return one line for the log: what is loaded, and how it is computed."""
+        """Return a line for the log: the model and how it is computed."""
 
     @property
     def dimensions(self) -> int:
@@ -299,31 +299,28 @@ class Runner(Protocol):
 
     @property
     def embeds_width(self) -> int:
-        """Width of the token embeddings accepted in place of ids; 0 if none are."""
+        """Width of token embeddings in place of ids; 0 if they are not accepted."""
 
     def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Choose how batches are computed; return their token budget, less than wanted if memory does not suffice.
+        """Choose how batches are computed; return their token budget, which memory may reduce.
 
         Called once, before any launch. May block for minutes. Raises ``ModelLoadError``.
         """
 
     def return_memory(self) -> None:
-        """Return to malloc, or to the kernel, what is kept for later batches. Blocks for milliseconds.
-
-        Other threads may launch meanwhile.
-        """
+        """Free memory that is kept for later batches. Blocks for milliseconds; other threads may launch meanwhile."""
 
     @property
     def probe_request(self) -> PoolingRequest | None:
-        """A row of a few tokens that the model can compute; ``None`` if it has none."""
+        """A row of a few tokens that the model can compute; ``None`` if there is none."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it computes on this machine's cores, with as many threads as ``torch.get_num_threads()`` allows."""
+        """Whether it computes on this machine's cores, with up to ``torch.get_num_threads()`` threads."""
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether forward passes are computed in other threads than those that launch, without the interpreter lock."""
+        """Whether forward passes run in other threads than the launching ones, without the interpreter lock."""
 
     @property
     def concurrent_launches(self) -> int:
@@ -331,19 +328,19 @@ class Runner(Protocol):
 
     @property
     def background_launches(self) -> int:
-        """Number of further threads that may launch planned batches, which are computed at idle priority; maybe 0."""
+        """Number of additional threads that may launch planned batches, computed at idle priority; may be 0."""
 
     @property
     def cosine_with_float32(self) -> float | None:
-        """Agreement of a quantised model with float32, the mean over some texts; ``None`` for other models."""
+        """Mean cosine of a quantised model's vectors with float32, over some texts; ``None`` for other models."""
 
     @property
     def pads(self) -> bool:
-        """Whether padding is computed. If not, a batch's duration and memory depend on its own tokens only."""
+        """Whether padding is computed. If not, a batch's duration and memory depend only on its tokens."""
 
 
 class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
-    """The output of one row, with the times (seconds) that it was queued and that its batch took.
+    """The output of one row, and the times in seconds of its wait in the queue and of its batch.
 
     ``values`` are in the order of the request's ``params``.
     """
@@ -355,7 +352,7 @@ class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 class ComputedBy(NamedTuple):
-    """What computes a model's outputs; empty if unknown. If engines differ, each has all values, joined by ``", "``."""
+    """What computes a model's outputs; empty if unknown. If engines differ, their values are joined by ``", "``."""
 
     fingerprint: str = ""
     dtype: str = ""

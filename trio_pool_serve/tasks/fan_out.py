@@ -28,32 +28,31 @@ from trio_pool_serve.types import (
 )
 
 CHUNK_ROWS = 16
-"""Maximum number of prompts in a chunk, which one thread hop renders."""
+"""Maximum number of prompts in a chunk, which is rendered in one thread hop."""
 
 WINDOW_CHUNK_ROWS = 256
-"""The same for a window of background work: its first rows are not computed before its last are rendered, so that large
-chunks keep none of them waiting."""
+"""The same for a window of background work: no row is computed before all are rendered, so large chunks delay none."""
 
 CHUNK_CHARACTERS = 8192
-"""Maximum length of a chunk's texts together, unless one text alone is longer: rendering a chunk takes some
-milliseconds, and other requests wait for as long."""
+"""Maximum total length of a chunk's texts, unless a single text is longer: rendering a chunk takes milliseconds, for
+which other requests wait."""
 
 CHUNKS_AHEAD = 2
-"""Chunks of one request that wait for a renderer while others of the request are rendered.
+"""Chunks of a request that wait for a renderer while others of it are rendered.
 
-A client's prompts are first come, first served: if all prompts of a large request waited at once, the single prompt of
-its next request would wait behind every one of them.
+A client's prompts are rendered in order of arrival: if all prompts of a large request waited, the single prompt of the
+client's next request would wait behind them.
 """
 
 _groups = itertools.count(1 + secrets.randbits(62))
-"""Numbers of requests, which are unlikely to be another API process's."""
+"""Request numbers, which are unlikely to occur in another API process."""
 
 
 @frozen(eq=False)
 class RowToCompute:
-    """A prompt, how it is rendered, and the outputs to compute from it.
+    """A prompt, how to render it, and the outputs to compute from it.
 
-    With ``in_windows`` a prompt longer than the model's maximum is computed in several windows.
+    With ``in_windows``, a prompt longer than the model's maximum is computed in several windows.
     """
 
     prompt: Prompt
@@ -64,7 +63,7 @@ class RowToCompute:
 
 @frozen(eq=False)
 class ComputedRow:
-    """The outputs of one row, in the order of its ``params``, and the number of tokens computed."""
+    """The outputs of a row, in the order of its ``params``, and its number of tokens."""
 
     values: tuple[PooledValue, ...]
     tokens: int
@@ -78,7 +77,7 @@ class ComputedRow:
 
 
 RowDone = Callable[[int, ComputedRow], None]
-"""Called on the loop with a row's index and outputs as soon as they are computed; must not take long."""
+"""Called on the event loop with a row's index and outputs as soon as they are computed; must be fast."""
 
 RenderedWindow = tuple[int, int, RenderedPrompt]
 """Index of a row, index of one of its windows, and the window's model input. Most rows have one window."""
@@ -87,10 +86,10 @@ RenderedWindow = tuple[int, int, RenderedPrompt]
 async def compute_rows(
     model: Model, rows: Sequence[RowToCompute], accounting: RequestAccounting, row_done: RowDone | None = None
 ) -> list[ComputedRow]:
-    """Render and compute every row of a request, in chunks, concurrently; return the outputs in the order of the rows.
+    """Render and compute the rows of a request concurrently, in chunks; return the outputs in the order of the rows.
 
-    The first row that fails cancels the others, and those not yet started never run; its error is raised by itself, not
-    in a group. Cancellation: rows that have not been launched leave the queue.
+    The first failure cancels all other rows; its error is raised, not in a group. Cancellation: rows that have not been
+    launched leave the queue.
     """
     fan_out = FanOut(model, rows, accounting, row_done)
     chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
@@ -106,7 +105,7 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) ->
     begin = characters = 0
     for index, row in enumerate(rows):
         size = plain_characters(row.prompt, row.rendering) if renderer.is_plain(row.prompt) else CHUNK_CHARACTERS
-        size = max(1, size)  # an empty text would share a chunk with a prompt that is to be by itself
+        size = max(1, size)  # or an empty text would share a chunk with a prompt that is not plain
         if index > begin and (index - begin >= most_rows or characters + size > CHUNK_CHARACTERS):
             yield range(begin, index)
             begin, characters = index, 0
@@ -117,21 +116,21 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) ->
 
 @define(eq=False)
 class FanOut:
-    """One call of ``compute_rows``: its rows are rendered, submitted and collected."""
+    """One call of ``compute_rows``: renders, submits and collects its rows."""
 
     model: Model
     rows: Sequence[RowToCompute]
     accounting: RequestAccounting
     row_done: RowDone | None
     computed: dict[int, ComputedRow] = field(init=False, factory=dict)
-    """Rows of which all windows are computed, by index."""
+    """Rows by index, once all of their windows are computed."""
     _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=lambda: defaultdict(list))
-    """The windows of each submitted row, by the row's index; ``None`` if not computed yet."""
+    """The windows of each submitted row by the row's index; ``None`` until computed."""
     _group: int = field(init=False, factory=lambda: next(_groups))
     _began: float = field(init=False, factory=time.perf_counter)
 
     async def compute_concurrently(self, chunks: Sequence[range]) -> None:
-        """Render and submit each chunk in a task of its own. Cancellation: as ``compute_rows``."""
+        """Render and submit each chunk in its own task. Cancellation: as ``compute_rows``."""
         renderer, is_planned = self.model.renderer, self.model.window is not None
         ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
         postponed: list[RenderedWindow] = []
@@ -152,7 +151,7 @@ class FanOut:
                     await ahead.acquire_on_behalf_of(chunk)
                     nursery.start_soon(compute, chunk)
         if postponed:
-            # Whether all members of the window wait can be told if each waits for all of its texts at once.
+            # In one call: a member of a planned window counts as waiting from its first one on.
             await self.submit(sorted(postponed, key=lambda window: window[:2]))
 
     async def render(self, chunk: range) -> list[RenderedWindow]:
@@ -176,7 +175,7 @@ class FanOut:
 
     async def submit(self, windows: Sequence[RenderedWindow]) -> None:
         """Compute all windows of some rows, and collect their outputs. Cancellation: as ``compute_rows``."""
-        # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
+        # Returning from a thread is not a checkpoint, and a cancelled request must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         work = self.accounting.admitted.work
         turn = work.priority, self._group, work.client.number, work.rank, work.deadline
@@ -188,9 +187,10 @@ class FanOut:
             await self.model.submit_all(requests, partial(self.collect, windows), self.accounting.timings)
 
     def collect(self, submitted: Sequence[RenderedWindow], number: int, output: PoolingOutput) -> None:
-        """Take the output of the ``number``-th submitted window; call ``row_done`` once a row has all of its windows.
+        """Store the output of a submitted window; call ``row_done`` after the last window of a row.
 
-        Raises ``NotFiniteError``, or ``InvalidRequestError`` if the numbers come of the request's own embeddings.
+        ``number`` is its index in ``submitted``. Raises ``NotFiniteError``, or ``InvalidRequestError`` if the request
+        has sent token embeddings.
         """
         index, window, prompt = submitted[number]
         self.accounting.note_computed(prompt, output)
@@ -199,7 +199,7 @@ class FanOut:
         except NotFiniteError:
             if prompt.embeds is None:
                 raise
-            reason = "What the model computes from these token embeddings is not finite."
+            reason = "The model's output for these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None
         windows = self._windows[index]
         windows[window] = ComputedRow(output.values, len(prompt.token_ids))
@@ -211,9 +211,9 @@ class FanOut:
 
 
 def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:
-    """Return a row whose vector is the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
+    """Return a row with the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
 
-    It is scaled to unit length if all of theirs have unit length, as the vector of a text in one window would be.
+    If all of them have unit length, it is scaled to unit length, as the vector of a single window would be.
     """
     vectors, tokens = np.stack([window.vector for window in windows]), [window.tokens for window in windows]
     mean: Vectors = np.average(vectors, axis=0, weights=np.array(tokens, dtype=np.float32)).astype(np.float32)

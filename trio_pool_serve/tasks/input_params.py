@@ -1,4 +1,4 @@
-"""Input params: how a job's texts are rendered, as the client requested it."""
+"""Input params: how the client wants a job's texts to be rendered."""
 
 from collections.abc import Mapping
 from typing import get_args
@@ -10,18 +10,18 @@ from trio_pool_serve.prompts import InputType, RenderingParams, TextPrompt, Trun
 from trio_pool_serve.tasks.model import Model
 
 INSTRUCTION_CHARACTERS_PER_TOKEN = 8
-"""Bounds a client's instruction by the model's length: no script has many tokens longer than this."""
+"""Limits a client's instruction by the model's maximum length: few tokens of any script are longer."""
 
 
 @frozen(kw_only=True)
 class InputParams:
-    """What a request may specify about the rendering of its texts.
+    """Options of a request for the rendering of its texts.
 
-    ``truncate_to`` is in tokens; −1 stands for the model's maximum. ``None`` leaves longer inputs to ``--long-text``,
-    whose default ``dialect_truncates`` says; with ``refuses_longer`` they are refused. ``instruction`` is the client's
-    own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type`` selects the
-    model's template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded`` asks for
-    padding to the model's maximum, which only models do that were trained so; they do it always.
+    ``truncate_to`` is in tokens; −1 is the model's maximum. If it is ``None``, ``--long-text`` decides about longer
+    inputs, with ``dialect_truncates`` as its default; with ``refuses_longer`` they are refused. ``instruction`` is the
+    client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
+    selects the model's template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded``
+    requests padding to the model's maximum, which is accepted for models that always pad.
     """
 
     truncate_to: int | None = None
@@ -36,7 +36,7 @@ class InputParams:
 
     @property
     def effective_input_type(self) -> InputType | None:
-        """``input_type``, or else ``prompt_name`` if that is the name of an input type."""
+        """``input_type``, else ``prompt_name`` if it names an input type."""
         by_name: Mapping[str | None, InputType] = {"query": "query", "document": "document"}
         return self.input_type or by_name.get(self.prompt_name)
 
@@ -82,25 +82,25 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
 def _instruction(model: Model, input_params: InputParams) -> str:
     prompts, name = model.folder.prompts, input_params.prompt_name
     if input_params.instruction is not None:
-        # A longer one would be copied to every prompt and leave no tokens for any.
+        # A longer one would be copied to every prompt, and leave no tokens for the texts.
         limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
         if len(input_params.instruction) > limit:
             raise InvalidRequestError(
                 f"The prompt has {len(input_params.instruction)} characters; at most {limit} are accepted.",
                 field="instruction",
             )
-        # Late interaction's marker of the input type stays in front of it.
+        # The marker of the input type of late interaction stays in front.
         keeps_marker = model.folder.spec.keeps_input_type_prompt
         marker = prompts.get(input_params.effective_input_type or "", "") if keeps_marker else ""
         return marker + input_params.instruction
     if name is not None:
-        # Every model accepts the names of the input types, as in sentence-transformers.
+        # The names of input types are accepted for every model, as in sentence-transformers.
         if name not in prompts and name not in get_args(InputType):
             known = ", ".join(sorted(prompts)) or "none"
             raise InvalidRequestError(f"This model has no prompt named {name!r}; it has: {known}.", field="prompt_name")
         return prompts.get(name, "")
     if input_params.input_type is not None:
-        # As in sentence-transformers' encode_query and encode_document: the default prompt is not for them.
+        # Without the default prompt, as encode_query and encode_document of sentence-transformers.
         return prompts.get(input_params.input_type, "")
     default = model.folder.default_prompt
     return prompts.get(model.folder.default_prompt_name or "", "") if default is None else default

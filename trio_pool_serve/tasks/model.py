@@ -30,26 +30,26 @@ class Model:
     renderer: Renderer
     engine: Engine
     long_text: LongText | None = None
-    """What happens to longer inputs, unless their request says it; ``None``: what the request's dialect does."""
+    """What happens to longer inputs if the request does not say; ``None``: the default of its dialect."""
     window: WindowMember | None = None
-    """The window that a request of background work belongs to."""
+    """The window of a request of background work."""
     results: ModelResults | None = None
-    """Outputs that are cached, ``None`` without a cache. Background work does without, as it is to give the same bytes
-    each time: the last bits of an output depend on the batch that it is computed in."""
+    """The cache of results; ``None`` if disabled. Background work does not use it: its outputs must be the same bytes
+    in every run, and the last bits of an output depend on its batch."""
 
     @property
     def computed_by(self) -> ComputedBy:
-        """What computes its outputs; the fingerprint also tells by which settings its inputs are rendered."""
+        """What computes its outputs. The fingerprint also depends on settings of rendering."""
         prompts = self.folder.default_prompt_name, self.folder.default_prompt, self.folder.chat_template
         return _with_settings(self.engine.worker.computed_by, self.long_text, self.folder.max_model_len, *prompts)
 
     def admit(self, work: EstimatedWork, timings: RequestTimings) -> RequestAccounting:
-        """Admit a request, until the end of the context that is returned. Raises as ``Engine.admit``."""
+        """Admit a request until the returned context ends. Raises as ``Engine.admit``."""
         admitted = self.engine.admit(work if self.results is None else self.results.to_compute(work))
         return RequestAccounting(admitted, self.renderer.memory, timings)
 
     async def submit_all(self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings) -> None:
-        """Compute the rows of a request by the engine, or have them from the cache of results.
+        """Compute the rows of a request, or take them from the cache of results.
 
         Raises and is cancelled as ``Engine.submit_all``.
         """
@@ -61,15 +61,15 @@ class Model:
             await self.engine.submit_all(requests, row_done)
 
     def label(self, index: int) -> str:
-        """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""
+        """Return the name of a label; if the model has none, ``LABEL_0`` and so on, as in transformers."""
         labels = self.folder.spec.labels
         return labels[index] if index < len(labels) else f"LABEL_{index}"
 
     def require(self, task: PoolingTask, field: JobField | None = None) -> None:
-        """Raise ``TaskNotSupportedError`` unless the model supports a task, which the job's ``field`` may name."""
+        """Raise ``TaskNotSupportedError`` unless the model supports a task; ``field`` is the job's field of it."""
         tasks = self.folder.spec.tasks
         if task not in tasks:
-            # Clients know the error by how vLLM's begins.
+            # Clients recognise the error by the beginning of vLLM's.
             raise TaskNotSupportedError(
                 f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`).",
                 field=field,

@@ -1,4 +1,4 @@
-"""Pooling: the tasks about one prompt, and how a job of them is computed."""
+"""Pooling jobs: tasks that compute outputs from single prompts."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,12 +24,12 @@ from trio_pool_serve.types import (
 )
 
 MAX_TOKEN_NUMBERS = 32_000_000
-"""Most numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
+"""Maximum numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
 
 BYTES_PER_NUMBER = 4
 
 BYTES_PER_NUMBER_OF_RESPONSE = 16
-"""4 in the vector, and about 12 in the response's JSON, which is kept until the client has read it."""
+"""4 in the vector, and about 12 in the JSON of the response, which is held until the client has read it."""
 
 PooledRow = tuple[PooledValue, ...]
 """One prompt's outputs, in the order of the job's ``tasks``."""
@@ -37,9 +37,9 @@ PooledRow = tuple[PooledValue, ...]
 
 @frozen(eq=False, kw_only=True)
 class PoolJob:
-    """Prompts and the tasks to compute for each of them, as a request of any dialect is decoded to.
+    """Prompts and the tasks to compute for each of them: the form of a request of any dialect.
 
-    One forward pass computes all ``tasks``. ``dimensions`` and ``normalize`` are for vectors, ``activation`` is for
+    One forward pass computes all ``tasks``. ``dimensions`` and ``normalize`` are for vectors, ``activation`` for
     labels.
     """
 
@@ -53,22 +53,22 @@ class PoolJob:
 
     @property
     def document(self) -> ChunkedPrompt | None:
-        """The prompt of a job for the vectors of a document's chunks, which has no others; else ``None``."""
+        """The document, the only prompt of a job for late chunking; else ``None``."""
         first = self.prompts[0] if len(self.prompts) == 1 else None
         return first if isinstance(first, ChunkedPrompt) else None
 
     @property
     def vectors(self) -> int:
-        """Number of vectors that the task ``embed`` makes."""
+        """Number of vectors that the task ``embed`` returns."""
         return len(self.prompts) if self.document is None else len(self.document.chunks)
 
 
 @frozen(eq=False)
 class Task:
-    """A pooling task: the params that the engine gets, and ``finish``, which postprocesses the output.
+    """A pooling task: the params for the engine, and ``finish``, which postprocesses an output.
 
     ``needs`` is the task that the model must support. ``params`` raises ``InvalidRequestError`` if the model cannot
-    compute the job. ``finish`` runs on the loop for every prompt, so it must not take long.
+    compute the job. ``finish`` is called on the event loop for every prompt, so it must be fast.
     """
 
     needs: PoolingTask
@@ -78,19 +78,19 @@ class Task:
 
 @frozen(eq=False)
 class Pooled:
-    """The outputs of a job, a row per prompt in the order of the prompts, and the number of tokens of each."""
+    """The outputs of a job and the numbers of tokens, in the order of the prompts."""
 
     rows: list[PooledRow]
     tokens: list[int]
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens computed in all."""
+        """Total number of tokens."""
         return sum(self.tokens)
 
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
-    """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to that length."""
+    """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to ``dimensions``."""
     if dimensions is not None and not 1 <= dimensions <= model.engine.facts.dimensions:
         limit = model.engine.facts.dimensions
         raise InvalidRequestError(
@@ -126,7 +126,7 @@ TASKS: dict[str, Task] = {
     "classify": Task("classify", lambda _, job: Classify(job.activation)),
     "token_classify": Task("token_classify", lambda _, job: TokenClassify(job.activation)),
 }
-"""The tasks about one prompt. Scoring, about two, is in ``tasks.score``."""
+"""The tasks of single prompts. Scoring, which takes two, is in ``tasks.score``."""
 
 
 def task_named(name: str) -> Task:
@@ -151,7 +151,7 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
 
 
 def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
-    """Return what a job asks of the engine, with its tokens estimated without tokenising.
+    """Return a job's work for the engine, with its tokens estimated, not counted.
 
     Raises ``InvalidRequestError`` if vectors per token would have more than ``MAX_TOKEN_NUMBERS`` numbers.
     """
@@ -170,7 +170,7 @@ def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], con
 
 def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
     """Reserve memory for vectors before they are computed. Raises ``OverloadedError``."""
-    # Responses to lines of batches wait for no client.
+    # Responses to lines of batches are not held for a client.
     each = BYTES_PER_NUMBER if context.client.is_background else BYTES_PER_NUMBER_OF_RESPONSE
     context.reservation.grow(vectors * model.engine.facts.dimensions * each)
 
@@ -180,13 +180,13 @@ async def pool(
 ) -> Pooled:
     """Compute a job's tasks for each of its prompts.
 
-    ``row_done(index, row)`` is called on the loop as soon as a prompt's row is computed. Raises
-    ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
-    nothing of the job stays in the queue.
+    ``row_done(index, row)`` is called on the event loop as soon as a prompt's row is computed. Raises
+    ``InvalidRequestError``, ``OverloadedError``, and as ``compute_rows``. Cancellation: at once; its rows leave the
+    queue.
     """
     by_tokens = "token_embed" in job.tasks
     if not by_tokens and len(job.prompts) > 1 and not context.client.is_background:  # windows bound those of batches
-        _reserve(model, context, len(job.prompts))  # first: a refusal costs as little as possible
+        _reserve(model, context, len(job.prompts))  # first, so that a refusal is cheap
     to_compute = rows_to_compute(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
     finished: dict[int, PooledRow] = {}

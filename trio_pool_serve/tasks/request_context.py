@@ -1,4 +1,4 @@
-"""What a request is to the server, whatever its job, and the accounting of an admitted one."""
+"""The client, deadline and resources of a request of any job, and its accounting once it is admitted."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,7 @@ from trio_pool_serve.types import Client, PoolingOutput, PoolingRequest, Rendere
 
 @frozen(eq=False)
 class RequestContext:
-    """Who sends a request, until when its answer is of use (the trio clock's seconds), and how long it takes.
-
-    ``reservation`` is of the memory that it holds.
-    """
+    """The client of a request, its deadline in seconds of trio's clock, its timings and its memory."""
 
     timings: RequestTimings = Factory(RequestTimings)
     client: Client = Factory(Client)
@@ -26,7 +23,7 @@ class RequestContext:
     reservation: Reservation = Factory(lambda self: Reservation(MemoryBudget(), self.client), takes_self=True)
 
     def work(self, tokens: int, rows: int = 1, *, priority: int = 0, has_images: bool = False) -> EstimatedWork:
-        """Return what the request asks of the engine."""
+        """Return the request's work for the engine."""
         return EstimatedWork(
             tokens=tokens,
             rows=rows,
@@ -40,7 +37,7 @@ class RequestContext:
 
 @frozen(eq=False)
 class RequestAccounting:
-    """Updates admission, the memory budget and the timings at each step of a request's rows; a context."""
+    """Updates admission, the memory budget and the timings at each step of a request's rows; a context manager."""
 
     admitted: AdmittedRequest
     memory: MemoryBudget
@@ -53,16 +50,16 @@ class RequestAccounting:
         self.admitted.release()
 
     def note_rendered(self, rows: Sequence[Sequence[RenderedPrompt]], render_s: float) -> None:
-        """Count rows by their exact lengths, ``render_s`` seconds after rendering began."""
+        """Replace the estimate of rows by their lengths, ``render_s`` seconds after rendering began."""
         self.timings.render_s = render_s
         self.admitted.note_rendered((prompt for prompts in rows for prompt in prompts), len(rows))
 
     def computing(self, requests: Sequence[PoolingRequest]) -> AbstractContextManager[None]:
-        """Count rows as submitted; their arrays are held until the context ends."""
+        """Count rows as submitted; their arrays count as memory until the context ends."""
         self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         return self.memory.holding((request.prompt for request in requests), self.admitted.work.client)
 
     def note_computed(self, prompt: RenderedPrompt, output: PoolingOutput) -> None:
-        """Count a row no longer, and add its durations."""
+        """Count a row as computed, and add its durations."""
         self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
         self.admitted.note_computed(prompt)

@@ -1,4 +1,4 @@
-"""Scoring of documents against queries: by pairs, by vectors or by late interaction, as the model requires."""
+"""Scoring of documents against queries, as the model requires: in pairs, by vectors or by late interaction."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -16,17 +16,17 @@ from trio_pool_serve.tasks.request_context import RequestAccounting, RequestCont
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024
-"""Vectors of at most this many bytes in all are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
+"""Up to this many bytes of vectors are compared on the event loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
 122 µs."""
 
 
 @frozen(eq=False, kw_only=True)
 class ScoreJob:
-    """Documents and the queries to score them against: one for all documents, or one for each.
+    """Documents, and the queries to score them against: one for all documents, or one for each.
 
     ``max_query_tokens`` and ``max_document_tokens`` truncate each text. ``activation`` is for cross-encoders and
-    generative rerankers, which compute both texts together: there ``truncate_to`` of ``input_params`` is the length of
-    the pair. ``symmetric``: both sides are embedded alike, without an input type.
+    generative rerankers, which compute both texts as a pair; for these, ``truncate_to`` of ``input_params`` is the
+    length of the pair. ``symmetric``: both sides are embedded without an input type.
     """
 
     queries: Sequence[ScoreInput]
@@ -56,11 +56,11 @@ class ScoreJob:
                 raise InvalidRequestError(f"{{{name}}} must be at least 1, not {limit}.", field=name)
 
     def query_of(self, document: int) -> int:
-        """Return the index of the query that a document is scored against."""
+        """Return the index of a document's query."""
         return document if len(self.queries) > 1 else 0
 
     def estimated_tokens(self, *, in_pairs: bool) -> int:
-        """Estimate the tokens for admission, without tokenising; in pairs, each document's row has a query."""
+        """Estimate the tokens for admission, without tokenising; in pairs, every row has a query."""
         queries = sum(prompt_of(side).estimated_tokens for side in self.queries)
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         query_rows = len(self.documents) if in_pairs else len(self.queries)
@@ -70,7 +70,7 @@ class ScoreJob:
 
 @frozen(eq=False)
 class Scores:
-    """One score per document, float32, shape (documents,), in order, and the number of tokens computed."""
+    """The scores of the documents in order, float32, shape (documents,), and the total number of tokens."""
 
     values: npt.NDArray[np.float32]
     prompt_tokens: int
@@ -79,8 +79,8 @@ class Scores:
 async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
     """Score each document against its query; greater is better.
 
-    Raises ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
-    nothing of the job stays in the queue or on the device.
+    Raises ``InvalidRequestError``, ``OverloadedError``, and as ``compute_rows``. Cancellation: at once; its rows leave
+    the queue.
     """
     model.require("score")
     scoring = model.folder.spec.scoring
@@ -96,7 +96,7 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
 
 
 async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
-    """Compute each query and document as one row, as cross-encoders and generative rerankers do."""
+    """Compute each query and document as one row, for cross-encoders and generative rerankers."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
         raise InvalidRequestError("This model scores pairs of texts: it accepts no images.", field="prompts")
@@ -110,7 +110,7 @@ async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accountin
 
 
 async def _score_vectors(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
-    """Embed every text once, and compare the vectors by the model's similarity function."""
+    """Embed every text once, and compare the vectors with the model's similarity function."""
     sides = [
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
@@ -121,7 +121,7 @@ async def _score_vectors(model: Model, job: ScoreJob, _: RequestContext, account
 
     def compare() -> npt.NDArray[np.float32]:
         queries, documents = np.stack(vectors[: len(job.queries)]), np.stack(vectors[len(job.queries) :])
-        # One query is compared with every document, several each with its own.
+        # One query is compared with all documents, several with one each.
         return SIMILARITIES[model.folder.spec.similarity](queries, documents).astype(np.float32)
 
     is_small = sum(vector.nbytes for vector in vectors) <= LOOP_BYTES
@@ -136,7 +136,7 @@ async def _score_late_interaction(
     rendering = _rendering(model, job, "query")
     to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
     queries = await compute_rows(model, to_compute, accounting)
-    # Copies: a view would keep the outputs of a whole batch.
+    # Copies, because a view would keep the outputs of its batch.
     params = [(MaxSim(row.vector.copy()),) for row in queries]
     context.reservation.grow(sum(param.query.nbytes for (param,) in params))
     rendering = _rendering(model, job, "document")
@@ -172,7 +172,7 @@ SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
 
 def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> RenderingParams:
     """Return the rendering params of one side's texts."""
-    # A client's instruction is about what is searched for: it is not put in front of documents.
+    # A client's instruction describes the search: it is not put in front of documents.
     instruction = None if input_type == "document" else job.input_params.instruction
     rendering = rendering_params(model, evolve(job.input_params, input_type=input_type, instruction=instruction))
     max_text_tokens = job.max_query_tokens if input_type == "query" else job.max_document_tokens

@@ -1,4 +1,4 @@
-"""Texts to tokens and back, without computing anything: refused while requests to be computed would be."""
+"""Tokenising and detokenising. Refused while the queue is full, as other requests are."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
 
 MAX_CHARACTERS = 200_000
-"""Most characters of one request: each token is a separate object until the response is encoded."""
+"""Maximum characters of a request: each token is a separate object until the response is encoded."""
 
 
 async def tokenize(
@@ -22,8 +22,8 @@ async def tokenize(
 ) -> list[list[Token]]:
     """Return the tokens of each text, not truncated, with ``instruction`` in front of every text.
 
-    Raises ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` in all, and ``OverloadedError``.
-    Cancellation: at once; a thread that tokenises finishes one text.
+    Raises ``OverloadedError``, and ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` in total.
+    Cancellation: at once; a thread that tokenises finishes its text.
     """
     _refuse(model, sum(map(len, texts)) + len(instruction) * len(texts), context)
     renderer, client = model.renderer, context.client.number
@@ -52,9 +52,9 @@ async def tokenize_conversation(
 
 @frozen(eq=False)
 class ComputedTokens:
-    """The tokens that the model is run over for a text: ids and vocabulary entries, prompts and markers among them.
+    """The tokens that are computed for a text, with prompts and markers: ids and entries of the vocabulary.
 
-    ``kept`` tells which have a vector in the output of ``token_embed``.
+    ``kept`` tells which of them have a vector in the output of ``token_embed``.
     """
 
     ids: list[int]
