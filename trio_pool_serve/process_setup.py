@@ -4,13 +4,16 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, Literal, TypedDict
 
 import trio
 from attrs import evolve
 
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import BatchConfig, Config, LoggingConfig, ModelConfig, ProcessesConfig, SchedulingConfig
+from trio_pool_serve.config.model_config import BackendChoice, Dtype, LongText, Pooling
+from trio_pool_serve.config.setting import plain_message
 from trio_pool_serve.engine.gpus import Gpu, find_gpus
-from trio_pool_serve.engine.placement import default_placement, with_replicas
+from trio_pool_serve.engine.placement import default_placement, has_gpu, with_replicas
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.folder import accepts_images
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
@@ -24,6 +27,25 @@ SWITCH_INTERVAL_S = 0.0005
 
 PEEK_S = 1.0
 """Time limit for reading the models' small files before the server listens; a disk may be slow."""
+
+
+class ModelSettings(TypedDict, total=False):
+    """Settings of a model: the flags of ``trio-pool-serve serve`` of these names, with their defaults."""
+
+    revision: str | None
+    trust_remote_code: bool
+    dtype: Dtype
+    device: str
+    backend: BackendChoice
+    cache_dir: str | None
+    max_model_len: int | None
+    long_text: LongText | None
+    pooling: Pooling | None
+    normalize: bool | None
+    default_prompt_name: str | None
+    default_prompt: str | None
+    max_batch_tokens: int | Literal["auto"]
+    replicas: int | None
 
 
 def configure_process(service: Service, niceness: int = NICENESS) -> None:
@@ -77,6 +99,27 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
         )
     engine = default_placement(config, reads_images=reads_images, cores=cores)
     return evolve(config, processes=evolve(config.processes, engine=engine))
+
+
+def in_process_config(
+    model: str, *, max_batch_tokens: int | Literal["auto"] = "auto", replicas: int | None = None, **loading: Any
+) -> Config:
+    """Return the settings of a service with one model for the code of its own process, with ``ModelSettings``.
+
+    Raises ``TypeError`` for an unknown setting and ``ValueError`` for a wrong value.
+    """
+    try:
+        return Config(
+            models=(model,),
+            loading=(loaded := ModelConfig(**loading)),
+            scheduling=SchedulingConfig(max_batch_tokens=max_batch_tokens),
+            # On CPU in this process: there are no other requests whose event loop computing could slow down.
+            processes=ProcessesConfig(engine=None if has_gpu(loaded) else "local", replicas=replicas),
+            logging=LoggingConfig(log_level="warning"),
+            batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
+        )
+    except ValueError as error:
+        raise ValueError(plain_message(error)) from None
 
 
 @asynccontextmanager

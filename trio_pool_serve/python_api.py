@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, closing, con
 from copy import deepcopy
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 import trio
@@ -16,12 +16,8 @@ from attrs import frozen
 from rich.console import Console
 from rich.progress import track
 
-from trio_pool_serve.config import BatchConfig, Config, LoggingConfig, ModelConfig, ProcessesConfig, SchedulingConfig
-from trio_pool_serve.config.model_config import BackendChoice, Dtype, LongText, Pooling
-from trio_pool_serve.config.setting import plain_message
-from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError, unwrap_exception_groups
-from trio_pool_serve.process_setup import open_service
+from trio_pool_serve.process_setup import ModelSettings, in_process_config, open_service
 from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType, PairPrompt, TextPrompt, TruncationSide
 from trio_pool_serve.service import Service
@@ -41,25 +37,6 @@ WINDOW_ROWS, WINDOWS_AT_ONCE = 512, 4
 
 CALLER = Client("python", is_background=True)
 """Is never refused, however much waits: it has no other server to go to."""
-
-
-class ModelSettings(TypedDict, total=False):
-    """Settings of a model: the flags of ``trio-pool-serve serve`` of these names, with their defaults."""
-
-    revision: str | None
-    trust_remote_code: bool
-    dtype: Dtype
-    device: str
-    backend: BackendChoice
-    cache_dir: str | None
-    max_model_len: int | None
-    long_text: LongText | None
-    pooling: Pooling | None
-    normalize: bool | None
-    default_prompt_name: str | None
-    default_prompt: str | None
-    max_batch_tokens: int | Literal["auto"]
-    replicas: int | None
 
 
 class CallOptions(TypedDict, total=False):
@@ -208,27 +185,9 @@ async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> As
     Raises ``ModelLoadError``, ``EngineDeadError`` if the engine ends, ``TypeError`` for an unknown setting and
     ``ValueError`` for a wrong value. Cancellation: at once.
     """
-    async with open_service(config_of(str(model), **settings), niceness=None) as service:
+    async with open_service(in_process_config(str(model), **settings), niceness=None) as service:
         allow_torch()  # for the caller, where the model computes in another process
         yield AsyncModel(service)
-
-
-def config_of(
-    model: str, *, max_batch_tokens: int | Literal["auto"] = "auto", replicas: int | None = None, **loading: Any
-) -> Config:
-    """Return the settings of a service with one model for the code of its own process. Raises as ``open_model``."""
-    try:
-        return Config(
-            models=(model,),
-            loading=(loaded := ModelConfig(**loading)),
-            scheduling=SchedulingConfig(max_batch_tokens=max_batch_tokens),
-            # Without a GPU in this process: there are no other requests whose event loop computing could slow down.
-            processes=ProcessesConfig(engine=None if has_gpu(loaded) else "local", replicas=replicas),
-            logging=LoggingConfig(log_level="warning"),
-            batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
-        )
-    except ValueError as error:
-        raise ValueError(plain_message(error)) from None
 
 
 def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Callable[Concatenate["Model", P], R]:
@@ -296,7 +255,7 @@ def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
         message = error.message_with(lambda field: "truncate" if field == "truncate_to" else field)
         is_pair = isinstance(error.prompt, PairPrompt)
         text = getattr(error.prompt, "second" if is_pair else "text", None)
-        for name, texts in inputs.items():
+        for name, texts in [*inputs.items()][is_pair:]:
             if text in texts:
                 place = _place(name, texts.index(text)) + (" with its query" if is_pair else "")
                 message = re.sub(r"\b[Aa]n input\b", place, message)
