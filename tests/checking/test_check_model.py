@@ -33,10 +33,6 @@ def settings_for(model: Path, *, measure: bool = False, **loading: Any) -> Check
     return CheckSettings(config=Config(models=(str(model),), loading=config), report=ReportOptions(measure=measure))
 
 
-def ignore(_: str) -> None:
-    pass
-
-
 KINDS = [
     (partial(write_family, name="bert"), "embedding", "embed"),
     (partial(write_classifier, name="bert", num_labels=3), "sequence_classifier", "classify"),
@@ -47,14 +43,12 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("write", "kind", "task"), KINDS, ids=["embed", "classify", "rerank", "colbert", "splade", "clip"]
-)
+@pytest.mark.parametrize(("write", "kind", "task"), KINDS, ids=[kind for _, kind, _ in KINDS])
 async def test_the_report_is_what_a_server_says_of_the_model(
     tmp_path: Path, write: Callable[[Path], Path], kind: str, task: str
 ):
     model = write(tmp_path / "model")
-    report = await check_model(settings_for(model), ignore)
+    report = await check_model(settings_for(model), str)
     async with serving_folder(model) as asked:
         (card,) = (await asked.client.get("/v1/models")).json()["data"]
         info = (await asked.client.get("/info")).json()
@@ -95,16 +89,16 @@ async def test_every_length_is_measured(tmp_path: Path):
 async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert", modules=[pooling("cls")])
     edit_json(model / "config_sentence_transformers.json", lambda file: file.update(default_prompt_name="query"))
-    declared = await check_model(settings_for(model), ignore)
+    declared = await check_model(settings_for(model), str)
     assert (declared.pooling, declared.pooling_from) == ("cls", "1_Pooling/config.json")
     assert (declared.normalize, declared.normalize_from) == (False, "modules.json")
     assert (declared.prompts, declared.default_prompt_name) == ({"query": "query: "}, "query")
     assert declared.warnings == []
-    configured = await check_model(settings_for(model, pooling="mean", normalize=True), ignore)
+    configured = await check_model(settings_for(model, pooling="mean", normalize=True), str)
     assert (configured.pooling, configured.pooling_from) == ("mean", "--pooling")
     assert (configured.normalize, configured.normalize_from) == (True, "--normalize")
     (model / "modules.json").unlink()
-    assumed = await check_model(settings_for(model), ignore)
+    assumed = await check_model(settings_for(model), str)
     assert (assumed.pooling, assumed.pooling_from) == ("mean", "assumed, as no file declares it")
     assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
 
@@ -132,9 +126,8 @@ async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minil
             (card,) = (await client.get("/v1/models")).json()["data"]
             info = (await client.get("/info")).json()
         assert f"{report['computation']}" in server.log
-    assert {name: report[name] for name in ("id", "task", "tasks", "max_model_len")} == {
-        name: card[name] for name in ("id", "task", "tasks", "max_model_len")
-    }
+    for name in ("id", "task", "tasks", "max_model_len"):
+        assert report[name] == card[name], name
     assert report["pooling"] == info["model_type"]["embedding"]["pooling"]
     assert report["max_batch_tokens"] == info["max_batch_tokens"] == 512
     assert (report["kind"], report["architectures"], report["dimensions"]) == ("embedding", ["BertModel"], 384)
@@ -148,7 +141,7 @@ async def test_a_range_of_replicas_is_checked_by_its_most(tmp_path: Path):
     """A check computes in its own process, where a server with ``--engine ray`` would start more."""
     settings = settings_for(write_family(tmp_path / "model", "bert"))
     processes = evolve(settings.config.processes, engine="ray", replicas="1..3")
-    report = await check_model(evolve(settings, config=evolve(settings.config, processes=processes)), ignore)
+    report = await check_model(evolve(settings, config=evolve(settings.config, processes=processes)), str)
     assert (report.engine, report.replicas) == ("ray", 3)
 
 
@@ -191,10 +184,8 @@ def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypat
 
 
 def test_lengths_end_at_the_longest_that_a_model_accepts():
-    assert lengths_for(8) == [8]
-    assert lengths_for(128) == [16, 128]
-    assert lengths_for(300) == [16, 128, 300]
-    assert lengths_for(32768) == [16, 128, 512, 2048]
+    expected = {8: [8], 128: [16, 128], 300: [16, 128, 300], 32768: [16, 128, 512, 2048]}
+    assert {longest: lengths_for(longest) for longest in expected} == expected
 
 
 def test_the_peak_of_memory_counts_from_where_it_was_reset():

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,41 @@ class Changing:
     async def embed(self, model: str | None = None, text: str = "hello", **more: object) -> httpx.Response:
         body = {"input": text, **({} if model is None else {"model": model}), **more}
         return await self.client.post("/v1/embeddings", json=body, headers=ADMIN)
+
+    @asynccontextmanager
+    async def in_use(self, name: str) -> AsyncIterator[list[httpx.Response]]:
+        """A request computes with a model inside the block; behind it, the list has its response."""
+        (runner,) = self.loader.runners[name]
+        runner.gate.clear()
+        async with self.asking(self.embed, name) as answers:
+            with trio.fail_after(30):
+                while not self.service.served[name].users:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            yield answers
+            runner.gate.set()
+
+    @asynccontextmanager
+    async def loading(self, name: str) -> AsyncIterator[list[httpx.Response]]:
+        """A request loads a model inside the block; behind it, the list has its response."""
+        self.loader.held.add(name)
+        async with self.asking(self.load, name) as answers:
+            await self.loader.wait_entered()
+            yield answers
+            self.loader.gate.set()
+
+    @asynccontextmanager
+    async def asking(
+        self, ask: Callable[..., Awaitable[httpx.Response]], *arguments: str
+    ) -> AsyncIterator[list[httpx.Response]]:
+        """A request runs beside the block, which ends after it; the list has its response."""
+        answers: list[httpx.Response] = []
+
+        async def keep() -> None:
+            answers.append(await ask(*arguments))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep)
+            yield answers
 
     async def states(self) -> dict[str, str]:
         answer = await self.client.get("/v1/models", headers=ADMIN)

@@ -15,7 +15,7 @@ from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
-from tests.serving.changing_models import ADMIN, Changing, Loader, changing
+from tests.serving.changing_models import ADMIN, Loader, changing
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
@@ -25,12 +25,6 @@ from trio_pool_serve.prompts import ChatMessage, ChatPrompt, RenderingParams, Te
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
-
-
-async def in_use(live: Changing, name: str) -> None:
-    with trio.fail_after(30):
-        while not live.service.served[name].users:  # noqa: ASYNC110
-            await trio.sleep(0.001)
 
 
 async def test_a_model_is_loaded_computes_and_is_unloaded(tmp_path):
@@ -89,17 +83,13 @@ async def test_a_runner_is_freed_in_a_thread(tmp_path):
 
 async def test_a_model_that_is_not_at_the_start_is_loaded_beside_batches_of_others(tmp_path):
     """The thread that loads is not one of those that compute."""
-    loader = Loader(held={"b"})
-    async with changing(tmp_path, loader=loader) as live, trio.open_nursery() as nursery:
-        nursery.start_soon(live.load, "b")
-        await loader.wait_entered()
+    async with changing(tmp_path) as live, live.loading("b"):
         for name in ("a", None) * 3:
             assert (await live.embed(name)).status_code == 200
         assert await live.states() == {"a": "loaded", "b": "loading"}
         assert (await live.client.get("/readyz")).status_code == 200
         assert (await live.embed("b")).status_code == 503  # it may not be loadable at all
-        loader.gate.set()
-    assert len(loader.runners["a"][0].batches) == 6
+    assert len(live.loader.runners["a"][0].batches) == 6
 
 
 async def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_nothing(tmp_path):
@@ -135,18 +125,14 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_changes_nothing(tm
 
 
 async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(tmp_path):
-    loader = Loader(held={"b"})
-    async with changing(tmp_path, loader=loader) as live:
+    async with changing(tmp_path) as live:
         models = live.service.models
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(live.load, "b")
-            await loader.wait_entered()
+        async with live.loading("b"):
             served = models.by_name["b"]
             with trio.move_on_after(0.01) as scope:
                 await models.remove(served, drains=False)
             assert scope.cancelled_caught  # the thread that loads is still busy
             assert "b" not in models.by_name
-            loader.gate.set()
         with trio.fail_after(30):
             await served.ended.wait()
         with trio.CancelScope() as scope:
@@ -158,21 +144,12 @@ async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(t
 
 
 async def test_deleting_a_model_that_is_being_loaded_stops_that(tmp_path):
-    loader = Loader(held={"b"})
-    async with changing(tmp_path, loader=loader) as live:
-        answers: list[httpx.Response] = []
-        async with trio.open_nursery() as nursery:
-
-            async def load() -> None:
-                answers.append(await live.load("b"))
-
-            nursery.start_soon(load)
-            await loader.wait_entered()
+    async with changing(tmp_path) as live, trio.open_nursery() as nursery:
+        async with live.loading("b") as answers:
             nursery.start_soon(live.unload, "b")
             await live.wait_state("b", None)
-            loader.gate.set()
         assert (answers[0].status_code, "before it was loaded" in answers[0].text) == (409, True)
-        loader.held.clear()
+        live.loader.held.clear()
         assert (await live.load("b")).status_code == 200  # its name is free
 
 
@@ -237,20 +214,16 @@ async def test_an_error_while_a_model_is_unloaded_does_not_keep_it_from_being_lo
 async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path):
     async with changing(tmp_path) as live, trio.open_nursery() as nursery:
         await live.load("b")
-        (runner,) = live.loader.runners["a"]
-        runner.gate.clear()
-        nursery.start_soon(live.embed, "a")
-        await in_use(live, "a")
-        nursery.start_soon(live.unload, "a", "?drain=1")
-        await live.wait_state("a", "draining")
-        answer = await live.embed()
-        assert (answer.status_code, answer.json()["model"]) == (200, "b")
-        assert (await live.client.get("/info", headers=ADMIN)).json()["served_model_name"] == "b"
-        assert [(await live.embed(name)).status_code for name in ("a", "c")] == [404, 404]
-        assert (await live.unload("b")).status_code == 200
-        refused = await live.embed()
-        assert (refused.status_code, "`a` is being unloaded" in refused.text) == (404, True)
-        runner.gate.set()
+        async with live.in_use("a"):
+            nursery.start_soon(live.unload, "a", "?drain=1")
+            await live.wait_state("a", "draining")
+            answer = await live.embed()
+            assert (answer.status_code, answer.json()["model"]) == (200, "b")
+            assert (await live.client.get("/info", headers=ADMIN)).json()["served_model_name"] == "b"
+            assert [(await live.embed(name)).status_code for name in ("a", "c")] == [404, 404]
+            assert (await live.unload("b")).status_code == 200
+            refused = await live.embed()
+            assert (refused.status_code, "`a` is being unloaded" in refused.text) == (404, True)
 
 
 async def test_one_model_may_take_unknown_names(tmp_path):
@@ -267,44 +240,25 @@ async def test_one_model_may_take_unknown_names(tmp_path):
 async def test_a_model_in_use_is_not_unloaded_unless_it_drains(tmp_path):
     async with changing(tmp_path) as live:
         await live.load("b")
-        (runner,) = live.loader.runners["b"]
-        runner.gate.clear()
-        answers: dict[str, httpx.Response] = {}
-
-        async def ask(what: str, respond, *arguments: str) -> None:
-            answers[what] = await respond(*arguments)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, "running", live.embed, "b")
-            await in_use(live, "b")
+        async with live.in_use("b") as answers:
             busy = await live.unload("b")
             assert (busy.status_code, "1 requests use the model `b`" in busy.text) == (409, True)
-            nursery.start_soon(ask, "drain", live.unload, "b", "?drain=1")
-            await live.wait_state("b", "draining")
-            refused = await live.embed("b")
-            assert (refused.status_code, "is being unloaded" in refused.text) == (404, True)
-            assert (await live.embed("a")).status_code == 200
-            assert answers == {}
-            runner.gate.set()
-        assert {what: answer.status_code for what, answer in answers.items()} == {"running": 200, "drain": 200}
+            async with live.asking(live.unload, "b", "?drain=1") as drained:
+                await live.wait_state("b", "draining")
+                refused = await live.embed("b")
+                assert (refused.status_code, "is being unloaded" in refused.text) == (404, True)
+                assert (await live.embed("a")).status_code == 200
+                assert answers == drained == []
+                live.loader.runners["b"][0].gate.set()
+        assert (answers[0].status_code, drained[0].status_code) == (200, 200)
         assert await live.states() == {"a": "loaded"}
 
 
 async def test_a_drain_ends_after_its_time_limit_and_the_requests_that_are_left_fail(tmp_path):
     async with changing(tmp_path, drain_timeout_s=0.05) as live:
         await live.load("b")
-        (runner,) = live.loader.runners["b"]
-        runner.gate.clear()
-        answers: list[httpx.Response] = []
-
-        async def embed() -> None:
-            answers.append(await live.embed("b"))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(embed)
-            await in_use(live, "b")
+        async with live.in_use("b") as answers:
             assert (await live.unload("b", "?drain=true")).status_code == 200
-            runner.gate.set()
         assert answers[0].status_code == 503
         assert (await live.embed("a")).status_code == 200
 
@@ -393,15 +347,10 @@ async def test_the_model_that_was_used_longest_ago_makes_room_for_another(tmp_pa
 
 async def test_without_room_a_request_is_told_when_to_come_again(tmp_path):
     async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=1) as live:
-        (runner,) = live.loader.runners["a"]
-        runner.gate.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(live.embed, "a")
-            await in_use(live, "a")
+        async with live.in_use("a"):
             for refused in (await live.embed("b"), await live.load("c")):
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
                 assert "all 1 that may be loaded are in use" in refused.text
-            runner.gate.set()
         assert await live.states() == {"a": "loaded", "b": "unloaded"}
         assert (await live.embed("b")).status_code == 200
 

@@ -1,7 +1,5 @@
 """The embed task: what a job may ask, and what comes of it."""
 
-from pathlib import Path
-
 import attrs
 import numpy as np
 import pytest
@@ -9,45 +7,22 @@ import trio
 
 from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, full_queue, running
-from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
-from tests.scripted_runner import ScriptedRunner
+from tests.model_folders import write_json, write_scripted_folder
+from tests.tasks.scripted_jobs import embed, ids_of, rows_of, words
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.pool import Pooled, PoolJob, estimated_work, pool, rows_to_compute
+from trio_pool_serve.tasks.pool import PoolJob, estimated_work, pool, rows_to_compute
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Embed
 
 pytestmark = pytest.mark.unit
 
-CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
-
-READING = {field.name for field in attrs.fields(InputParams)}
-
-
-async def embed(service: Service, *texts: str, **params) -> Pooled:
-    input_params = InputParams(**{name: params.pop(name) for name in READING & set(params)})
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=input_params, **params)
-    return await pool(service.model(), job, context())
-
-
-def context() -> RequestContext:
-    return RequestContext()
-
-
-def words(count: int) -> str:
-    return " ".join(f"w{n}" for n in range(count))
-
-
-def ids_of(*names: str) -> list[int]:
-    return [VOCABULARY[name] for name in names]
-
-
-def last_row(runner: ScriptedRunner) -> list[int]:
-    return runner.batches[-1].requests[-1].prompt.token_ids.tolist()
+def last_row(scripted) -> list[int]:
+    return rows_of(scripted)[-1].prompt.token_ids.tolist()
 
 
 async def test_a_vector_for_each_prompt_and_the_tokens_that_were_read(service):
@@ -65,20 +40,11 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
-    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], input_params=InputParams(prompt_name="query"))
-    answer = await pool(service.model(), job, context())
-    assert last_row(scripted) == [9, 8, 7]
-    assert answer.prompt_tokens == 3
+    answer = await embed(service, TokensPrompt(np.array([9, 8, 7])), prompt_name="query")
+    assert (last_row(scripted), answer.prompt_tokens) == ([9, 8, 7], 3)
 
 
 # -- instructions -------------------------------------------------------------------------------------
-
-
-async def test_prompt_name_chooses_one_of_the_models_instructions(service, scripted):
-    await embed(service, "hello", prompt_name="query")
-    assert last_row(scripted) == [CLS, *ids_of("query", ":", "hello"), SEP]
-    await embed(service, "hello", prompt_name="passage")
-    assert last_row(scripted) == [CLS, *ids_of("passage", ":", "hello"), SEP]
 
 
 async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, scripted):
@@ -95,37 +61,24 @@ async def test_a_model_without_instructions_says_so(tmp_path, scripted):
     async with running(Service(Config(models=(str(folder),)), lambda *_: scripted)) as service:
         with pytest.raises(InvalidRequestError, match="it has: none"):
             await embed(service, "hello", prompt_name="passage")
-        await embed(service, "hello", prompt_name="query")  # as in sentence-transformers, which has it empty then
-        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
-        await embed(service, "hello")
-        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
+        for params in ({}, {"prompt_name": "query"}):  # as in sentence-transformers, which has it empty then
+            await embed(service, "hello", **params)
+            assert last_row(scripted) == ids_of("hello")
 
 
-async def test_a_clients_own_instruction_goes_in_front(service, scripted):
-    await embed(service, "hello", instruction="world : ")
-    assert last_row(scripted) == [CLS, *ids_of("world", ":", "hello"), SEP]
-
-
-@pytest.fixture
-def folder_with_default(tmp_path: Path) -> Path:
+async def test_the_default_prompt_name_holds_for_those_who_name_none(tmp_path, scripted):
     folder = write_scripted_folder(tmp_path / "model")
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {"prompts": {"query": "query : ", "passage": "passage : ", "": ""}, "default_prompt_name": "passage"},
-    )
-    return folder
-
-
-async def test_the_default_prompt_name_holds_for_those_who_name_none(folder_with_default, scripted):
-    async with running(Service(Config(models=(str(folder_with_default),)), lambda *_: scripted)) as service:
-        await embed(service, "hello")
-        assert last_row(scripted) == [CLS, *ids_of("passage", ":", "hello"), SEP]
-        await embed(service, "hello", prompt_name="query")
-        assert last_row(scripted) == [CLS, *ids_of("query", ":", "hello"), SEP]
-        await embed(service, "hello", instruction="")
-        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
-        await embed(service, "hello", prompt_name="")
-        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
+    prompts = {"query": "query : ", "passage": "passage : ", "": ""}
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "passage"})
+    async with running(Service(Config(models=(str(folder),)), lambda *_: scripted)) as service:
+        for params, expected in (
+            ({}, "passage : hello"),
+            ({"prompt_name": "query"}, "query : hello"),
+            ({"instruction": ""}, "hello"),
+            ({"prompt_name": ""}, "hello"),
+        ):
+            await embed(service, "hello", **params)
+            assert last_row(scripted) == ids_of(expected), params
 
 
 # -- truncation ---------------------------------------------------------------------------------------
@@ -134,11 +87,12 @@ async def test_the_default_prompt_name_holds_for_those_who_name_none(folder_with
 async def test_minus_one_truncates_to_the_models_maximum(service, scripted):
     with pytest.raises(ContextLengthError):
         await embed(service, words(150))
-    assert (await embed(service, words(150), truncate_to=-1)).prompt_tokens == 64
-    assert last_row(scripted) == [CLS, *ids_of(*(f"w{n}" for n in range(62))), SEP]
+    for limit in (-1, 64):
+        assert (await embed(service, words(150), truncate_to=limit)).prompt_tokens == 64
+        assert last_row(scripted) == ids_of(words(62))
 
 
-async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service, scripted):
+async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service):
     service.default.loaded = attrs.evolve(service.default.loaded, long_text="truncate")
     assert (await embed(service, words(150))).prompt_tokens == 64
     assert (await embed(service, words(150), truncate_to=4)).prompt_tokens == 4
@@ -160,28 +114,31 @@ async def test_padding_is_for_models_that_pad_every_text(service, scripted, able
     assert scripted.batches == []
 
 
-async def test_truncation_side_says_which_end_is_cut_off(service, scripted):
-    await embed(service, words(150), truncate_to=4, truncation_side="left")
-    assert last_row(scripted) == [CLS, *ids_of("w148", "w149"), SEP]
-
-
 TOO_FEW = "truncate_to must be -1 or from 1 to 64, the model's maximum, not {}"
 TOO_MANY = "truncate_to value is greater than max_model_len.* must be -1 or from 1 to 64, not {}"
+WRONG_SIZE = "must be from 1 to 8, the model's own, not {}"
 
 
-@pytest.mark.parametrize(("limit", "told"), [(0, TOO_FEW), (-2, TOO_FEW), (65, TOO_MANY), (10**9, TOO_MANY)])
-async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scripted, limit, told):
-    with pytest.raises(InvalidRequestError, match=told.format(limit)) as caught:
-        await embed(service, "hello", truncate_to=limit)
-    assert caught.value.field == "truncate_to"
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("truncate_to", 0, TOO_FEW),
+        ("truncate_to", -2, TOO_FEW),
+        ("truncate_to", 65, TOO_MANY),
+        ("truncate_to", 10**9, TOO_MANY),
+        ("dimensions", 0, WRONG_SIZE),
+        ("dimensions", -1, WRONG_SIZE),
+        ("dimensions", 9, WRONG_SIZE),
+    ],
+)
+async def test_numbers_that_the_model_cannot_take_are_refused(service, scripted, name, value, told):
+    with pytest.raises(InvalidRequestError, match=told.format(value)) as caught:
+        await embed(service, "hello", **{name: value})
+    assert caught.value.field == name
     assert scripted.batches == []
 
 
-async def test_truncation_to_exactly_the_models_maximum_is_taken(service):
-    assert (await embed(service, words(150), truncate_to=64)).prompt_tokens == 64
-
-
-# -- dimensions ---------------------------------------------------------------------------------------
+# -- vectors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimensions", [1, 4, 8])
@@ -190,19 +147,10 @@ async def test_dimensions_shorten_the_vectors(service, dimensions):
     assert [vector.shape for (vector,) in answer.rows] == [(dimensions,)] * 2
 
 
-@pytest.mark.parametrize("dimensions", [0, -1, 9])
-async def test_dimensions_that_the_model_does_not_have_are_refused(service, scripted, dimensions):
-    with pytest.raises(InvalidRequestError, match=f"must be from 1 to 8, the model's own, not {dimensions}") as caught:
-        await embed(service, "hello", dimensions=dimensions)
-    assert caught.value.field == "dimensions"
-    assert scripted.batches == []
-
-
 async def test_normalize_and_priority_reach_the_engine(service, scripted):
     await embed(service, "hello", normalize=False, priority=7)
     (request,) = scripted.batches[-1].requests
-    assert request.params == (Embed(normalize=False),)
-    assert request.priority == 7
+    assert (request.params, request.priority) == ((Embed(normalize=False),), 7)
 
 
 # -- admission ----------------------------------------------------------------------------------------
@@ -211,7 +159,7 @@ async def test_normalize_and_priority_reach_the_engine(service, scripted):
 async def test_no_text_is_admitted_for_more_than_it_can_cost(service):
     model = service.model()
     job = PoolJob(prompts=[TextPrompt("x" * 1_000_000)], input_params=InputParams(truncate_to=-1))
-    work = estimated_work(model, job, rows_to_compute(model, job), context())
+    work = estimated_work(model, job, rows_to_compute(model, job), RequestContext())
     assert (work.tokens, work.rows, work.has_images) == (model.renderer.max_model_len, 1, False)
 
 
@@ -243,7 +191,7 @@ async def test_vectors_per_token_that_would_fill_the_memory_are_refused(service,
     monkeypatch.setattr("trio_pool_serve.tasks.pool.MAX_TOKEN_NUMBERS", 8 * 20)
     job = PoolJob(prompts=[TokensPrompt(np.arange(5, 16))] * 2, tasks=("token_embed",))
     with pytest.raises(InvalidRequestError, match="22 tokens with 8 numbers"):
-        await pool(service.model(), job, context())
+        await pool(service.model(), job, RequestContext())
     assert scripted.batches == []
-    assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), context())).rows) == 1
+    assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), RequestContext())).rows) == 1
     assert_idle(service)

@@ -1,17 +1,19 @@
 """One request is one nursery: its prompts render and compute as children of it."""
 
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 from attrs import define, field
+from tokenizers import Tokenizer as Backend
 from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner
+from tests.tasks.scripted_jobs import words
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
@@ -24,63 +26,36 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
 )
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer, TokenizerPool
+from trio_pool_serve.rendering.text.tokenizer import Encoded, TokenizerPool
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowDone, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenIds
+from trio_pool_serve.types import Batch, Embed, PooledBatch
 
 pytestmark = pytest.mark.unit
 
 
-@define(eq=False)
-class NotingTokenizer:
+class NotingTokenizer(FastTokenizer):
     """Notes the texts in the order in which it gets them; waits with each until ``gate`` is set."""
 
-    inner: Tokenizer
-    texts: list[str] = field(factory=list, init=False)
-    entered: threading.Event = field(factory=threading.Event, init=False)
-    gate: threading.Event = field(factory=threading.Event, init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Backend.from_file(str(folder / "tokenizer.json")), frozenset())
+        self.texts: list[str] = []
+        self.entered, self.gate = threading.Event(), threading.Event()
         self.gate.set()
-
-    @property
-    def special_tokens(self) -> int:
-        return self.inner.special_tokens
 
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         self.texts.append(text)
         self.entered.set()
         assert self.gate.wait(60)
-        return self.inner.encode(text, positions=positions)
-
-    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
-        return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)
-
-    def finish_windows(
-        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
-    ) -> list[TokenIds]:
-        return self.inner.finish_windows(encoded, size, prefix=prefix, add_special_tokens=add_special_tokens)
-
-    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        return self.inner.tokens(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def is_special(self, token_id: int) -> bool:
-        return self.inner.is_special(token_id)
-
-    def copy(self) -> "NotingTokenizer":
-        raise NotImplementedError
+        return super().encode(text, positions=positions)
 
 
 @define(eq=False)
@@ -127,7 +102,7 @@ class Floor:
 def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     offload = Offload(render=1)
     folder = read_model_folder(scripted_folder)
-    tokenizer = NotingTokenizer(load_tokenizer(folder))
+    tokenizer = NotingTokenizer(scripted_folder)
     texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
     renderer = Renderer(texts, offload, loop_characters=0)
     engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_batch_tokens=16)))
@@ -160,10 +135,6 @@ async def open_gate_when_queued(floor: Floor, rows: int) -> None:
     floor.runner.gate.set()
 
 
-def words(count: int, first: int = 0) -> str:
-    return " ".join(f"w{first + n}" for n in range(count))
-
-
 TOO_LONG = words(63)
 OUTSIDE = TokensPrompt(np.array([10_000]))
 
@@ -182,13 +153,9 @@ async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(flo
     await floor.assert_idle()
 
 
-async def test_texts_and_token_ids_may_be_mixed(floor):
+async def test_texts_and_token_ids_may_be_mixed_and_no_prompts_are_no_rows(floor):
     rows = await floor.compute("hello", TokensPrompt(np.array([5, 6, 7, 8])))
-    assert [row.tokens for row in rows] == [3, 4]
-    assert [row.values[0][0] for row in rows] == [3, 4]
-
-
-async def test_no_prompts_are_no_rows(floor):
+    assert [row.tokens for row in rows] == [row.values[0][0] for row in rows] == [3, 4]
     assert await floor.compute() == []
 
 
@@ -312,22 +279,13 @@ async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor
         nursery.start_soon(floor.compute, *["large"] * 300)
         await in_thread(floor.tokenizer.entered.wait)
         await wait_all_tasks_blocked()
+        render = floor.offload.statistics()["render"]
+        assert (render.borrowed, render.waiting) == (floor.renderer.offload.render, CHUNKS_AHEAD)
         nursery.start_soon(floor.compute, "small")
         await wait_all_tasks_blocked()
         floor.tokenizer.gate.set()
     assert floor.tokenizer.texts.index("small") <= (floor.renderer.offload.render + CHUNKS_AHEAD) * CHUNK_ROWS
     assert len(floor.tokenizer.texts) == 301
-
-
-async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(floor):
-    floor.tokenizer.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(floor.compute, *["large"] * 300)
-        await in_thread(floor.tokenizer.entered.wait)
-        await wait_all_tasks_blocked()
-        render = floor.offload.statistics()["render"]
-        assert (render.borrowed, render.waiting) == (floor.renderer.offload.render, CHUNKS_AHEAD)
-        floor.tokenizer.gate.set()
 
 
 async def test_a_failure_of_one_request_fails_no_other(floor):

@@ -9,22 +9,21 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from tests.conftest import assert_idle, running, wait_idle
-from tests.model_folders import VOCABULARY, write_late_interaction_folder
+from tests.model_folders import write_late_interaction_folder
 from tests.scripted_runner import ScriptedRunner
+from tests.tasks.scripted_jobs import embed, ids_of, read, words
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import CopiedBatch
 
 pytestmark = pytest.mark.unit
 
-CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 ROOM = 62
 """The model takes 64 tokens, two of them special."""
 
@@ -36,32 +35,20 @@ async def service(scripted_folder, scripted: ScriptedRunner) -> AsyncIterator[Se
         yield ready
 
 
-def words(count: int) -> str:
-    return " ".join(f"w{n % 200}" for n in range(count))
+def ids(first: int, last: int, before: str = "") -> list[int]:
+    return ids_of(f"{before}{words(last - first, first)}")
 
 
-def ids(first: int, last: int) -> list[int]:
-    return [CLS, *(VOCABULARY[f"w{n % 200}"] for n in range(first, last)), SEP]
-
-
-def windows_of(scripted: ScriptedRunner) -> list[list[int]]:
-    return [request.prompt.token_ids.tolist() for batch in scripted.batches for request in batch.requests]
-
-
-async def embed(service: Service, *texts: str, **input_params) -> Pooled:
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=InputParams(**input_params))
-    return await pool(service.model(), job, RequestContext())
-
-
-async def test_a_text_that_fits_is_one_window(service, scripted):
-    ((vector,),) = (await embed(service, words(ROOM))).rows
-    assert windows_of(scripted) == [ids(0, ROOM)]
-    assert vector[0] == ROOM + 2
+async def test_a_text_that_fits_or_is_to_be_truncated_is_one_window(service, scripted):
+    for text, params in ((words(ROOM), {}), (words(100), {"truncate_to": -1})):
+        ((vector,),) = (await embed(service, text, **params)).rows
+        assert vector[0] == ROOM + 2
+    assert read(scripted) == [ids(0, ROOM)] * 2
 
 
 async def test_a_longer_one_is_read_whole_each_token_once(service, scripted):
     answer = await embed(service, words(150))
-    assert sorted(windows_of(scripted)) == sorted([ids(0, 62), ids(62, 124), ids(124, 150)])
+    assert read(scripted) == sorted([ids(0, 62), ids(62, 124), ids(124, 150)])
     assert answer.prompt_tokens == 64 + 64 + 28
     assert_idle(service)
 
@@ -90,24 +77,13 @@ async def test_unit_vectors_give_a_unit_vector(service, scripted):
 
 async def test_the_instruction_stands_before_every_window(service, scripted):
     await embed(service, words(100), prompt_name="query")
-    query = [VOCABULARY["query"], VOCABULARY[":"]]
-    assert sorted(windows_of(scripted)) == sorted(
-        [
-            [CLS, *query, *ids(0, 60)[1:]],
-            [CLS, *query, *ids(60, 100)[1:]],
-        ]
-    )
+    assert read(scripted) == sorted([ids(0, 60, "query : "), ids(60, 100, "query : ")])
 
 
 async def test_an_instruction_that_leaves_no_room_is_refused(service):
     with pytest.raises(InvalidRequestError, match="no room"):
         await embed(service, words(100), instruction="w1 " * 70)
     await wait_idle(service)
-
-
-async def test_who_asks_for_truncation_gets_it(service, scripted):
-    await embed(service, words(100), truncate_to=-1)
-    assert windows_of(scripted) == [ids(0, ROOM)]
 
 
 async def test_many_long_texts_keep_their_order(service):

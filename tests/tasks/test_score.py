@@ -9,6 +9,7 @@ import trio
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.tasks.scripted_jobs import ids_of, read, rows_of, scores
 from trio_pool_serve.errors import (
     ContextLengthError,
     EmptyInputError,
@@ -21,30 +22,10 @@ from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
+from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, score
 from trio_pool_serve.types import Classify, Client, CopiedBatch, MaxSim, TokenEmbed
 
 pytestmark = pytest.mark.unit
-
-CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
-
-
-async def scores(service, queries, documents, **more) -> Scores:
-    return await score(service.model(), ScoreJob(queries=queries, documents=documents, **more), RequestContext())
-
-
-def rows_of(scripted) -> list:
-    return [request for batch in scripted.batches for request in batch.requests]
-
-
-def read(scripted) -> list[list[int]]:
-    """What the model has read; threads render in any order."""
-    return sorted(row.prompt.token_ids.tolist() for row in rows_of(scripted))
-
-
-def ids_of(*words: str) -> list[int]:
-    return [CLS, *(VOCABULARY[word] for word in words), SEP]
-
 
 # -- what a job may be --------------------------------------------------------------------------------
 
@@ -83,14 +64,15 @@ async def test_a_model_that_cannot_score_says_what_it_can(service, scripted):
 # -- pairs --------------------------------------------------------------------------------------------
 
 
-async def test_pairs_are_read_together_and_scored_by_their_label(service, scripted):
+@pytest.mark.parametrize(("more", "activation"), [({}, "score"), ({"activation": "raw"}, "raw")])
+async def test_pairs_are_read_together_and_scored_by_their_label(service, scripted, more, activation):
     scripted.labels = 1
     serve_as(service, Judge())
-    found = await scores(service, ["hello"], ["world", "w1 w2"])
+    found = await scores(service, ["hello"], ["world", "w1 w2"], **more)
     assert found.values.tolist() == [2, 3]  # this tokenizer has no special tokens for pairs
     assert found.values.dtype == np.float32
     assert found.prompt_tokens == found.values.sum()
-    assert {row.params for row in rows_of(scripted)} == {(Classify("score"),)}
+    assert {row.params for row in rows_of(scripted)} == {(Classify(activation),)}
     assert_idle(service)
 
 
@@ -104,21 +86,15 @@ async def test_each_text_of_a_pair_is_cut_to_its_own_limit(service, scripted):
     assert found.prompt_tokens == len(row.prompt.token_ids)
 
 
-async def test_a_pair_that_is_too_long_is_refused_unless_it_may_be_cut(service, scripted):
+@pytest.mark.parametrize("spec", [Judge(), Dots(), LateInteraction()])
+async def test_a_text_that_is_too_long_is_refused_whole_unless_it_may_be_cut(service, scripted, spec):
     scripted.labels = 1
-    serve_as(service, Judge())
+    serve_as(service, spec)
     with pytest.raises(ContextLengthError):
         await scores(service, ["hello"], ["short", "w1 " * 100])
     await wait_idle(service)
-    cut = await scores(service, ["hello"], ["w1 " * 100], input_params=InputParams(truncate_to=-1))
-    assert cut.values.tolist() == [service.model().renderer.max_model_len]
-
-
-async def test_raw_scores_are_asked_for_by_name(service, scripted):
-    scripted.labels = 1
-    serve_as(service, Judge())
-    await scores(service, ["hello"], ["world"], activation="raw")
-    assert rows_of(scripted)[0].params == (Classify("raw"),)
+    await scores(service, ["hello"], ["w1 " * 100], input_params=InputParams(truncate_to=-1))
+    assert max(row.tokens for row in rows_of(scripted)) == service.model().renderer.max_model_len
 
 
 def test_a_query_is_admitted_as_often_as_it_is_read():
@@ -146,7 +122,7 @@ async def test_one_query_is_embedded_once_for_all_documents(service, scripted):
     found = await scores(service, ["hello"], ["world", "w1", "w2 w3"])
     assert len(rows_of(scripted)) == 4
     texts = ("query : hello", "world", "w1", "w2 w3")
-    query, *documents = (np.array(ids_of(*text.split())) for text in texts)
+    query, *documents = (np.array(ids_of(text)) for text in texts)
 
     def vector(ids):
         return np.array([len(ids), ids.sum(), ids[0], ids[-1]], dtype=np.float32)
@@ -162,16 +138,13 @@ async def test_as_many_queries_as_documents_are_scored_one_by_one(service):
     assert each.values.tolist() == [found.values[0] for found in alone]
 
 
-async def test_queries_and_documents_get_the_instructions_of_their_side(service, scripted):
+@pytest.mark.parametrize(
+    ("params", "query"), [({}, "query : hello"), ({"input_params": InputParams(instruction="w9 ")}, "w9 hello")]
+)
+async def test_the_models_instruction_or_the_clients_own_is_for_the_query_alone(service, scripted, params, query):
     serve_as(service, Dots())
-    await scores(service, ["hello"], ["world"])
-    assert read(scripted) == sorted([ids_of("query", ":", "hello"), ids_of("world")])
-
-
-async def test_a_clients_own_instruction_is_for_the_query_alone(service, scripted):
-    serve_as(service, Dots())
-    await scores(service, ["hello"], ["world"], input_params=InputParams(instruction="w9 "))
-    assert read(scripted) == sorted([ids_of("w9", "hello"), ids_of("world")])
+    await scores(service, ["hello"], ["world"], **params)
+    assert read(scripted) == sorted([ids_of(query), ids_of("world")])
 
 
 async def test_each_side_is_cut_to_its_own_limit(service, scripted):
@@ -261,13 +234,6 @@ async def test_cancelling_either_stage_leaves_nothing_behind(service, scripted, 
         await trio.to_thread.run_sync(reached.wait)
         nursery.cancel_scope.cancel()
     go_on.set()
-    await wait_idle(service)
-
-
-async def test_a_failing_document_leaves_nothing_behind(service):
-    serve_as(service, LateInteraction())
-    with pytest.raises(ContextLengthError):
-        await scores(service, ["w1"], ["w1", "w2 " * 100])
     await wait_idle(service)
 
 

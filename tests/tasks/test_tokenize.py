@@ -5,14 +5,13 @@ import pytest
 
 from tests.conftest import assert_idle, full_queue
 from tests.model_folders import VOCABULARY
+from tests.tasks.scripted_jobs import CLS, SEP, ids_of
 from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
 pytestmark = pytest.mark.unit
-
-CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 
 async def test_tokens_say_where_they_come_from(service):
@@ -26,44 +25,34 @@ async def test_tokens_say_where_they_come_from(service):
     assert_idle(service)
 
 
-async def test_special_tokens_may_be_left_out_and_instructions_put_in_front(service):
-    (tokens,) = await tokenize(
-        service.model(), ["hello"], RequestContext(), add_special_tokens=False, instruction="query : "
-    )
+async def test_special_tokens_may_be_left_out_instructions_put_in_front_and_no_token_is_cut_off(service):
+    model, context = service.model(), RequestContext()
+    (tokens,) = await tokenize(model, ["hello"], context, add_special_tokens=False, instruction="query : ")
     assert [token.piece for token in tokens] == ["query", ":", "hello"]
-
-
-async def test_no_token_is_cut_off(service):
-    (tokens,) = await tokenize(service.model(), ["hello " * 1000], RequestContext(), add_special_tokens=True)
+    (tokens,) = await tokenize(model, ["hello " * 1000], context, add_special_tokens=True)
     assert len(tokens) == 1002
 
 
-async def test_a_lone_surrogate_is_refused(service):
-    with pytest.raises(InvalidRequestError, match="Unicode"):
-        await tokenize(service.model(), ["\ud800"], RequestContext(), add_special_tokens=True)
+@pytest.mark.parametrize(
+    ("text", "told"), [("\ud800", "Unicode"), ("w1 " * MAX_CHARACTERS, f"more than the {MAX_CHARACTERS}")]
+)
+async def test_lone_surrogates_and_more_characters_than_can_be_looked_at_are_refused(service, text, told):
+    with pytest.raises(InvalidRequestError, match=told):
+        await tokenize(service.model(), [text], RequestContext(), add_special_tokens=True)
     assert_idle(service)
 
 
-async def test_ids_become_text_again(service):
-    ids = np.array([CLS, VOCABULARY["hello"], VOCABULARY["world"], SEP])
-    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=True) == ["hello world"]
-    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=False) == [
-        "[CLS] hello world [SEP]"
-    ]
+@pytest.mark.parametrize(("skips", "text"), [(True, "hello world"), (False, "[CLS] hello world [SEP]")])
+async def test_ids_become_text_again(service, skips, text):
+    ids = np.array(ids_of("hello world"))
+    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=skips) == [text]
 
 
 @pytest.mark.parametrize("wrong", [-1, len(VOCABULARY), 2**40])
 async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
+    ids = [np.array([5]), np.array([wrong])]
     with pytest.raises(InvalidRequestError, match=f"{wrong} is outside"):
-        await detokenize(
-            service.model(), [np.array([5]), np.array([wrong])], RequestContext(), skip_special_tokens=True
-        )
-    assert_idle(service)
-
-
-async def test_more_characters_than_can_be_looked_at_are_refused(service):
-    with pytest.raises(InvalidRequestError, match=f"more than the {MAX_CHARACTERS}"):
-        await tokenize(service.model(), ["w1 " * MAX_CHARACTERS], RequestContext(), add_special_tokens=True)
+        await detokenize(service.model(), ids, RequestContext(), skip_special_tokens=True)
     assert_idle(service)
 
 
