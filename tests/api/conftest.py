@@ -1,11 +1,14 @@
-"""Fixtures that tests of conversations share."""
+"""Fixtures that several test files share."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.api.dialects.tei_models import Classifying, Judging, Served, serving
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
+from trio_pool_serve.config import Config
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,21 @@ def theirs(chat_folder: Path) -> Any:
     import transformers
 
     return transformers.AutoTokenizer.from_pretrained(chat_folder)
+
+
+@pytest.fixture
+async def embedding(config: Config) -> AsyncIterator[Served]:
+    async with serving(config) as served:
+        yield served
+
+
+@pytest.fixture
+async def classifying(config: Config) -> AsyncIterator[Served]:
+    async with serving(config, Classifying()) as served:
+        yield served
+
+
+@pytest.fixture
+async def judging(config: Config) -> AsyncIterator[Served]:
+    async with serving(config, Judging(), labels=1) as served:
+        yield served

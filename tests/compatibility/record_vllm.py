@@ -82,11 +82,7 @@ def main(program: str, *kinds: str) -> None:
     recorded = json.loads(PATH.read_text()) if PATH.exists() else {"vllm": "", "answers": {}}
     known = {key_of(kind, case) for kind in KINDS for case in cases_of(kind)}
     answers = {key: answer for key, answer in recorded["answers"].items() if key in known}
-    with (
-        Progress() as progress,
-        tempfile.TemporaryDirectory() as root,
-        keeping_in(Path(root) / "kept_folders"),
-    ):
+    with Progress() as progress, tempfile.TemporaryDirectory() as root, keeping_in(Path(root) / "kept_folders"):
         for kind in progress.track(kinds or tuple(KINDS), description="Kinds of model"):
             progress.console.print(kind)
             folder = KINDS[kind].write(Path(root) / kind.replace(" ", "_") / "model")

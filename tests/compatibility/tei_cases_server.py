@@ -178,11 +178,7 @@ def wrong_type(servers: Servers, route: str) -> Seen:
 
 @case("empty-text", SERVER)
 def empty_text(servers: Servers, route: str) -> Seen:
-    bodies = {
-        "/embed": {"inputs": ["bread", ""]},
-        "/tokenize": {"inputs": ""},
-        "/v1/embeddings": {"input": ""},
-    }
+    bodies = {"/embed": {"inputs": ["bread", ""]}, "/tokenize": {"inputs": ""}, "/v1/embeddings": {"input": ""}}
     statuses = {path: servers.post("embedding", path, body).status_code for path, body in bodies.items()}
     accepted = [f"`{path}`" for path, status in statuses.items() if status == 200]
     return differs(f"an input as others on {', '.join(accepted)}") if accepted else SAME

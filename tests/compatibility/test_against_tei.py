@@ -20,12 +20,7 @@ from tests.compatibility import (  # noqa: F401  (they register the cases)
 )
 from tests.compatibility.tei_cases import CASES
 from tests.compatibility.tei_record import PAGE_DATA, items
-from tests.compatibility.tei_servers import (
-    LONG,
-    PROMPT,
-    near,
-    serving_in_a_thread,
-)
+from tests.compatibility.tei_servers import LONG, PROMPT, near, serving_in_a_thread
 from tests.conftest import NO_AUTHORITIES
 from tests.end_to_end.texts import API_KEY
 

@@ -231,14 +231,9 @@ KINDS: Mapping[str, ModelKind] = {
     ),
     "bare ModernBERT": ModelKind(write=bare_modernbert, ours=CLS),
     "bare decoder": ModelKind(write=bare_qwen3, ours=("--pooling", "last", "--normalize")),
-    "chat": ModelKind(
-        write=chat,
-        vllm=("--enable-tokenizer-info-endpoint",),
-    ),
+    "chat": ModelKind(write=chat, vllm=("--enable-tokenizer-info-endpoint",)),
     "chat with another template": ModelKind(
-        write=chat,
-        vllm=("--chat-template", OTHER_TEMPLATE),
-        ours=("--chat-template", OTHER_TEMPLATE),
+        write=chat, vllm=("--chat-template", OTHER_TEMPLATE), ours=("--chat-template", OTHER_TEMPLATE)
     ),
     "cross-encoder": ModelKind(write=cross_encoder),
     "classifier": ModelKind(write=classifier),
@@ -254,14 +249,11 @@ KINDS: Mapping[str, ModelKind] = {
     "late interaction": ModelKind(write=late_interaction, vllm=("--pooler-config", '{"task": "token_embed"}')),
     "ColBERT": ModelKind(write=colbert),
     "generative reranker": ModelKind(
-        write=generative_reranker,
-        vllm=("--hf-overrides", RERANKER_OVERRIDES, "--chat-template", JUDGE),
+        write=generative_reranker, vllm=("--hf-overrides", RERANKER_OVERRIDES, "--chat-template", JUDGE)
     ),
     "sparse": ModelKind(write=sparse, vllm=("--hf-overrides", SPARSE_OVERRIDES)),
     "embedding in chunks": ModelKind(write=embedding, vllm=CHUNKED, ours=CHUNKED),
     "embedding with a key": ModelKind(
-        write=embedding,
-        vllm=("--api-key", API_KEY),
-        ours=("--api-key", API_KEY, "--api-key-scope", "vllm"),
+        write=embedding, vllm=("--api-key", API_KEY), ours=("--api-key", API_KEY, "--api-key-scope", "vllm")
     ),
 }

@@ -73,10 +73,7 @@ def test_a_second_viewer_sees_what_the_first_has_seen(visit, server_url):
 
 @pytest.mark.slow
 def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(browser, minilm, tmp_path):
-    with (
-        serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server,
-        Visit(browser, server.url) as page,
-    ):
+    with serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server, Visit(browser, server.url) as page:
         expect(badge(page)).to_have_attribute("data-level", "good")
         expect(page.get_by_role("region", name="Processes").locator("tbody tr")).to_have_count(2)
         page.evaluate(NOTE_WHEN_BAD)

@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ FORMS = {view: fields for view, fields in VIEWS.items() if view != "live"} | {
 
 def post(url: str, path: str, **body: Any) -> Any:
     return httpx.post(f"{url}{path}", json=body, timeout=60).raise_for_status().json()
+
+
+def done(page: Page, view: str, fields: Mapping[str, str]) -> Page:
+    """Fill in the form of a view, send it, and wait for the result."""
+    open_view(page, view)
+    fill(page, fields)
+    run(page)
+    return page
 
 
 def exported(page: Page, kind: str) -> str:
@@ -85,10 +94,7 @@ def test_every_view_is_used_by_keyboard_alone(visit, server_url):
 
 def test_the_heat_map_is_the_cosine_of_the_vectors(visit, server_url):
     texts = ["How do I cancel a task?", "Cancel the scope.", "The soup needs salt."]
-    page = visit(server_url)
-    open_view(page, "similarity")
-    fill(page, {"Texts, one a line": "\n".join(texts)})
-    run(page)
+    page = done(visit(server_url), "similarity", {"Texts, one a line": "\n".join(texts)})
     answer = post(server_url, "/v1/embeddings", model="minilm", input=texts)
     vectors = np.array([each["embedding"] for each in answer["data"]])
     expected = vectors @ vectors.T / np.outer(*[np.linalg.norm(vectors, axis=1)] * 2)
@@ -105,10 +111,7 @@ def test_the_heat_map_is_the_cosine_of_the_vectors(visit, server_url):
 
 @pytest.mark.slow
 def test_a_cell_is_shown_that_the_mouse_points_at(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "similarity")
-    fill(page, {"Texts, one a line": "hello there\nsoup"})
-    run(page)
+    page = done(visit(server_url), "similarity", {"Texts, one a line": "hello there\nsoup"})
     canvas = page.locator(".heat canvas")
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 10, box["y"] + box["height"] - 60)
@@ -191,10 +194,9 @@ def test_more_inputs_than_can_be_shown_are_refused(visit, server_url):
 @pytest.mark.slow
 def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
     documents = ["Season the soup.", "Cancel the scope.", "A tram."]
-    page = visit(server_url)
-    open_view(page, "rerank")
-    fill(page, {"Query": "How do I cancel?", "Documents, one a line": "\n".join(documents)})
-    run(page)
+    page = done(
+        visit(server_url), "rerank", {"Query": "How do I cancel?", "Documents, one a line": "\n".join(documents)}
+    )
     answer = post(server_url, "/v1/rerank", model="minilm", query="How do I cancel?", documents=documents)
     ranked = [documents[each["index"]] for each in answer["results"]]
     rows = list(csv.DictReader(exported(page, "CSV").splitlines()))
@@ -207,10 +209,7 @@ def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
 
 @pytest.mark.slow
 def test_labels_have_the_api_s_probabilities(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "classify")
-    fill(page, {"Model": "classifier", "Texts, one a line": "a task\nis here"})
-    run(page)
+    page = done(visit(server_url), "classify", {"Model": "classifier", "Texts, one a line": "a task\nis here"})
     answer = post(server_url, "/classify", model="classifier", input=["a task", "is here"])
     shown = json.loads(exported(page, "JSON"))["results"]
     for result, each in zip(shown, answer["data"], strict=True):
@@ -221,10 +220,7 @@ def test_labels_have_the_api_s_probabilities(visit, server_url):
 @pytest.mark.slow
 def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
     text = "É a 🙂 task is"
-    page = visit(server_url)
-    open_view(page, "token classes")
-    fill(page, {"Model": "tagger", "Text": text})
-    run(page)
+    page = done(visit(server_url), "token classes", {"Model": "tagger", "Text": text})
     shown = json.loads(exported(page, "JSON"))
     view = page.locator(".text-view")
     assert view.inner_text() == text
@@ -237,10 +233,7 @@ def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
 
 @pytest.mark.slow
 def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "late interaction")
-    fill(page, FORMS["late-interaction"])
-    run(page)
+    page = done(visit(server_url), "late interaction", FORMS["late-interaction"])
     shown = json.loads(exported(page, "JSON"))
     answer = post(server_url, "/score", model="colbert", text_1="can a task", text_2="a task is here")
     assert shown["max_sim"] == pytest.approx(answer["data"][0]["score"], rel=1e-5)
@@ -257,10 +250,7 @@ def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
 
 @pytest.mark.slow
 def test_sparse_weights_are_those_of_the_api(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "sparse")
-    fill(page, {"Text": "the task is"})
-    run(page)
+    page = done(visit(server_url), "sparse", {"Text": "the task is"})
     answer = post(
         server_url, "/pooling", model="splade", task="sparse_embed", input="the task is", input_type="document"
     )
@@ -272,10 +262,7 @@ def test_sparse_weights_are_those_of_the_api(visit, server_url):
 
 
 def test_texts_labels_and_names_stay_texts(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "classify")
-    fill(page, {"Model": HOSTILE_NAME, "Texts, one a line": HOSTILE})
-    run(page)
+    page = done(visit(server_url), "classify", {"Model": HOSTILE_NAME, "Texts, one a line": HOSTILE})
     expect(page.locator(".text-view")).to_have_text(HOSTILE)
     expect(page.locator(".bar .name", has_text=HOSTILE)).to_have_count(1)
     assert page.evaluate("window.hacked") is None
@@ -286,10 +273,7 @@ def test_texts_labels_and_names_stay_texts(visit, server_url):
 
 @pytest.mark.slow
 def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, tmp_path):
-    page = visit(server_url)
-    open_view(page, "similarity")
-    fill(page, {"Texts, one a line": f"a task\n{HOSTILE}"})
-    run(page)
+    page = done(visit(server_url), "similarity", {"Texts, one a line": f"a task\n{HOSTILE}"})
     file = tmp_path / "report.html"
     file.write_text(exported(page, "HTML"))
     context = browser.new_context(offline=True)
@@ -306,10 +290,9 @@ def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, 
 
 @pytest.mark.slow
 def test_a_request_is_repeated_by_what_the_page_shows(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "rerank")
-    fill(page, {"Query": 'it\'s a "query"', "Documents, one a line": "a task\n$HOME `id` 🙂"})
-    run(page)
+    page = done(
+        visit(server_url), "rerank", {"Query": 'it\'s a "query"', "Documents, one a line": "a task\n$HOME `id` 🙂"}
+    )
     page.locator("summary", has_text="curl").click()
     page.locator("summary", has_text="Python").click()
     command, program = [each.inner_text() for each in page.locator("details pre").all()]
@@ -333,10 +316,7 @@ def test_the_time_of_each_stage_is_shown(visit, server_url):
 
 @pytest.mark.slow
 def test_a_link_leads_to_the_same_result(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "rerank")
-    fill(page, {"Query": "tea & <b>milk</b>", "Documents, one a line": "water\ntea"})
-    run(page)
+    page = done(visit(server_url), "rerank", {"Query": "tea & <b>milk</b>", "Documents, one a line": "water\ntea"})
     address = page.url
     assert "tab=rerank" in address
     again = visit(server_url, address.removeprefix(server_url))
@@ -364,9 +344,6 @@ def test_a_request_that_is_refused_says_why(visit, server_url):
 
 @pytest.mark.slow
 def test_a_spreadsheet_computes_no_text(visit, server_url):
-    page = visit(server_url)
-    open_view(page, "rerank")
-    fill(page, {"Documents, one a line": "=1+1\n@SUM(A1)"})
-    run(page)
+    page = done(visit(server_url), "rerank", {"Documents, one a line": "=1+1\n@SUM(A1)"})
     documents = [row["document"] for row in csv.DictReader(exported(page, "CSV").splitlines())]
     assert sorted(documents) == ["'=1+1", "'@SUM(A1)"]

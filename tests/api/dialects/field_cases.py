@@ -211,11 +211,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = 
     ("tei", "/rerank"): ({"query": "hello", "texts": ["w1 w2 w3", "w4"]}, {**TEI, **LONG_TEXTS}),
     ("tei", "/similarity"): (
         {"inputs": {"source_sentence": TEXT, "sentences": ["w1"]}},
-        {
-            **OPTIONS,
-            "inputs": {"source_sentence": "w9", "sentences": ["w1"]},
-            "parameters": {"prompt_name": "query"},
-        },
+        {**OPTIONS, "inputs": {"source_sentence": "w9", "sentences": ["w1"]}, "parameters": {"prompt_name": "query"}},
     ),
     ("tei", "/tokenize"): ({"inputs": TEXT}, TEI),
     ("tei", "/decode"): ({"ids": [2, 5, 6]}, {**OPTIONS, "ids": [[7]], "skip_special_tokens": False}),

@@ -65,10 +65,7 @@ def config(tmp_path: Path) -> Config:
     folder = write_scripted_folder(tmp_path / "model", max_length=512)
     declared = json.loads((folder / "tokenizer_config.json").read_text())
     write_json(folder / "tokenizer_config.json", {**declared, "chat_template": CHATML})
-    return Config(
-        models=(str(folder),),
-        input=InputConfig(enable_prompt_embeds=True, trust_request_chat_template=True),
-    )
+    return Config(models=(str(folder),), input=InputConfig(enable_prompt_embeds=True, trust_request_chat_template=True))
 
 
 @pytest.fixture
@@ -203,6 +200,14 @@ async def test_a_field_that_is_ignored_changes_nothing(server, key):
     for name in attrs.fields_dict(ENDPOINTS[key].endpoint.wire):
         if why_ignored(ENDPOINTS[key], name) is not None:
             assert await server.seen(key, {**body, name: "anything"}) == without, name
+
+
+@each("key", ROUTES, ids=map(" ".join, ROUTES))
+async def test_null_stands_for_a_field_that_is_not_given(server, key):
+    body, _ = ROUTES[key]
+    fields = attrs.fields_dict(ENDPOINTS[key].endpoint.wire)
+    nulls = dict.fromkeys(name for name, field in fields.items() if field.default is None)
+    assert await server.seen(key, {**nulls, **body}) == await server.seen(key, body)
 
 
 def test_a_field_of_another_dialect_of_the_path_that_is_not_refused_selects_that_dialect():

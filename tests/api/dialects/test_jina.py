@@ -80,13 +80,6 @@ async def test_embedding_type_chooses_the_encoding(client, listed):
     assert np.frombuffer(base64.b64decode(await one("base64")), "<f4").tolist() == vector.tolist()
 
 
-async def test_null_stands_for_not_given(client):
-    nulls = dict.fromkeys(
-        ["task", "embedding_type", "normalized", "truncate", "late_chunking", "late_chunking_params", "dimensions"]
-    )
-    assert await vectors(client, input="hello", **nulls) == [vector_of("hello")]
-
-
 async def test_openai_s_fields_hold_beside_them(client):
     marked = {"task": None}
     assert await vectors(client, input="hello", dimensions=3, **marked) == [vector_of("hello", 3)]
@@ -152,7 +145,6 @@ WRONG = {
     "a text that is a number": ({"input": [{"text": 5}]}, "input"),
     "texts and ids": ({"input": [{"text": "a"}, 5]}, "input"),
     "late chunking": ({"input": "a", "late_chunking": True}, "late_chunking"),
-    "late chunking a text": ({"input": "a", "late_chunking": "yes"}, "late_chunking"),
     "late chunking in a string": ({"input": "a", "late_chunking": "true"}, "late_chunking"),
     "settings for late chunking": ({"input": "a", "late_chunking_params": {"size": 5}}, "late_chunking_params"),
     "an unknown type": ({"input": "a", "embedding_type": "int4"}, "embedding_type"),
@@ -160,9 +152,6 @@ WRONG = {
     "no type": ({"input": "a", "embedding_type": []}, "embedding_type"),
     "bits of 3": ({"input": "a", "embedding_type": "binary", "dimensions": 3}, "embedding_type"),
     "dimensions 9": ({"input": "a", "dimensions": 9}, "dimensions"),
-    "normalized a text": ({"input": "a", "normalized": "yes"}, "normalized"),
-    "truncate a number": ({"input": "a", "truncate": 2}, "truncate"),
-    "task a number": ({"input": "a", "task": 5}, "task"),
 }
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.api.scripted_models import array_of, ids_of, vector_of
-from tests.conftest import assert_idle, client_of, listening, running
+from tests.api.serving import refused, serving
+from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.service import Service
 from trio_pool_serve.types import CopiedBatch, Embed
 
 
@@ -62,37 +62,11 @@ async def test_answers_keep_the_order_of_a_large_request(client):
     ]
 
 
-async def test_null_stands_for_not_given(client):
-    fields = ["model", "encoding_format", "embed_dtype", "endianness", "dimensions", "truncate_prompt_tokens"]
-    fields += ["truncation_side", "add_special_tokens", "prompt_name", "prompt", "normalize", "user", "priority"]
-    assert await vectors(client, input="hello", **dict.fromkeys(fields)) == [vector_of("hello")]
-
-
-async def test_base64_is_little_endian_float32(client):
-    (encoded,) = await vectors(client, input="hello", encoding_format="base64")
-    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == vector_of("hello")
-
-
-async def test_base64_in_another_type_and_byte_order(client):
-    (encoded,) = await vectors(client, input="hello", encoding_format="base64", embed_dtype="float16", endianness="big")
-    expected = np.array(vector_of("hello"), dtype=">f2")
-    assert base64.b64decode(encoded) == expected.tobytes()
-
-
-async def test_bytes_come_with_the_place_of_each_vector(client):
-    answer = await embed(client, input=["hello", "world world"], encoding_format="bytes", endianness="little")
-    assert answer.headers["content-type"] == "application/octet-stream"
-    metadata = json.loads(answer.headers["metadata"])
-    assert metadata["usage"]["prompt_tokens"] == 7
-    found = [np.frombuffer(answer.content[item["start"] : item["end"]], "<f4").tolist() for item in metadata["data"]]
-    assert found == [vector_of("hello"), vector_of("world world")]
-    assert [item["index"] for item in metadata["data"]] == [0, 1]
-
-
 async def test_bytes_are_refused_once_their_metadata_outgrows_a_header(client):
-    answer = await client.post("/v1/embeddings", json={"input": [[7]] * 100, "encoding_format": "bytes"})
-    assert answer.status_code == 400
-    assert "bytes_only" in answer.json()["error"]["message"]
+    assert (
+        "bytes_only"
+        in (await refused(client, "/v1/embeddings", {"input": [[7]] * 100, "encoding_format": "bytes"}))["message"]
+    )
 
 
 async def test_the_metadata_of_bytes_is_json_whatever_the_id(client):
@@ -106,12 +80,6 @@ async def test_what_cannot_be_encoded_is_refused_before_it_is_computed(client, s
         answer = await client.post("/v1/embeddings", json={"input": [[7]] * 100, **wrong})
         assert answer.status_code == 400
     assert scripted.batches == []
-
-
-async def test_bytes_only_are_the_vectors_alone(client):
-    answer = await embed(client, input=[[7]] * 100, encoding_format="bytes_only")
-    assert "metadata" not in answer.headers
-    assert np.frombuffer(answer.content, "=f4").reshape(100, 8)[41].tolist() == vector_of([7])
 
 
 async def test_integer_types_reach_json_as_integers(client):
@@ -150,32 +118,6 @@ async def test_texts_that_look_like_something_else_are_texts(client):
     assert await vectors(client, input="hello", prompt="7 ") == [vector_of("[UNK] hello")]
 
 
-async def test_use_activation_is_another_name_of_normalize(client, scripted):
-    for given, normalize in (
-        ({}, None),
-        ({"use_activation": True}, True),
-        ({"use_activation": False}, False),
-        ({"use_activation": None, "normalize": False}, False),
-        ({"use_activation": True, "normalize": True}, True),
-    ):
-        await vectors(client, input="hello", **given)
-        assert scripted.batches[-1].requests[0].params == (Embed(normalize=normalize),), given
-    answer = await client.post("/v1/embeddings", json={"input": "a", "use_activation": False, "normalize": True})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "use_activation")
-
-
-async def test_padding_that_would_change_nothing_is_refused(client):
-    for padding in (None, "do_not_pad"):
-        assert await vectors(client, input="hello", padding=padding) == [vector_of("hello")]
-    for padding in ("max_length", "longest"):
-        answer = await client.post("/v1/embeddings", json={"input": "hello", "padding": padding})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "padding")
-
-
-async def test_dimensions_cut_the_vector(client):
-    assert await vectors(client, input="hello", dimensions=3) == [vector_of("hello", 3)]
-
-
 async def test_truncation_keeps_the_side_that_was_asked_for(client):
     ids = list(range(10, 20))
     assert await vectors(client, input=ids, truncate_prompt_tokens=3) == [vector_of(ids[:3])]
@@ -193,15 +135,6 @@ async def test_prompts_go_in_front_of_texts(client):
     expected = [vector_of("query : hello")]
     assert await vectors(client, input="hello", prompt_name="query") == expected
     assert await vectors(client, input="hello", prompt="query : ") == expected
-
-
-async def test_ids_are_echoed_as_labels(client):
-    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Id": "mine"})
-    assert answer.headers["x-request-id"] == "mine"
-    assert answer.json()["id"] == "embd-mine"
-    answer = await client.post("/v1/embeddings", json={"input": "hello", "request_id": "theirs"})
-    assert answer.json()["id"] == "embd-theirs"
-    assert len(answer.headers["x-request-id"]) == 32
 
 
 async def test_two_requests_with_one_id_get_their_own_answers(client):
@@ -231,14 +164,8 @@ async def test_unknown_fields_are_ignored_unless_requests_are_strict(client, con
     body = {"input": "hello", "no_such_field": 1}
     assert (await client.post("/v1/embeddings", json=body)).status_code == 200
     strict = attrs.evolve(config, network=attrs.evolve(config.network, strict_requests=True))
-    async with (
-        running(Service(strict, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as other,
-    ):
-        answer = await other.post("/v1/embeddings", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "no_such_field"
+    async with serving(strict, scripted) as (_service, other):
+        assert (await refused(other, "/v1/embeddings", body))["param"] == "no_such_field"
         assert (await other.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
 
 
@@ -253,11 +180,7 @@ async def test_models_are_listed(client, config):
 
 async def test_the_model_is_known_by_its_served_name(config, scripted):
     named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="org/tiny"))
-    async with (
-        running(Service(named, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as other,
-    ):
+    async with serving(named, scripted) as (service, other):
         assert (await other.get("/v1/models/org/tiny")).json()["id"] == "org/tiny"
         assert (await embed(other, input="hello", model="org/tiny")).json()["model"] == "org/tiny"
         assert_idle(service)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 import trio
 
+from tests.api.serving import until
 from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
@@ -74,9 +75,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
     async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 40] * 20, "stream": True}) as answer:
         assert answer.status_code == 200
         await trio.to_thread.run_sync(scripted.launching.wait)
-    with trio.fail_after(10):
-        while service.default.engine.statistics().queued_rows:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    await until(lambda: not service.default.engine.statistics().queued_rows)
     scripted.gate.set()
     await wait_idle(service)
     assert len(scripted.batches) < 20

@@ -1,11 +1,9 @@
 """Every row of the error table as TEI's clients read it; nothing crashes, and the next request is answered."""
 
 import attrs
-import pytest
 import trio
 
 from tests.api.dialects.tei_models import Served, assert_error_body, serving
-from tests.conftest import wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects.tei import TEI
 
@@ -16,14 +14,6 @@ PATHS = sorted(path for endpoint in TEI.endpoints for path in endpoint.paths)
 MINE = [path for path in PATHS if path not in {"/rerank", "/tokenize"}]
 """Those that no other dialect shares: here even what cannot be read at all is answered as TEI would."""
 
-UNREADABLE = {
-    "malformed JSON": b'{"inputs": "hello"',
-    "not UTF-8": b'{"inputs": "\xff\xfe"}',
-    "nested past reason": b'{"inputs":' + b"[" * 100_000,
-    "no body": b"",
-    "not an object": b"[1, 2]",
-    "null": b"null",
-}
 
 WRONG_INPUTS = {
     "none": b"{}",
@@ -50,14 +40,6 @@ WRONG_INPUTS = {
     "truncation of a number": b'{"inputs": "hello", "truncation_direction": 1}',
     "an unknown prompt": b'{"inputs": "hello", "prompt_name": "poem"}',
 }
-
-
-@pytest.fixture
-async def embedding(config):
-    async with serving(config) as served:
-        yield served
-        assert await served.ask("/embed", inputs="hello")
-        await wait_idle(served.service)
 
 
 @each("body", WRONG_INPUTS.values(), ids=WRONG_INPUTS)

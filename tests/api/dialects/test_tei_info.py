@@ -6,8 +6,7 @@ import attrs
 import pytest
 
 import trio_pool_serve
-from tests.api.dialects.tei_models import Classifying, Judging, Sparse, assert_error_body, serving
-from tests.api.scripted_models import Judge, LateInteraction
+from tests.api.dialects.tei_models import assert_error_body, serving
 from tests.conftest import client_of, listening
 from tests.model_folders import write_json, write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
@@ -57,24 +56,6 @@ async def test_settings_are_told_as_they_are(config):
     assert told["max_client_batch_size"] == 7
     assert told["max_batch_tokens"] == 512
     assert told["tokenization_workers"] == 1
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (Sparse(), {"embedding": {"pooling": "splade"}}),
-        (LateInteraction(), {"embedding": {"pooling": "none"}}),
-        (
-            Classifying(),
-            {"classifier": {"id2label": {"0": "short", "1": "heavy"}, "label2id": {"short": 0, "heavy": 1}}},
-        ),
-        (Judging(), {"reranker": {"id2label": {"0": "fits"}, "label2id": {"fits": 0}}}),
-        (Judge(), {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
-    ],
-    ids=["sparse", "late interaction", "classifier", "judge of pairs", "ranker"],
-)
-async def test_each_kind_of_model_is_told_by_its_type(config, spec, expected):
-    assert (await info_of(config, spec))["model_type"] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,11 @@
 """``POST /`` does what the model is for."""
 
-import huggingface_hub
 import pytest
-import trio
 
-from tests.api.dialects.tei_models import Classifying, Judging, Served, Sparse, serving
-from tests.api.scripted_models import LONG, Judge, LateInteraction, Unable, ids_of, vector_of
+from tests.api.dialects.tei_models import Judging, Served, Sparse, serving
+from tests.api.scripted_models import Judge, LateInteraction, Unable, ids_of, vector_of
 from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, SparseEmbed, TokenEmbed
-
-
-@pytest.fixture
-async def embedding(config):
-    async with serving(config) as served:
-        yield served
-
-
-@pytest.fixture
-async def classifying(config):
-    async with serving(config, Classifying()) as served:
-        yield served
 
 
 @pytest.mark.parametrize(
@@ -142,38 +128,3 @@ async def test_nothing_to_do_is_empty(embedding: Served, inputs):
 @each("inputs", [5, [5], [[5]], ["a", "b", "c"], ["a", ["b"]], [["a", "b", "c"]]])
 async def test_what_cannot_be_classified_is_422(classifying: Served, inputs):
     assert await classifying.refused("/", inputs=inputs) == (422, "Validation")
-
-
-# -- the hub's own client --------------------------------------------------------------------------------
-
-
-async def hub(served: Served, ask):
-    """Return what ``ask`` gets with the hub's client, in a thread."""
-    with huggingface_hub.InferenceClient(model=str(served.http.base_url)) as client:
-        return await trio.to_thread.run_sync(ask, client)
-
-
-async def test_the_hub_s_client_extracts_features(embedding: Served):
-    found = await hub(embedding, lambda client: client.feature_extraction("hello"))
-    assert found.tolist() == [vector_of(ids_of("hello"))]
-    found = await hub(
-        embedding,
-        lambda client: client.feature_extraction(
-            LONG, normalize=False, prompt_name="query", truncate=True, truncation_direction="left"
-        ),
-    )
-    assert found[0, 0] == 64
-    assert embedding.params[-1] == Embed(normalize=False)
-
-
-async def test_the_hub_s_client_compares_sentences(embedding: Served):
-    ask = lambda client: client.sentence_similarity("w1", other_sentences=["w1", "w2 w3 w4"])  # noqa: E731
-    same, other = await hub(embedding, ask)
-    assert same == pytest.approx(1)
-    assert other < 1
-
-
-async def test_the_hub_s_client_classifies(classifying: Served):
-    found = await hub(classifying, lambda client: client.text_classification("hello"))
-    expected = await classifying.ask("/predict", inputs="hello")
-    assert [{"score": label.score, "label": label.label} for label in found] == expected

@@ -3,85 +3,17 @@
 import numpy as np
 import pytest
 
-from tests.api.dialects.tei_models import Classifying, Judging, Served, serving
-from tests.api.scripted_models import LONG, Judge, LateInteraction, ids_of, vector_of
-from tests.model_folders import VOCABULARY
+from tests.api.dialects.tei_models import Classifying, Served, serving
+from tests.api.scripted_models import Judge, LateInteraction, ids_of, vector_of
 from tests.tables import each
-from trio_pool_serve.types import Classify, CopiedBatch
-
-
-@pytest.fixture
-async def classifying(config):
-    async with serving(config, Classifying(), labels=3) as served:
-        yield served
-
-
-@pytest.fixture
-async def judging(config):
-    async with serving(config, Judging(), labels=1) as served:
-        yield served
-
-
-@pytest.fixture
-async def embedding(config):
-    async with serving(config) as served:
-        yield served
-
-
-def labelled(ids: list[int]) -> list[dict]:
-    """Length, sum and first id, by the names that the model and transformers have for them."""
-    numbers = {"short": len(ids), "heavy": sum(ids), "LABEL_2": ids[0]}
-    best_first = sorted(numbers, key=lambda name: -numbers[name])
-    return [{"score": numbers[name], "label": name} for name in best_first]
-
+from trio_pool_serve.types import CopiedBatch
 
 # -- /predict --------------------------------------------------------------------------------------------
-
-
-async def test_a_single_text_has_its_labels_best_first(classifying: Served):
-    assert await classifying.ask("/predict", inputs="hello world") == labelled(ids_of("hello world"))
-    assert await classifying.ask("/predict", inputs=["hello world"]) == labelled(ids_of("hello world"))
-
-
-async def test_a_list_of_two_texts_is_a_pair(classifying: Served):
-    answer = await classifying.ask("/predict", inputs=["hello", "world"])
-    (row,) = [request.prompt for batch in classifying.runner.batches for request in batch.requests]
-    ids = row.token_ids.tolist()
-    assert [token for token in ids if token >= VOCABULARY["w0"]] == [VOCABULARY["hello"], VOCABULARY["world"]]
-    assert answer == labelled(ids)
-
-
-async def test_a_list_of_lists_is_a_batch(classifying: Served):
-    first, second, pair = await classifying.ask("/predict", inputs=[["hello"], ["w1 w2"], ["hello", "world"]])
-    assert first == labelled(ids_of("hello"))
-    assert second == labelled(ids_of("w1 w2"))
-    (alone,) = await classifying.ask("/predict", inputs=[["hello", "world"]])
-    assert pair == alone
-
-
-async def test_scores_are_probabilities_unless_they_are_wanted_raw(classifying: Served):
-    for raw_scores in (None, False, True):
-        await classifying.ask("/predict", inputs="hello", raw_scores=raw_scores)
-    await classifying.ask("/predict", inputs="hello")
-    assert classifying.params == [
-        Classify("probabilities"), Classify("probabilities"), Classify("raw"), Classify("probabilities")
-    ]  # fmt: skip
 
 
 async def test_a_model_without_names_for_its_labels_numbers_them(config):
     async with serving(config, Classifying(labels=()), labels=1) as served:
         assert await served.ask("/predict", inputs="hello") == [{"score": 3, "label": "LABEL_0"}]
-
-
-async def test_texts_to_classify_are_read_as_any(classifying: Served):
-    null = dict.fromkeys(["model", "truncate", "truncation_direction", "prompt_name", "raw_scores"])
-    assert await classifying.ask("/predict", inputs="hello", **null) == labelled(ids_of("hello"))
-    assert await classifying.ask("/predict", inputs="hello", prompt_name="query") == labelled(ids_of("query : hello"))
-    words = LONG.split()
-    assert await classifying.ask("/predict", inputs=LONG) == labelled(ids_of(" ".join(words[:62])))
-    found = await classifying.ask("/predict", inputs=LONG, truncation_direction="left")
-    assert found == labelled(ids_of(" ".join(words[-62:])))
-    assert await classifying.refused("/predict", inputs=LONG, truncate=False) == (422, "Validation")
 
 
 @each(
@@ -116,35 +48,6 @@ async def test_nothing_to_classify_is_empty(classifying: Served, inputs):
 # -- /rerank ---------------------------------------------------------------------------------------------
 
 
-async def test_texts_are_ranked_by_a_model_that_reads_pairs(judging: Served):
-    texts = ["w1", "w1 w2 w3", "w1 w2"]
-    ranks = await judging.ask("/rerank", query="hello", texts=texts)
-    assert [list(rank) for rank in ranks] == [["index", "score"]] * 3
-    assert [rank["index"] for rank in ranks] == [1, 2, 0]
-    lengths = [rank["score"] for rank in ranks]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] - lengths[2] == 2
-
-
-async def test_texts_come_back_when_they_are_wanted(judging: Served):
-    texts = ["w1", "w1 w2 w3"]
-    for raw_scores in (True, False):
-        ranks = await judging.ask("/rerank", query="hello", texts=texts, return_text=True, raw_scores=raw_scores)
-        assert [(rank["index"], rank["text"]) for rank in ranks] == [(1, texts[1]), (0, texts[0])]
-    assert "text" not in (await judging.ask("/rerank", query="hello", texts=texts, return_text=None))[0]
-
-
-async def test_scores_are_activated_unless_they_are_wanted_raw(judging: Served):
-    for given in ({}, {"raw_scores": None}, {"raw_scores": False}, {"raw_scores": True}):
-        await judging.ask("/rerank", query="hello", texts=["w1"], **given)
-    assert judging.params == [Classify("score"), Classify("score"), Classify("score"), Classify("raw")]
-
-
-async def test_equal_texts_keep_their_order(judging: Served):
-    ranks = await judging.ask("/rerank", query="hello", texts=["w1", "w2", "w3"])
-    assert [rank["index"] for rank in ranks] == [0, 1, 2]
-
-
 async def test_late_interaction_ranks_too(config):
     async with serving(config, LateInteraction()) as served:
         ranks = await served.ask("/rerank", query="w1 w2", texts=["w5", "w1 w2", "w2"], return_text=True)
@@ -168,12 +71,6 @@ async def test_vectors_rank_too(embedding: Served):
     scores = {rank["index"]: rank["score"] for rank in ranks}
     assert scores == pytest.approx({index: cosine(query, ids_of(text)) for index, text in enumerate(texts)}, abs=1e-5)
     assert [rank["score"] for rank in ranks] == sorted(scores.values(), reverse=True)
-
-
-async def test_the_pair_is_cut_unless_asked_otherwise(judging: Served):
-    for given in ({}, {"truncate": None}, {"truncate": True}, {"truncate": True, "truncation_direction": "Left"}):
-        assert (await judging.ask("/rerank", query="hello", texts=[LONG], **given))[0]["score"] == 64
-    assert await judging.refused("/rerank", query="hello", texts=[LONG, "w1"], truncate=False) == (422, "Validation")
 
 
 async def test_large_rankings_come_back_whole(judging: Served):
@@ -217,31 +114,6 @@ async def test_a_score_that_is_no_number_is_the_backend_s_fault(judging: Served)
 
 
 # -- /similarity -----------------------------------------------------------------------------------------
-
-
-async def test_similarity_answers_a_number_per_sentence_in_order(embedding: Served):
-    sentences = ["w1 w2", "w1", "w1 w2 w3 w4 w5"]
-    found = await embedding.ask("/similarity", inputs={"source_sentence": "w1 w2", "sentences": sentences})
-    expected = [cosine(ids_of("w1 w2"), ids_of(sentence)) for sentence in sentences]
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert found[0] == pytest.approx(1)
-
-
-async def test_both_sides_of_a_similarity_are_read_alike(embedding: Served):
-    inputs = {"source_sentence": "w1", "sentences": ["w1"]}
-    for parameters in (None, {}, {"prompt_name": "query"}):
-        assert await embedding.ask("/similarity", inputs=inputs, parameters=parameters) == [pytest.approx(1)]
-    read = [request.prompt.token_ids.tolist() for batch in embedding.runner.batches for request in batch.requests]
-    assert read == [ids_of("w1")] * 4 + [ids_of("query : w1")] * 2
-
-
-async def test_a_similarity_s_parameters_say_how_to_read(embedding: Served):
-    inputs = {"source_sentence": "hello", "sentences": [LONG]}
-    assert await embedding.refused("/similarity", inputs=inputs, parameters={"truncate": False}) == (422, "Validation")
-    for parameters in ({"truncate": True, "truncation_direction": "Left"}, {"truncate": None}):
-        assert len(await embedding.ask("/similarity", inputs=inputs, parameters=parameters)) == 1
-    wrong = {"truncation_direction": "up"}
-    assert await embedding.refused("/similarity", inputs=inputs, parameters=wrong) == (422, "Validation")
 
 
 @each(

@@ -14,18 +14,11 @@ import trio
 import trio.testing
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import NO_AUTHORITIES, assert_idle, client_of, listening, running, wait_idle
+from tests.api.serving import post, until
+from tests.api.serving import serving as scripted_server
+from tests.conftest import NO_AUTHORITIES, assert_idle, listening, running, wait_idle
 from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
-from tests.rendering.media.images import (
-    GREEN,
-    RED,
-    ColourFormat,
-    data_url,
-    encoded,
-    pixel_bomb,
-    png,
-    text_bomb,
-)
+from tests.rendering.media.images import GREEN, RED, ColourFormat, data_url, encoded, pixel_bomb, png, text_bomb
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig
@@ -56,11 +49,7 @@ def reads_images(service: Service) -> ColourFormat:
 @asynccontextmanager
 async def served(config: Config, **settings) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
     asked = attrs.evolve(config, input=InputConfig(**settings))
-    async with (
-        running(Service(asked, lambda *_: ScriptedRunner())) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with scripted_server(asked, ScriptedRunner()) as (service, client):
         service.media.fetcher.timeout_s = 0.5
         reads_images(service)
         yield service, client
@@ -69,12 +58,6 @@ async def served(config: Config, **settings) -> AsyncIterator[tuple[Service, htt
 @pytest.fixture
 async def images(service: Service) -> ColourFormat:
     return reads_images(service)
-
-
-async def post(client: httpx.AsyncClient, path: str, **body) -> dict:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 async def embed(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> list[list[float]]:
@@ -220,9 +203,7 @@ async def test_ten_clients_with_one_new_image_have_it_processed_once(client, ima
     async with trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(one)
-        with trio.fail_after(10):
-            while service.media.cache.statistics().hits < service.offload.media - 1:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: service.media.cache.statistics().hits >= service.offload.media - 1)
         processor.gate.set()
     assert found == [[vector_of(RED)]] * 10
     assert processor.calls == 1
@@ -231,11 +212,7 @@ async def test_ten_clients_with_one_new_image_have_it_processed_once(client, ima
 
 async def test_forgetting_needs_the_key(config, scripted):
     keyed = attrs.evolve(config, network=attrs.evolve(config.network, api_key="secret"))
-    async with (
-        running(Service(keyed, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with scripted_server(keyed, scripted) as (_service, client):
         assert (await client.post("/reset_mm_cache")).status_code == 401
         answer = await client.post("/reset_mm_cache", headers={"Authorization": "Bearer secret"})
         assert answer.status_code == 200
@@ -339,9 +316,7 @@ async def test_of_two_requests_with_the_same_image_each_is_told_where_its_own_is
     async with trio.open_nursery() as nursery:
         for index in (0, 1):
             nursery.start_soon(one, index)
-        with trio.fail_after(10):
-            while not service.media.cache.statistics().hits:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: service.media.cache.statistics().hits)
         images.processor.gate.set()
     assert sorted(places) == ["at `$.input[0].image`", "at `$.input[1].image`"]
 
@@ -436,9 +411,7 @@ async def test_a_client_that_leaves_takes_the_fetching_along(config):
 async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": {"image": server.url("/")}}))
-        with trio.fail_after(10):
-            while not server.heads:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: server.heads)
         nursery.cancel_scope.cancel()
 
 
@@ -466,8 +439,7 @@ async def test_slow_hosts_of_one_client_delay_no_image_of_others(config):
             for _ in range(40):
                 nursery.start_soon(partial(embed, flooding, input=[server.url("/never")], modality="image"))
             with trio.fail_after(10):
-                while service.media.fetcher.statistics().borrowed < MAX_FETCHES_PER_CLIENT:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+                await until(lambda: service.media.fetcher.statistics().borrowed >= MAX_FETCHES_PER_CLIENT)
                 async with trio.open_nursery() as others:
                     for client in (second, third):
                         for image in (*[server.url("/image")] * 20, IMAGE):
@@ -498,8 +470,7 @@ async def test_pictures_of_many_pixels_delay_another_client_s_by_those_that_are_
             for part in range(6):
                 nursery.start_soon(partial(embed, flooding, input=pictures[part::6], modality="image"))
             with trio.fail_after(60):
-                while images.calls < 2:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+                await until(lambda: images.calls >= 2, 60)
                 before = images.calls
                 assert await embed(other, input=IMAGE, modality="image") == [vector_of(RED)]
             assert images.calls - before <= 1 + 2 * service.offload.media

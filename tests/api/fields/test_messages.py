@@ -9,11 +9,22 @@ import httpx
 import pytest
 import trio
 
-from tests.api.scripted_models import PROMPTS, Able, Dots, Everything, Judge, LateInteraction, become, serve_as
+from tests.api.scripted_models import (
+    PROMPTS,
+    Able,
+    Dots,
+    Everything,
+    Judge,
+    LateInteraction,
+    become,
+    serve_as,
+    vector_of,
+)
+from tests.api.serving import post, until
 from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
-from tests.scripted_runner import ScriptedRunner, scripted_vector
+from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig
 from trio_pool_serve.service import Service
@@ -26,10 +37,7 @@ CONTENT = "{{ messages[0].content }}"
 
 @pytest.fixture
 def config(chat_folder: Path) -> Config:
-    return Config(
-        models=(str(chat_folder),),
-        input=InputConfig(trust_request_chat_template=True),
-    )
+    return Config(models=(str(chat_folder),), input=InputConfig(trust_request_chat_template=True))
 
 
 @pytest.fixture
@@ -58,18 +66,6 @@ async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterato
         yield client
 
 
-def vector(ids: list[int], dimensions: int = 8) -> list[float]:
-    import numpy as np
-
-    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
-
-
-async def ask(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> dict:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 async def refusal(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> dict:
     answer = await client.post(path, json=body)
     assert answer.status_code == 400, answer.text
@@ -77,7 +73,7 @@ async def refusal(client: httpx.AsyncClient, path: str = "/v1/embeddings", **bod
 
 
 async def embedded(client: httpx.AsyncClient, **body: Any) -> list[float]:
-    (item,) = (await ask(client, **body))["data"]
+    (item,) = (await post(client, "/v1/embeddings", **body))["data"]
     return item["embedding"]
 
 
@@ -90,9 +86,9 @@ async def embedded(client: httpx.AsyncClient, **body: Any) -> list[float]:
 )
 async def test_a_conversation_is_one_input_read_in_the_model_s_template(client, theirs, path, field, dimensions):
     ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    answer = await ask(client, path, messages=HELLO)
+    answer = await post(client, path, messages=HELLO)
     (item,) = answer["data"]
-    assert item[field] == vector(ids, dimensions)
+    assert item[field] == vector_of(ids, dimensions)
     assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids), "completion_tokens": 0}
 
 
@@ -107,9 +103,9 @@ async def test_every_field_of_a_conversation_is_heeded(client, theirs):
         theirs_options = {**options, **options.get("chat_template_kwargs", {})}
         theirs_options.pop("chat_template_kwargs", None)
         expected = theirs.apply_chat_template(messages, return_dict=False, **theirs_options)
-        assert await embedded(client, messages=said, **options) == vector(expected)
+        assert await embedded(client, messages=said, **options) == vector_of(expected)
     cut = theirs.apply_chat_template(messages, return_dict=False)[:7]
-    assert await embedded(client, messages=said, truncate_prompt_tokens=7) == vector(cut)
+    assert await embedded(client, messages=said, truncate_prompt_tokens=7) == vector_of(cut)
 
 
 async def test_contents_are_texts_or_lists_of_parts(client, theirs):
@@ -120,10 +116,10 @@ async def test_contents_are_texts_or_lists_of_parts(client, theirs):
         [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}],
         [{"text": "one"}, "two"],
     ):
-        assert await embedded(client, messages=[{"role": "user", "content": content}]) == vector(ids)
+        assert await embedded(client, messages=[{"role": "user", "content": content}]) == vector_of(ids)
     nothing = theirs.apply_chat_template([{"role": "user", "content": ""}], return_dict=False)
     for message in ({"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": []}):
-        assert await embedded(client, messages=[message]) == vector(nothing)
+        assert await embedded(client, messages=[message]) == vector_of(nothing)
 
 
 MARKS = [
@@ -146,8 +142,8 @@ MARKS = [
 async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs):
     ids = theirs.apply_chat_template(HELLO, return_dict=False)
     for mark in MARKS:
-        assert await embedded(client, messages=HELLO, **mark) == vector(ids), mark
-        assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector(ids), mark
+        assert await embedded(client, messages=HELLO, **mark) == vector_of(ids), mark
+        assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector_of(ids), mark
         for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
             assert "messages" in (await refusal(client, **body, **mark))["message"], mark
         assert (await refusal(client, messages=[], **mark))["param"] == "messages", mark
@@ -162,14 +158,14 @@ async def test_a_query_s_prompt_is_a_system_message(client, service, theirs, ask
     become(service, Able())
     system = {"role": "system", "content": PROMPTS["query"]}
     ids = theirs.apply_chat_template([system, *HELLO], return_dict=False)
-    assert await embedded(client, messages=HELLO, **{dialect: asked}) == vector(ids)
+    assert await embedded(client, messages=HELLO, **{dialect: asked}) == vector_of(ids)
 
 
 @pytest.mark.parametrize("mark", [{"truncate": True}, {"truncation": True}, {"input_type": "document"}])
 async def test_a_long_conversation_is_cut_where_jina_and_voyage_say_so(client, theirs, mark):
     long = [{"role": "user", "content": "hello " * 500}]
     ids = theirs.apply_chat_template(long, return_dict=False)
-    assert await embedded(client, messages=long, **mark) == vector(ids[:512])
+    assert await embedded(client, messages=long, **mark) == vector_of(ids[:512])
     for refusing in ({"truncate": False}, {"truncation": False}, {"task": "retrieval.passage"}):
         assert "maximum context length is 512 tokens" in (await refusal(client, messages=long, **refusing))["message"]
 
@@ -184,28 +180,28 @@ async def test_null_stands_for_not_given(client, theirs):
     fields = ["chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "input"]
     ids = theirs.apply_chat_template(HELLO, return_dict=False)
     fields += ["add_special_tokens", "prompt", "prompt_name"]
-    assert await embedded(client, messages=HELLO, **dict.fromkeys(fields)) == vector(ids)
-    assert await embedded(client, input=[7, 8], messages=None, **dict.fromkeys(fields[:4])) == vector([7, 8])
+    assert await embedded(client, messages=HELLO, **dict.fromkeys(fields)) == vector_of(ids)
+    assert await embedded(client, input=[7, 8], messages=None, **dict.fromkeys(fields[:4])) == vector_of([7, 8])
 
 
 async def test_special_tokens_are_the_template_s_unless_asked_for(words):
     hello, cls, sep = (VOCABULARY[word] for word in ("hello", "[CLS]", "[SEP]"))
     asked = {"messages": HELLO, "chat_template": CONTENT}
-    assert await embedded(words, **asked) == vector([hello])
-    assert await embedded(words, **asked, add_special_tokens=True) == vector([cls, hello, sep])
-    assert await embedded(words, input="hello") == vector([cls, hello, sep])
+    assert await embedded(words, **asked) == vector_of([hello])
+    assert await embedded(words, **asked, add_special_tokens=True) == vector_of([cls, hello, sep])
+    assert await embedded(words, input="hello") == vector_of([cls, hello, sep])
 
 
 async def test_a_prompt_of_the_client_s_is_a_system_message(client, theirs):
     ids = theirs.apply_chat_template([{"role": "system", "content": "Be brief."}, *HELLO], return_dict=False)
-    assert await embedded(client, messages=HELLO, prompt="Be brief.") == vector(ids)
+    assert await embedded(client, messages=HELLO, prompt="Be brief.") == vector_of(ids)
 
 
 async def test_a_conversation_is_streamed_as_an_input_is(client, theirs):
     answer = await client.post("/v1/embeddings", json={"messages": HELLO, "stream": True})
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    assert json.loads(events[0])["embedding"] == vector(ids)
+    assert json.loads(events[0])["embedding"] == vector_of(ids)
     assert events[-1] == "[DONE]"
 
 
@@ -216,7 +212,7 @@ async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client,
     assert "at most" in too_large["message"]
     assert too_large["param"] == "messages"
     half = [{**message, "content": message["content"][:120_000]} for message in said]
-    assert await embedded(client, messages=half, truncate_prompt_tokens=-1) == vector(ids)
+    assert await embedded(client, messages=half, truncate_prompt_tokens=-1) == vector_of(ids)
     await wait_idle(service)
 
 
@@ -231,14 +227,14 @@ async def test_ten_conversations_at_once_are_each_answered(client, processes, se
             nursery.start_soon(one, index)
     for index in range(10):
         messages = [{"role": "user", "content": f"{index}" * (index + 1)}]
-        assert found[index] == vector(theirs.apply_chat_template(messages, return_dict=False))
+        assert found[index] == vector_of(theirs.apply_chat_template(messages, return_dict=False))
     assert_idle(service)
 
 
 async def test_without_offloading_templates_are_rendered_on_the_loop(config, scripted, theirs):
     service = Service(config, lambda *_: scripted, offload=Offload(in_threads=False))
     async with running(service), listening(service) as url, client_of(url) as client:
-        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        assert await embedded(client, messages=HELLO) == vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
         assert not service.processes["template"].in_processes
 
 
@@ -332,7 +328,7 @@ async def test_unknown_fields_are_refused_if_that_is_asked_for(chat_folder, scri
     service = Service(config, lambda *_: scripted)
     async with running(service), listening(service) as url, client_of(url) as client:
         render_templates_on_the_loop(service)
-        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        assert await embedded(client, messages=HELLO) == vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
         assert (await refusal(client, messages=HELLO, tools=[]))["param"] == "tools"
 
 
@@ -350,14 +346,12 @@ async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, 
 
 async def busy(service: Service, waiting: int = 0) -> None:
     workers = service.processes["client_template"]
-    with trio.fail_after(60):
-        while not workers.statistics().borrowed or workers.statistics().waiting < waiting:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    await until(lambda: workers.statistics().borrowed and workers.statistics().waiting >= waiting, 60)
 
 
 @pytest.mark.slow
 async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered(client, processes, service, theirs):
-    expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
+    expected = vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
     error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
     assert error["param"] == "chat_template"
     assert "took longer than 1 s" in error["message"]
@@ -382,7 +376,7 @@ async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered
 
 @pytest.mark.slow
 async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processes, service, theirs):
-    expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
+    expected = vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
     assert await embedded(client, messages=HELLO) == expected  # the model's own has its process from now on
     async with trio.open_nursery() as nursery:
         for _ in range(3):  # more than there are processes
@@ -409,25 +403,25 @@ async def test_a_side_of_a_score_is_a_text_or_a_content(client, service, theirs)
         return theirs(text, add_special_tokens=False)["input_ids"]
 
     def product(first: str, second: str) -> float:
-        return sum(a * b for a, b in zip(vector(ids(first)), vector(ids(second)), strict=True))
+        return sum(a * b for a, b in zip(vector_of(ids(first)), vector_of(ids(second)), strict=True))
 
     serve_as(service, Dots())
     for first, second in (("data_1", "data_2"), ("queries", "documents"), ("text_1", "text_2"), ("queries", "items")):
-        answer = await ask(client, "/score", **{first: PARTS, second: ["w", PARTS, {"content": "hello"}]})
+        answer = await post(client, "/score", **{first: PARTS, second: ["w", PARTS, {"content": "hello"}]})
         assert [item["score"] for item in answer["data"]] == [
             product("hello\nw", other) for other in ("w", "hello\nw", "hello")
         ]
-    answer = await ask(client, "/score", data_1=[PARTS, "w"], data_2=["w", PARTS])
+    answer = await post(client, "/score", data_1=[PARTS, "w"], data_2=["w", PARTS])
     assert [item["score"] for item in answer["data"]] == [product("hello\nw", "w")] * 2
     serve_as(service, LateInteraction())
-    answer = await ask(client, "/score", data_1=PARTS, data_2=[PARTS, "w"])
+    answer = await post(client, "/score", data_1=PARTS, data_2=[PARTS, "w"])
     assert [item["score"] for item in answer["data"]] == [7, 1]  # the query's tokens that a document has
 
 
 async def test_a_judge_reads_contents_of_texts_only(client, service, scripted):
     serve_as(service, Judge())
     scripted.labels = 1
-    answer = await ask(client, "/score", data_1=PARTS, data_2=["w", {"content": ["w"]}])
+    answer = await post(client, "/score", data_1=PARTS, data_2=["w", {"content": ["w"]}])
     assert [item["score"] for item in answer["data"]] == [8, 8]
     error = await refusal(client, "/score", data_1="hello", data_2=[PICTURE])
     assert "accepts no images" in error["message"]
@@ -437,7 +431,7 @@ async def test_a_judge_reads_contents_of_texts_only(client, service, scripted):
 async def test_documents_to_be_ranked_can_be_contents(client, service):
     serve_as(service, LateInteraction())
     documents = ["zzz", {"text": "hello w"}, PARTS]
-    answer = await ask(client, "/rerank", query=PARTS, documents=documents)
+    answer = await post(client, "/rerank", query=PARTS, documents=documents)
     assert [(result["index"], result["document"]["text"]) for result in answer["results"]] == [
         (2, "hello\nw"),
         (1, "hello w"),

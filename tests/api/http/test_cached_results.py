@@ -1,8 +1,7 @@
 """The cache of results over real sockets: what requests and operators see of it."""
 
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -12,6 +11,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Able, become
+from tests.api.serving import serving, until
 from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import write_scripted_folder
@@ -26,16 +26,6 @@ from trio_pool_serve.telemetry.timings import RequestTimings
 
 CACHED = SchedulingConfig(result_cache_bytes=2**20, max_queue_s=600)
 WORDS = [f"w{n}" for n in range(10)]
-
-
-@asynccontextmanager
-async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
-    async with (
-        running(Service(config, lambda *_: runner)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        yield service, client
 
 
 @pytest.fixture
@@ -123,9 +113,7 @@ async def test_known_rows_do_not_wait_to_be_computed(config, scripted):
         scripted.gate.clear()
         async with trio.open_nursery() as clients:
             clients.start_soon(embed, client, ["w20", *WORDS])
-            with trio.fail_after(10):
-                while service.default.engine.statistics().in_flight_batches == 0:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: service.default.engine.statistics().in_flight_batches != 0)
             assert service.default.engine.statistics().admitted_tokens == 3
             assert (await embed(client, WORDS))[1] == "10/10"  # while nothing can be computed
             scripted.gate.set()
@@ -152,9 +140,7 @@ async def test_known_rows_refuse_no_other_request_before_they_are_looked_up(conf
         scripted.gate.clear()
         async with trio.open_nursery() as clients:
             clients.start_soon(embed, client, ["w199"])
-            with trio.fail_after(10):
-                while service.default.engine.statistics().admitted_tokens < 3:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: service.default.engine.statistics().admitted_tokens >= 3)
             refused = await client.post("/v1/embeddings", json={"input": long})
             assert refused.status_code == 429, "what its client has waiting counts all the same"
             scripted.gate.set()

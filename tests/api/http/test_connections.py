@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.api.serving import until
 from tests.conftest import client_of, is_idle, listening, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.service import Service
@@ -25,13 +26,6 @@ async def connect(url: str) -> trio.SocketStream:
 
 async def until_launching(scripted: ScriptedRunner) -> None:
     await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-
-
-async def until(condition) -> None:
-    """Wait for what other tasks of this loop will do; they need turns, not time."""
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.001)
 
 
 def queued(service: Service) -> int:

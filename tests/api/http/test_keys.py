@@ -8,10 +8,9 @@ import attrs
 import httpx
 import pytest
 
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving
 from tests.tables import each
 from trio_pool_serve.config import Config, KeyScope
-from trio_pool_serve.service import Service
 
 KEY = "s3cret"
 PROBES = [("GET", path) for path in ("/livez", "/readyz", "/health", "/ping", "/", "//health", "/health/")]
@@ -37,13 +36,9 @@ NEEDED = {
 
 
 @asynccontextmanager
-async def serving(config: Config, scripted, **network) -> AsyncIterator[httpx.AsyncClient]:
+async def locked(config: Config, scripted, **network) -> AsyncIterator[httpx.AsyncClient]:
     config = attrs.evolve(config, network=attrs.evolve(config.network, api_key=KEY, **network))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         yield client
 
 
@@ -56,7 +51,7 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, key: str | None
 
 @pytest.mark.parametrize("scope", get_args(KeyScope))
 async def test_the_scope_says_which_routes_need_the_key(config, scripted, scope):
-    async with serving(config, scripted, api_key_scope=scope) as client:
+    async with locked(config, scripted, api_key_scope=scope) as client:
         for name, (routes, scopes) in NEEDED.items():
             for method, path in routes:
                 without, wrong, right = [await ask(client, method, path, key) for key in (None, "wrong", KEY)]
@@ -68,13 +63,13 @@ async def test_the_scope_says_which_routes_need_the_key(config, scripted, scope)
 
 async def test_the_default_is_all_but_probes(config, scripted):
     assert config.network.api_key_scope == "all"
-    async with serving(config, scripted) as client:
+    async with locked(config, scripted) as client:
         assert (await ask(client, "GET", "/metrics")).status_code == 401
         assert (await ask(client, "GET", "/health")).status_code == 200
 
 
 async def test_what_is_open_is_answered_whole(config, scripted):
-    async with serving(config, scripted, api_key_scope="vllm") as client:
+    async with locked(config, scripted, api_key_scope="vllm") as client:
         answer = await client.post("/pooling", json={"input": "hello", "task": "embed"})
         assert answer.status_code == 200
         assert (await client.get("/metrics")).text.startswith("#")
@@ -106,7 +101,7 @@ def cors_headers(answer: httpx.Response) -> dict[str, str]:
 )
 async def test_pages_of_allowed_origins_may_read_responses(config, scripted, allowed, origin, told):
     given = {} if origin is None else {"origin": origin}
-    async with serving(config, scripted, cors_allow_origins=allowed) as client:
+    async with locked(config, scripted, cors_allow_origins=allowed) as client:
         for method, path, key, status in (
             ("GET", "/v1/models", KEY, 200),
             ("GET", "/v1/models", None, 401),
@@ -132,7 +127,7 @@ async def test_a_browser_asks_for_permission_without_the_key(config, scripted, p
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type,x-stainless-lang",
     }
-    async with serving(config, scripted, cors_allow_origins=MINE) as client:
+    async with locked(config, scripted, cors_allow_origins=MINE) as client:
         answer = await ask(client, "OPTIONS", path, **asking)
         assert answer.status_code == 200
         assert answer.headers[ALLOWED] == MINE
@@ -146,7 +141,7 @@ async def test_a_browser_asks_for_permission_without_the_key(config, scripted, p
 
 
 async def test_without_origins_a_browser_is_told_nothing(config, scripted):
-    async with serving(config, scripted) as client:
+    async with locked(config, scripted) as client:
         answer = await ask(client, "OPTIONS", "/v1/embeddings", origin=MINE)
         assert (answer.status_code, cors_headers(answer)) == (401, {})
         answer = await ask(client, "OPTIONS", "/v1/embeddings", KEY, origin=MINE)

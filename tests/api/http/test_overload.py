@@ -9,7 +9,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, reserving, running
+from tests.api.serving import refused, serving, until
+from tests.conftest import assert_idle, full_queue, make_slow, reserving
 from trio_pool_serve.api.http import dispatch, request_body
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
@@ -17,7 +18,6 @@ from trio_pool_serve.api.http.request_body import RESERVED_AHEAD
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.rendering import memory_budget
-from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
 ANOTHER = Client("another")
@@ -61,11 +61,7 @@ async def test_where_dialects_write_errors_differently_the_body_is_read_first(cl
 
 async def test_a_request_that_is_not_served_by_the_full_model_alone_is_read(config, scripted):
     two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
-    async with (
-        running(Service(two, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(two, scripted) as (service, client):
         with full_queue(service):
             answers = [await client.post("/v1/embeddings", json={**LONG, "model": name}) for name in "ab"]
         assert [answer.status_code for answer in answers] == [429, 200]
@@ -182,12 +178,6 @@ async def test_what_arrives_of_a_body_after_its_request_has_ended_is_thrown_away
     assert_idle(service)
 
 
-async def until(condition) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
-            await trio.sleep(0.001)
-
-
 async def test_vectors_of_tokens_count_by_what_they_will_take(client, service, scripted):
     service.memory.max_bytes, service.memory.client_bytes = 1000, 0
     with reserving(service.memory, ANOTHER) as other:
@@ -251,11 +241,7 @@ async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the
         return decode_body(body, *args, **options)
 
     monkeypatch.setattr(dispatch, "decode_body", decode)
-    async with (
-        running(Service(two, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(two, scripted) as (service, client):
         with full_queue(service):
             body = {"input": "hello " * size, "truncate_prompt_tokens": 8}
             answers = [await client.post("/v1/embeddings", json={**body, "model": name}) for name in "ab"]
@@ -270,11 +256,7 @@ async def test_a_key_learns_nothing_of_a_model_that_it_may_not_use(config, scrip
     keys.chmod(0o600)
     network = attrs.evolve(config.network, api_keys_file=keys)
     two = attrs.evolve(config, network=network, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
-    async with (
-        running(Service(two, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(two, scripted) as (service, client):
         with full_queue(service):
             for text in ("hello", "hello " * 20_000):
                 body = {"input": text, "truncate_prompt_tokens": 8, "model": "a"}
@@ -284,11 +266,7 @@ async def test_a_key_learns_nothing_of_a_model_that_it_may_not_use(config, scrip
 
 async def test_a_body_that_is_too_large_is_never_told_to_come_back(config, scripted):
     small = attrs.evolve(config, network=attrs.evolve(config.network, max_body_bytes=1000))
-    async with (
-        running(Service(small, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(small, scripted) as (service, client):
         with full_queue(service):
             assert (await client.post("/v1/embeddings", json={"input": "hello " * 200})).status_code == 413
 
@@ -313,9 +291,7 @@ async def test_a_large_body_is_refused_when_others_wait_for_too_long_to_be_decod
     decoding.note_done(other)
     decoding.note_done(other, 99)
     assert decoding.total_s == pytest.approx(1100 / 99)
-    answer = await client.post("/v1/embeddings", json=LARGE)
-    assert answer.status_code == 429
-    assert "to be decoded" in answer.json()["error"]["message"]
+    assert "to be decoded" in (await refused(client, "/v1/embeddings", LARGE, 429))["message"]
     assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     decoding.withdraw(own, 600)  # and now the client has nothing waiting, though another has
     assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200

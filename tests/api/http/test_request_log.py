@@ -9,7 +9,8 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving, until
+from tests.conftest import client_of, running
 from tests.tables import each
 from trio_pool_serve.service import Service
 
@@ -30,9 +31,7 @@ def events(caplog) -> list[logging.LogRecord]:
 
 async def only_event(caplog) -> logging.LogRecord:
     """Return the one event, which is logged once the response has been sent: its client may have it before."""
-    with trio.fail_after(10):
-        while not events(caplog):  # noqa: ASYNC110  (the log has nothing to wait for)
-            await trio.sleep(0.001)
+    await until(lambda: events(caplog))
     (event,) = events(caplog)
     return event
 
@@ -132,11 +131,7 @@ async def test_a_client_that_leaves_is_told_from_one_that_was_answered(url, scri
 
 async def test_without_the_access_log_only_failures_are_logged(config, scripted, caplog):
     caplog.set_level(logging.INFO)
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         assert (await post(client)).status_code == 200
 
         def fail(_):

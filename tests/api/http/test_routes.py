@@ -8,6 +8,7 @@ import httpx
 import pytest
 import trio
 
+from tests.api.serving import serving
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -165,11 +166,7 @@ async def test_options_of_what_is_not_there_are_404(client):
 @pytest.mark.parametrize("slash", ["/", "%2F"])
 async def test_ids_of_models_may_have_slashes(config, scripted, slash):
     named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="org/name"))
-    async with (
-        running(Service(named, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(named, scripted) as (_service, client):
         answer = await client.get(f"/v1/models/org{slash}name")
         assert answer.status_code == 200
         assert answer.json()["id"] == "org/name"

@@ -1,7 +1,7 @@
 """Several API keys with limits of their own, over real HTTP."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
@@ -55,22 +55,16 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-@asynccontextmanager
-async def serving(
+def keyed(
     config: Config, runner: ScriptedRunner, key_file: Path | None, **network
-) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+) -> AbstractAsyncContextManager[tuple[Service, httpx.AsyncClient]]:
     folder = config.models[0]
     named = attrs.evolve(
         config,
         models=(f"first={folder}", f"second={folder}") if key_file else (folder,),
         network=attrs.evolve(config.network, api_keys_file=key_file, **network),
     )
-    async with (
-        running(Service(named, lambda *_: runner)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        yield service, client
+    return serving(named, runner)
 
 
 async def embed(client: httpx.AsyncClient, key: str, **fields) -> httpx.Response:
@@ -78,7 +72,7 @@ async def embed(client: httpx.AsyncClient, key: str, **fields) -> httpx.Response
 
 
 async def test_several_keys_of_the_flag_are_all_right(config, scripted):
-    async with serving(config, scripted, None, api_key="one, two") as (_, client):
+    async with keyed(config, scripted, None, api_key="one, two") as (_, client):
         for key, status in (("one", 200), ("two", 200), ("one, two", 401), ("one,", 401), (",", 401)):
             assert (await embed(client, key)).status_code == status, key
         assert (await client.get("/metrics", headers={"authorization": "Bearer two"})).status_code == 200
@@ -101,14 +95,14 @@ async def test_several_keys_of_the_flag_are_all_right(config, scripted):
     ],
 )
 async def test_a_key_may_come_in_the_headers_of_several_products(config, scripted, key_file, headers, status):
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         assert (await client.post("/v1/embeddings", json=EMBED, headers=headers)).status_code == status
 
 
 async def test_models_that_a_key_may_not_use_are_not_there(config, scripted, key_file):
     key = "one-model-key"
     headers = {"authorization": f"Bearer {key}"}
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         assert (await embed(client, key, model="second")).json()["model"] == "second"
         assert (await embed(client, key)).json()["model"] == "second"
         for hidden in ("first", "nothing"):
@@ -123,7 +117,7 @@ async def test_models_that_a_key_may_not_use_are_not_there(config, scripted, key
 
 
 async def test_past_its_requests_per_minute_a_key_is_told_when_to_come_back(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (service, client):
+    async with keyed(config, scripted, key_file) as (service, client):
         answers = [await embed(client, "few-key") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         refused = answers[-1]
@@ -138,7 +132,7 @@ async def test_past_its_requests_per_minute_a_key_is_told_when_to_come_back(conf
 
 
 async def test_tokens_are_counted_for_every_row_even_of_a_request_whose_client_leaves(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (service, client):
+    async with keyed(config, scripted, key_file) as (service, client):
         scripted.gate.clear()
         with trio.move_on_after(60) as leaving:
             async with trio.open_nursery() as nursery:
@@ -154,7 +148,7 @@ async def test_tokens_are_counted_for_every_row_even_of_a_request_whose_client_l
 
 
 async def test_running_requests_of_a_key_are_bounded_until_they_are_answered(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(embed, client, "alone-key")
@@ -168,7 +162,7 @@ async def test_running_requests_of_a_key_are_bounded_until_they_are_answered(con
 
 
 async def test_a_stream_counts_as_running_until_its_end(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         scripted.gate.clear()
         options = {"json": {"input": [7], "stream": True}, "headers": {"x-api-key": "alone-key"}}
         async with client.stream("POST", "/v1/embeddings", **options) as streamed:
@@ -180,7 +174,7 @@ async def test_a_stream_counts_as_running_until_its_end(config, scripted, key_fi
 
 
 async def test_a_key_may_have_smaller_bodies(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         assert (await embed(client, "short-key")).status_code == 200
         assert (await embed(client, "short-key", user="x" * 100)).status_code == 413
         headers = {"x-api-key": "short-key"}
@@ -194,7 +188,7 @@ async def test_a_key_may_have_smaller_bodies(config, scripted, key_file):
 
 
 async def test_operators_routes_take_a_key_with_admin(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (_, client):
+    async with keyed(config, scripted, key_file) as (_, client):
         for method, path in (("GET", "/metrics"), ("GET", "/metrics/"), ("GET", "/load"), ("POST", "/reset_mm_cache")):
             for key, status in (("operator-key", 200), ("plain-key", 403), ("wrong", 401)):
                 answer = await client.request(method, path, headers={"x-api-key": key})
@@ -203,7 +197,7 @@ async def test_operators_routes_take_a_key_with_admin(config, scripted, key_file
 
 
 async def test_the_client_of_a_request_is_its_key(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (service, _):
+    async with keyed(config, scripted, key_file) as (service, _):
         app = create_app(service.config, service)
         for key, client in (("operator-key", Client("operator", may_outrank=True)), ("plain-key", Client("plain"))):
             headers = [(b"x-api-key", key.encode())]
@@ -213,7 +207,7 @@ async def test_the_client_of_a_request_is_its_key(config, scripted, key_file):
 
 
 async def test_a_request_with_a_wrong_key_is_that_of_an_address(config, scripted, key_file):
-    async with serving(config, scripted, key_file) as (service, _):
+    async with keyed(config, scripted, key_file) as (service, _):
         headers = [(b"x-api-key", b"wrong")]
         request = HttpRequest({"headers": headers, "method": "GET", "client": ("192.0.2.1", 1)}, "/v1/models", 1)
         with pytest.raises(AuthenticationError):
@@ -222,7 +216,7 @@ async def test_a_request_with_a_wrong_key_is_that_of_an_address(config, scripted
 
 
 async def test_without_keys_a_trusted_proxy_names_the_client(config, scripted):
-    async with serving(config, scripted, None, trusted_proxies="127.0.0.1") as (service, _):
+    async with keyed(config, scripted, None, trusted_proxies="127.0.0.1") as (service, _):
         app = create_app(service.config, service)
         for address, label in (("127.0.0.1", "id:team"), ("192.0.2.1", "192.0.2.1")):
             scope = {"headers": [(b"x-forwarded-for", b"team")], "method": "GET", "client": (address, 1)}
@@ -240,7 +234,7 @@ async def reload(service: Service) -> None:
 
 
 async def test_keys_come_and_go_with_the_file_and_their_usage_stays(config, scripted, key_file, caplog):
-    async with serving(config, scripted, key_file) as (service, client):
+    async with keyed(config, scripted, key_file) as (service, client):
         for _ in range(2):
             await embed(client, "few-key")
         key_file.write_text(KEYS.replace("plain-key", "x").replace('"few-key"\nrequests_per_minute = 2', FEW))
@@ -255,7 +249,7 @@ FEW = '"new-key"\nrequests_per_minute = 3'
 
 
 async def test_a_broken_file_is_logged_and_the_keys_stay(config, scripted, key_file, caplog):
-    async with serving(config, scripted, key_file) as (service, client):
+    async with keyed(config, scripted, key_file) as (service, client):
         for broken in ("[a", "[a]\nkey = 'SECRET-KEY'\nmodels = ['none']", None):
             key_file.write_text(broken) if broken else key_file.unlink()
             await reload(service)
@@ -267,11 +261,11 @@ async def test_a_broken_file_is_logged_and_the_keys_stay(config, scripted, key_f
 async def test_a_broken_file_ends_a_server_that_starts(config, scripted, key_file):
     key_file.write_text("[a")
     with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="--api-keys-file")):
-        async with serving(config, scripted, key_file):
+        async with keyed(config, scripted, key_file):
             pytest.fail("it serves")
 
 
 async def test_a_key_of_the_flag_is_not_in_the_file(config, scripted, key_file):
     with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="among those of --api-key")):
-        async with serving(config, scripted, key_file, api_key="few-key"):
+        async with keyed(config, scripted, key_file, api_key="few-key"):
             pytest.fail("it serves")

@@ -10,6 +10,7 @@ import openai
 import pytest
 import trio
 
+from tests.api.serving import serving
 from tests.conftest import client_of, listening, running
 from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line
 from trio_pool_serve.access import api_keys
@@ -409,10 +410,6 @@ async def test_a_batch_waits_for_the_limits_of_its_key_and_no_other_batch_for_it
 
 async def test_the_api_can_be_switched_off(config, scripted):
     config = attrs.evolve(config, batch=BatchConfig(data_dir=""))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         assert (await client.get("/v1/files")).status_code == 404
         assert "/v1/files" not in (await client.get("/openapi.json")).json()["paths"]

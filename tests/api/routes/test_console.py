@@ -11,6 +11,7 @@ import trio
 from attrs import evolve
 
 from tests.api.scripted_models import Able, become
+from tests.api.serving import serving, until
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.app import create_app
@@ -45,11 +46,7 @@ async def keyed(config, scripted, tmp_path) -> AsyncIterator[tuple[Service, http
     file.write_text(KEYS.replace("{model}", name))
     file.chmod(0o600)
     config = evolve(config, network=NetworkConfig(api_keys_file=file))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (service, client):
         yield service, client
 
 
@@ -180,9 +177,7 @@ async def test_nothing_is_left_of_viewers_who_leave(service, client):
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(look, client)
-    with trio.fail_after(10):
-        while service.live.viewers or trio.lowlevel.current_statistics().tasks_living > tasks:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    await until(lambda: not (service.live.viewers or trio.lowlevel.current_statistics().tasks_living > tasks))
     taken = service.live.taken
     await trio.sleep(1.5)
     assert service.live.taken == taken

@@ -6,11 +6,10 @@ import pytest
 from attrs import evolve
 
 from tests.api.routes.test_openapi import assert_described, document
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving
 from tests.serving.changing_models import ADMIN, changing
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import ModelChangesConfig, NetworkConfig
-from trio_pool_serve.service import Service
 
 pytestmark = pytest.mark.unit
 
@@ -59,11 +58,7 @@ async def test_only_keys_with_admin_change_models_and_all_may_list_them(tmp_path
 
 async def test_without_the_setting_there_is_no_such_method(config, scripted):
     config = evolve(config, network=NetworkConfig(api_key="admin-key"))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (service, client):
         (name,) = service.served
         for refused in (
             await client.post("/v1/models", json={"model": name}, headers=ADMIN),
@@ -74,11 +69,7 @@ async def test_without_the_setting_there_is_no_such_method(config, scripted):
 
 async def test_without_api_keys_nobody_changes_models(config, scripted):
     config = evolve(config, model_changes=ModelChangesConfig(model_api=True))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (service, client):
         (name,) = service.served
         assert (await client.post("/v1/models", json={"model": name})).status_code == 403
         assert (await client.delete(f"/v1/models/{name}")).status_code == 403
@@ -209,9 +200,5 @@ async def test_the_document_lists_the_routes_only_where_they_are_served(changed,
     assert {"get", "delete"} <= found["/v1/models/{name}"].keys()
     assert found["/v1/models"]["post"]["requestBody"]["required"] is True
     await assert_described(changed.client, changed.service.config, changed.service)
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         assert (await document(client))["paths"]["/v1/models"].keys() == {"get"}

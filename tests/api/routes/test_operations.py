@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import trio_pool_serve
+from tests.api.serving import serving, until
 from tests.conftest import client_of, listening, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import ThreadsConfig, computing_config
@@ -153,16 +154,10 @@ async def wedged(service: Service, scripted: ScriptedRunner) -> AsyncIterator[No
 
 async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liveness(config, scripted, monkeypatch):
     monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-4)
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (service, client):
         await assert_probes(client, "ready")
         async with wedged(service, scripted):
-            with trio.fail_after(10):
-                while service.state != "stalled":  # noqa: ASYNC110  (time passes)
-                    await trio.sleep(0.005)
+            await until(lambda: service.state == "stalled")
             await assert_probes(client, "stalled")
             assert "in flight" in (await client.get("/readyz")).json()["reason"]
             assert (await client.get("/readyz?deep=true")).json()["status"] == "stalled"
@@ -312,9 +307,7 @@ async def test_load_counts_the_requests_for_tasks_that_are_running(client, scrip
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": "hello"}))
-        with trio.fail_after(10):
-            while service.running_tasks < 3:  # noqa: ASYNC110  (they arrive by sockets)
-                await trio.sleep(0.001)
+        await until(lambda: service.running_tasks >= 3)
         assert (await client.get("/load")).json()["server_load"] == 3
         scripted.gate.set()
     assert (await client.post("/v1/embeddings", json={"input": 5.5})).status_code == 400

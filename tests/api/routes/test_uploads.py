@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
+from tests.api.serving import serving, until
 from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.api.http.upload_form import UploadForm
 from trio_pool_serve.api.routes.stored_files import MAX_FILE_BYTES
@@ -154,12 +155,8 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, service
     async with stream:
         head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\n"
         await stream.send_all(f"{head}content-length: 9000000\r\n\r\n".encode() + BEGIN + b"x" * 1_000_000)
-        with trio.fail_after(30):
-            while not any(path.stat().st_size for path in (data / "uploads").glob("*")):  # noqa: ASYNC110
-                await trio.sleep(0.01)
-    with trio.fail_after(30):
-        while left_in(data) != before:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+        await until(lambda: any(path.stat().st_size for path in (data / "uploads").glob("*")), 30)
+    await until(lambda: left_in(data) == before, 30)
     assert (await client.get("/v1/files")).json()["data"][0]["bytes"] == 1
     assert_idle(service)
 
@@ -202,11 +199,7 @@ async def test_an_upload_is_not_kept_in_memory_and_other_routes_refuse_such_bodi
 
 async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, small_disk, caplog):
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         kept = await upload(client, BEGIN + b"x" * 1000 + END)
         assert kept.status_code == 200
         for _ in range(3):
@@ -222,11 +215,7 @@ async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, 
 async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(config, scripted, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=tmp_path / "file" / "data"))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (_service, client):
         answer = await upload(client, BEGIN + b"x" + END)
         assert answer.status_code == 507
         assert answer.json()["error"]["message"] == UNUSABLE
@@ -261,11 +250,7 @@ async def test_uploads_to_a_folder_that_was_removed_are_refused_or_kept(config, 
                 assert last.status_code in (503, 507)
         kept.add(last.json()["id"])
         assert {file["id"] for file in (await client.get("/v1/files")).json()["data"]} == kept
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
+    async with serving(config, scripted) as (service, client):
         assert (await client.get(f"/v1/files/{last.json()['id']}/content")).content == b"kept"
 
 
@@ -280,11 +265,7 @@ async def test_a_folder_in_it_that_is_removed_is_made_again(client, data, name):
 
 async def test_a_start_without_the_folder_of_uploads_makes_it(config, scripted, data):
     for content in (b"x", b"y"):
-        async with (
-            running(Service(config, lambda *_: scripted)) as service,
-            listening(service) as url,
-            client_of(url) as client,
-        ):
+        async with serving(config, scripted) as (_service, client):
             assert (await upload(client, BEGIN + content + END)).status_code == 200
             shutil.rmtree(data / "uploads")
 
@@ -309,14 +290,8 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
     remount(small_disk, "ro")
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        async with (
-            running(Service(config, lambda *_: scripted)) as service,
-            listening(service) as url,
-            client_of(url) as client,
-        ):
-            with trio.fail_after(10):
-                while f"not served by this process: {data} is read-only" not in caplog.text:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+        async with serving(config, scripted) as (service, client):
+            await until(lambda: f"not served by this process: {data} is read-only" in caplog.text)
             answer = await upload(client, BEGIN + b"x" + END)
             assert (answer.status_code, answer.json()["error"]["message"]) == (507, UNUSABLE)
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
@@ -342,9 +317,7 @@ async def test_uploads_leave_files_for_the_server_to_open(client, data):
         async with trio.open_nursery() as nursery:
             for _ in range(60):
                 nursery.start_soon(send)
-            with trio.fail_after(60):
-                while len(left_in(data)) < 50:  # noqa: ASYNC110  (files have no event)
-                    await trio.sleep(0.001)
+            await until(lambda: len(left_in(data)) >= 50, 60)
             await wait_all_tasks_blocked(0.05)
             assert len(left_in(data)) == 50
             goes_on.set()

@@ -1,17 +1,13 @@
 """Line 4: ``use_activation`` says whether vectors are normalised, and whether logits become probabilities."""
 
-from tests.compatibility.vllm_cases.case import DOCUMENTS, SENTENCE, Case, post
+from tests.compatibility.vllm_cases.case import RERANK, SCORE, SENTENCE, Case, post
 
 EMBEDDERS = ("embedding", "bare BERT", "bare BERT with mean", "bare decoder", "chat")
 CLASSIFIERS = ("cross-encoder", "classifier", "decoder classifier")
 TOKENS = ("late interaction", "token embeddings", "token classifier")
 RERANKERS = ("embedding", "cross-encoder", "generative reranker")
 LATE_INTERACTION = "late interaction"
-PAIRS = {
-    "/score": {"text_1": SENTENCE, "text_2": DOCUMENTS},
-    "/rerank": {"query": SENTENCE, "documents": DOCUMENTS},
-}
-REMOVED = ("Parameter `normalize` was removed",)
+PAIRS = {"/score": SCORE, "/rerank": RERANK}
 OWN = "`normalize` is a field of this server"
 
 

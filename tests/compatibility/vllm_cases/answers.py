@@ -13,6 +13,8 @@ from tests.compatibility.vllm_cases.case import (
     get,
     post,
     post_fields,
+    rerank,
+    score,
 )
 
 RERANKERS = ("embedding", "cross-encoder", "late interaction", "generative reranker")
@@ -34,29 +36,14 @@ def encodings() -> list[Case]:
         for order in ("big", "little"):
             fields = {"embed_dtype": dtype, "encoding_format": "base64", "endianness": order}
             cases.append(post(f"`{dtype}`, `{order}`", "/v1/embeddings", "embedding", {"input": SENTENCE, **fields}))
-    fields = {"embed_dtype": "fp8_e4m3", "use_activation": False}
+    fields = {"input": SENTENCE, "embed_dtype": "fp8_e4m3", "use_activation": False}
+    in_base64 = {**fields, "encoding_format": "base64"}
+    its_own = "the numbers are those that the type has"
     return [
         *cases,
-        post(
-            "`fp8_e4m3`, `float`",
-            "/v1/embeddings",
-            "embedding",
-            {"input": SENTENCE, **fields},
-            reason="the numbers are those that the type has",
-            differs=("data",),
-        ),
-        post(
-            "`fp8_e4m3`, not normalised",
-            "/v1/embeddings",
-            "embedding",
-            {"input": SENTENCE, "encoding_format": "base64", **fields},
-        ),
-        post(
-            "`fp8_e4m3`, `base64`",
-            "/pooling",
-            ("classifier", "token classifier"),
-            {"input": SENTENCE, "encoding_format": "base64", **fields},
-        ),
+        post("`fp8_e4m3`, `float`", "/v1/embeddings", "embedding", fields, reason=its_own, differs=("data",)),
+        post("`fp8_e4m3`, not normalised", "/v1/embeddings", "embedding", in_base64),
+        post("`fp8_e4m3`, `base64`", "/pooling", ("classifier", "token classifier"), in_base64),
     ]
 
 
@@ -108,109 +95,80 @@ COHERE = (
     ),
 )
 
+OF_TOKENS = ("token classifier", "classifier of tokens", "decoder classifier of tokens")
+CLASSIFIERS = ("classifier", "decoder classifier", "cross-encoder")
+UNKNOWN_TO_VLLM = {"reason": "vLLM does not know the field", "differs": DOCUMENTS_OF_RESULTS}
+SPARSE = "the weights that are not 0, as `[{index, value}]`"
+OTHER_DATA = ("data", "usage")
+
+
+def embed(name: str, kinds: str = "embedding", **fields: Any) -> Case:
+    return post_fields(name, "/v1/embeddings", kinds, **{"input": SENTENCE, **fields})
+
+
+def pool(name: str, kinds: str | tuple[str, ...], **fields: Any) -> Case:
+    return post_fields(name, "/pooling", kinds, **{"input": SENTENCE, **fields})
+
+
 CASES: tuple[Case, ...] = (
-    post(
-        "",
-        "/v2/rerank",
-        RERANKERS,
-        {"query": SENTENCE, "documents": DOCUMENTS},
-        reason=NO_DOCUMENTS,
-        differs=DOCUMENTS_OF_RESULTS,
-    ),
-    post(
-        "`return_documents: true`",
-        "/v2/rerank",
-        RERANKERS,
-        {"query": SENTENCE, "documents": DOCUMENTS, "return_documents": True},
-    ),
-    post(
+    rerank("", RERANKERS, path="/v2/rerank", reason=NO_DOCUMENTS, differs=DOCUMENTS_OF_RESULTS),
+    rerank("`return_documents: true`", RERANKERS, path="/v2/rerank", return_documents=True),
+    rerank(
         "`max_tokens_per_doc`, `priority`",
-        "/v2/rerank",
         "cross-encoder",
-        {"query": SENTENCE, "documents": DOCUMENTS, "max_tokens_per_doc": 3, "priority": 1},
+        path="/v2/rerank",
+        max_tokens_per_doc=3,
+        priority=1,
         reason="`max_tokens_per_doc` is cut as Cohere cuts it",
         differs=("results", "usage"),
     ),
-    post("", "/rerank", RERANKERS, {"query": SENTENCE, "documents": DOCUMENTS}),
-    post(
-        "`return_documents: false`",
-        "/rerank",
-        "cross-encoder",
-        {"query": SENTENCE, "documents": DOCUMENTS, "return_documents": False},
-        reason="vLLM does not know the field",
-        differs=("results.0.document", "results.1.document", "results.2.document"),
-    ),
-    post(
+    rerank("", RERANKERS),
+    rerank("`return_documents: false`", "cross-encoder", return_documents=False, **UNKNOWN_TO_VLLM),
+    score(
         "1 to 3",
-        "/score",
         "embedding with prompts",
-        {"text_1": SENTENCE, "text_2": DOCUMENTS},
         reason="puts the model's prompt for queries in front of them",
-        differs=("data", "usage"),
+        differs=OTHER_DATA,
     ),
-    post("1 to 3", "/score", RERANKERS, {"text_1": SENTENCE, "text_2": DOCUMENTS}),
-    post("1 to 1", "/v1/score", RERANKERS, {"text_1": SENTENCE, "text_2": OTHER}),
-    post("3 to 3", "/score", RERANKERS, {"text_1": DOCUMENTS, "text_2": DOCUMENTS}),
-    post("", "/classify", ("classifier", "decoder classifier", "cross-encoder"), {"input": [SENTENCE, OTHER]}),
-    post("", "/pooling", ("classifier", "decoder classifier", "cross-encoder"), {"input": [SENTENCE, OTHER]}),
-    post(
-        "tokens",
-        "/pooling",
-        ("token classifier", "classifier of tokens", "decoder classifier of tokens"),
-        {"input": [SENTENCE, "Yes"]},
-    ),
-    post(
-        "tokens, `task`",
-        "/pooling",
-        ("token classifier", "classifier of tokens", "decoder classifier of tokens"),
-        {"input": SENTENCE, "task": "token_classify"},
-    ),
-    post(
-        "tokens, `use_activation: false`",
-        "/pooling",
-        ("classifier of tokens", "decoder classifier of tokens"),
-        {"input": SENTENCE, "use_activation": False},
-    ),
-    post("token vectors", "/pooling", ("late interaction", "token embeddings"), {"input": [SENTENCE, "Yes"]}),
-    post(
+    score("1 to 3", RERANKERS),
+    score("1 to 1", RERANKERS, path="/v1/score", text_2=OTHER),
+    score("3 to 3", RERANKERS, text_1=DOCUMENTS),
+    post("", "/classify", CLASSIFIERS, {"input": [SENTENCE, OTHER]}),
+    pool("", CLASSIFIERS, input=[SENTENCE, OTHER]),
+    pool("tokens", OF_TOKENS, input=[SENTENCE, "Yes"]),
+    pool("tokens, `task`", OF_TOKENS, task="token_classify"),
+    pool("tokens, `use_activation: false`", OF_TOKENS[1:], use_activation=False),
+    pool("token vectors", ("late interaction", "token embeddings"), input=[SENTENCE, "Yes"]),
+    pool(
         "a sparse vector",
-        "/pooling",
         "sparse",
-        {"input": SENTENCE},
         reason="the weights that are not 0, as `[{index, value}]`",
         differs=("data.0.data",),
     ),
-    post(
+    embed(
         "a text that is too long",
-        "/v1/embeddings",
         "embedding in chunks",
-        {"input": LONG_TEXT},
+        input=LONG_TEXT,
         reason="each chunk has special tokens of its own",
-        differs=("data", "usage"),
+        differs=OTHER_DATA,
     ),
-    post("a text", "/v1/embeddings", "embedding in chunks", {"input": SENTENCE}),
-    post("token vectors", "/pooling", "ColBERT", {"input": SENTENCE}, reason=TRAINED, differs=("data", "usage")),
-    post(
-        "1 to 3",
-        "/score",
-        "ColBERT",
-        {"text_1": SENTENCE, "text_2": DOCUMENTS},
-        reason=TRAINED,
-        differs=("data", "usage"),
-    ),
+    embed("a text", "embedding in chunks"),
+    pool("token vectors", "ColBERT", reason=TRAINED, differs=OTHER_DATA),
+    score("1 to 3", "ColBERT", reason=TRAINED, differs=OTHER_DATA),
     get("/load", "embedding"),
-    post("`X-Request-Id`", "/v1/embeddings", "embedding", {"input": SENTENCE}, headers=ID),
-    post(
+    embed("`X-Request-Id`", headers=ID),
+    post_fields(
         "`X-Request-Id`",
         "/rerank",
         "embedding",
-        {"query": "a", "documents": ["b"]},
+        query="a",
+        documents=["b"],
         headers=ID,
         reason="the id names the route",
         differs=("id",),
     ),
-    post("`request_id`", "/v1/embeddings", "embedding", {"input": SENTENCE, "request_id": "abc"}),
-    post("`request_id`", "/score", "embedding", {"text_1": "a", "text_2": "b", "request_id": "abc"}),
+    embed("`request_id`", request_id="abc"),
+    post_fields("`request_id`", "/score", "embedding", text_1="a", text_2="b", request_id="abc"),
     *encodings(),
     *COHERE,
 )

@@ -12,6 +12,8 @@ LONG_TEXT = "Every task has a parent. " * 40
 USER = {"role": "user", "content": SENTENCE}
 ASSISTANT = {"role": "assistant", "content": "Yes"}
 DOCUMENTS = [SENTENCE, OTHER, "Yes"]
+RERANK = {"query": SENTENCE, "documents": DOCUMENTS}
+SCORE = {"text_1": SENTENCE, "text_2": DOCUMENTS}
 
 
 NO_DOCUMENTS = "Cohere's results have no documents; with `return_documents: true` they are here"
@@ -51,7 +53,7 @@ def post(name: str, path: str, kinds: str | tuple[str, ...], body: Any, **more: 
 
 def post_fields(name: str, path: str, kinds: str | tuple[str, ...], **fields: Any) -> Case:
     """Return the case of a request with these fields, among which those of ``Case`` may be."""
-    more = {field: fields.pop(field) for field in ("says", "reason", "status", "differs") if field in fields}
+    more = {field: fields.pop(field) for field in ("says", "reason", "status", "differs", "headers") if field in fields}
     return post(name, path, kinds, fields, **more)
 
 
@@ -59,3 +61,13 @@ def get(path: str, kinds: str | tuple[str, ...], *, name: str = "", **more: Any)
     """Return the case of a request without a body."""
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     return Case(name=name, path=path, kinds=kinds, **{"method": "GET", **more})
+
+
+def rerank(name: str, kinds: str | tuple[str, ...], *, path: str = "/rerank", **fields: Any) -> Case:
+    """Return the case of a ranking with these fields besides a query and three documents."""
+    return post_fields(name, path, kinds, **{**RERANK, **fields})
+
+
+def score(name: str, kinds: str | tuple[str, ...], *, path: str = "/score", **fields: Any) -> Case:
+    """Return the case of a score with these fields besides a text and three others."""
+    return post_fields(name, path, kinds, **{**SCORE, **fields})

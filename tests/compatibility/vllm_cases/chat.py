@@ -4,7 +4,6 @@ from typing import Any
 
 from tests.compatibility.vllm_cases.case import (
     ASSISTANT,
-    DOCUMENTS,
     OTHER,
     SENTENCE,
     USER,
@@ -12,6 +11,8 @@ from tests.compatibility.vllm_cases.case import (
     get,
     post,
     post_fields,
+    rerank,
+    score,
 )
 
 CHAT = ("chat", "chat with another template")
@@ -23,6 +24,7 @@ TOOL = {
 }
 TALK = [USER, ASSISTANT]
 BOTH = {"continue_final_message": True, "add_generation_prompt": True}
+IGNORED = "vLLM ignores one of them"
 UNTRUSTED = ("--trust-request-chat-template",)
 
 
@@ -49,13 +51,7 @@ TOKENIZE = (
         reason="implies `add_generation_prompt: false`",
         status=200,
     ),
-    tokenize(
-        "`continue_final_message`, `add_generation_prompt`",
-        "chat",
-        messages=TALK,
-        **BOTH,
-        says=("continue_final_message", "add_generation_prompt"),
-    ),
+    tokenize("`continue_final_message`, `add_generation_prompt`", "chat", messages=TALK, **BOTH, says=tuple(BOTH)),
     tokenize("`tools`", messages=[USER], tools=[TOOL]),
     tokenize("`chat_template_kwargs`", "chat", messages=[USER], chat_template_kwargs={"enable_thinking": False}),
     tokenize("role `developer`", messages=[DEVELOPER, USER]),
@@ -78,13 +74,7 @@ EMBED = (
     embed("`messages`, one of them empty", messages=[[USER], []]),
     embed("`input` of messages", CHAT, input=[USER]),
     embed("`input` of several conversations", CHAT, input=[[USER], TALK]),
-    embed(
-        "`input` of messages, beside `messages`",
-        input=[USER],
-        messages=TALK,
-        reason="vLLM ignores one of them",
-        status=400,
-    ),
+    embed("`input` of messages, beside `messages`", input=[USER], messages=TALK, reason=IGNORED, status=400),
     embed("`add_generation_prompt`", messages=[USER], add_generation_prompt=True),
     embed(
         "`add_generation_prompt` in `chat_template_kwargs`",
@@ -103,12 +93,7 @@ EMBED = (
         "a name that no template has in `chat_template_kwargs`", messages=[USER], chat_template_kwargs={"colour": "red"}
     ),
     embed("`continue_final_message`", CHAT, messages=TALK, continue_final_message=True),
-    embed(
-        "`continue_final_message`, `add_generation_prompt`",
-        messages=TALK,
-        **BOTH,
-        says=("continue_final_message", "add_generation_prompt"),
-    ),
+    embed("`continue_final_message`, `add_generation_prompt`", messages=TALK, **BOTH, says=tuple(BOTH)),
     embed("role `developer`", CHAT, messages=[DEVELOPER, USER]),
     embed("role `robot`", messages=[{"role": "robot", "content": SENTENCE}]),
     embed("a message without content", messages=[{"role": "user"}]),
@@ -119,35 +104,26 @@ EMBED = (
     embed("`messages`, no template", "embedding", messages=[USER], says=("chat template",)),
 )
 
-JUDGES = ("generative reranker", "cross-encoder")
-RERANK = {"query": SENTENCE, "documents": DOCUMENTS}
-SCORE = {"text_1": SENTENCE, "text_2": DOCUMENTS}
 ASKED = {"chat_template_kwargs": {"instruction": "Find it."}}
-ONLY_TEMPLATES = "puts the instruction in front of the query of a model that has no template"
+ONLY_TEMPLATES = {
+    "reason": "puts the instruction in front of the query of a model that has no template",
+    "differs": ("results", "usage"),
+}
 
 RERANKERS = (
-    post("a pair", "/score", "generative reranker", SCORE),
-    post("a query", "/rerank", "generative reranker", RERANK),
-    post("`instruction`", "/rerank", "generative reranker", {**RERANK, "instruction": "Find it."}),
-    post("`instruction` in `chat_template_kwargs`", "/rerank", "generative reranker", {**RERANK, **ASKED}),
-    post("`instruction` in `chat_template_kwargs`", "/score", "generative reranker", {**SCORE, **ASKED}),
-    post("both", "/rerank", "generative reranker", {**RERANK, **ASKED, "instruction": "Find another."}),
-    post(
+    score("a pair", "generative reranker"),
+    rerank("a query", "generative reranker"),
+    rerank("`instruction`", "generative reranker", instruction="Find it."),
+    rerank("`instruction` in `chat_template_kwargs`", "generative reranker", **ASKED),
+    score("`instruction` in `chat_template_kwargs`", "generative reranker", **ASKED),
+    rerank("both", "generative reranker", **ASKED, instruction="Find another."),
+    rerank(
         "`instruction` in `chat_template_kwargs`",
-        "/rerank",
         "cross-encoder",
-        {**RERANK, "chat_template_kwargs": {"instruction": "Yes"}},
-        reason=ONLY_TEMPLATES,
-        differs=("results", "usage"),
+        chat_template_kwargs={"instruction": "Yes"},
+        **ONLY_TEMPLATES,
     ),
-    post(
-        "`instruction`",
-        "/rerank",
-        ("cross-encoder", "embedding"),
-        {**RERANK, "instruction": "Yes"},
-        reason=ONLY_TEMPLATES,
-        differs=("results", "usage"),
-    ),
+    rerank("`instruction`", ("cross-encoder", "embedding"), instruction="Yes", **ONLY_TEMPLATES),
 )
 
 CASES: tuple[Case, ...] = (

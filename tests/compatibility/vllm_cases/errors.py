@@ -2,10 +2,15 @@
 
 from typing import Any
 
-from tests.compatibility.vllm_cases.case import DOCUMENTS, LONG_TEXT, SENTENCE, Case, post, post_fields
+from tests.compatibility.vllm_cases.case import LONG_TEXT, SENTENCE, Case, post, post_fields, rerank, score
 
 EMBEDDERS = ("embedding", "bare decoder")
 CLASSIFIERS = ("classifier", "cross-encoder")
+LABELLERS = ("classifier", "token classifier")
+SCORERS = ("embedding", "cross-encoder")
+TOKEN_MODELS = ("token classifier", "late interaction")
+LENGTHS_OF_SIDES = "Input lengths must be either 1:1, 1:N or N:N"
+AT_ONCE = "all tasks of a model are served at once"
 TOO_LONG = ("maximum context length", "Please reduce the length of the input")
 ANY_LENGTH = "any model's vectors can be cut; few folders say which lengths were trained"
 SHARED = "the route exists, because another model may have the task"
@@ -29,27 +34,9 @@ LENGTHS = (
     ),
     embed("55 token ids", *TOO_LONG, kinds=EMBEDDERS, input=[7] * 55),
     post("a text that is too long", "/classify", CLASSIFIERS, {"input": LONG_TEXT}, says=TOO_LONG),
-    post(
-        "a text that is too long",
-        "/pooling",
-        ("token classifier", "late interaction"),
-        {"input": LONG_TEXT},
-        says=TOO_LONG,
-    ),
-    post(
-        "a document that is too long",
-        "/score",
-        ("embedding", "cross-encoder"),
-        {"text_1": SENTENCE, "text_2": LONG_TEXT},
-        says=TOO_LONG,
-    ),
-    post(
-        "a document that is too long",
-        "/rerank",
-        ("embedding", "cross-encoder"),
-        {"query": SENTENCE, "documents": [LONG_TEXT]},
-        says=TOO_LONG,
-    ),
+    post("a text that is too long", "/pooling", TOKEN_MODELS, {"input": LONG_TEXT}, says=TOO_LONG),
+    score("a document that is too long", SCORERS, text_2=LONG_TEXT, says=TOO_LONG),
+    rerank("a document that is too long", SCORERS, documents=[LONG_TEXT], says=TOO_LONG),
     embed("`truncate_prompt_tokens: 5`", kinds=EMBEDDERS, input=LONG_TEXT, truncate_prompt_tokens=5),
     embed("`truncate_prompt_tokens: -1`", kinds=EMBEDDERS, input=LONG_TEXT, truncate_prompt_tokens=-1),
     embed(
@@ -69,12 +56,7 @@ LENGTHS = (
         reason="keeps the special tokens, as transformers does; vLLM cuts them off",
         differs=("data",),
     ),
-    post(
-        "`truncate_prompt_tokens: 8`",
-        "/rerank",
-        "cross-encoder",
-        {"query": SENTENCE, "documents": DOCUMENTS, "truncate_prompt_tokens": 8},
-    ),
+    rerank("`truncate_prompt_tokens: 8`", "cross-encoder", truncate_prompt_tokens=8),
 )
 
 VALUES = (
@@ -89,14 +71,7 @@ VALUES = (
     embed("`request_id: null`", input=SENTENCE, request_id=None, reason="null is the default", status=200),
     embed("`priority: 1.5`", input=SENTENCE, priority=1.5),
     embed("`user: 5`", "user", input=SENTENCE, user=5),
-    embed(
-        "`dimensions: 16`",
-        kinds=("embedding", "bare decoder"),
-        input=SENTENCE,
-        dimensions=16,
-        reason=ANY_LENGTH,
-        status=200,
-    ),
+    embed("`dimensions: 16`", kinds=EMBEDDERS, input=SENTENCE, dimensions=16, reason=ANY_LENGTH, status=200),
     embed("`dimensions: 16`", kinds="matryoshka", input=SENTENCE, dimensions=16),
     embed(
         "`dimensions: 17`",
@@ -127,42 +102,16 @@ TASK_ERRORS = (
         "Supported tasks",
         task="embed",
     ),
-    pool(
-        '`task: "token_embed"`',
-        "embedding",
-        task="token_embed",
-        reason="all tasks of a model are served at once",
-        status=200,
-    ),
-    pool(
-        '`task: "token_classify"`',
-        "classifier",
-        task="token_classify",
-        reason="all tasks of a model are served at once",
-        status=200,
-    ),
+    pool('`task: "token_embed"`', "embedding", task="token_embed", reason=AT_ONCE, status=200),
+    pool('`task: "token_classify"`', "classifier", task="token_classify", reason=AT_ONCE, status=200),
     pool('`task: "score"`', ("embedding", "cross-encoder"), "score", task="score"),
     pool('`task: "encode"`', "embedding", "encode", task="encode"),
     pool('`task: "plugin"`', "embedding", task="plugin"),
     post("a model without the task", "/classify", "embedding", {"input": SENTENCE}, reason=SHARED, status=400),
     post("a model without the task", "/v1/embeddings", CLASSIFIERS, {"input": SENTENCE}, reason=SHARED, status=400),
     post("a model without the task", "/v2/embed", "classifier", {"texts": [SENTENCE]}, reason=SHARED, status=400),
-    post(
-        "a model without the task",
-        "/score",
-        ("classifier", "token classifier"),
-        {"text_1": SENTENCE, "text_2": "Yes"},
-        reason=SHARED,
-        status=400,
-    ),
-    post(
-        "a model without the task",
-        "/rerank",
-        ("classifier", "token classifier"),
-        {"query": SENTENCE, "documents": ["Yes"]},
-        reason=SHARED,
-        status=400,
-    ),
+    score("a model without the task", LABELLERS, text_2="Yes", reason=SHARED, status=400),
+    rerank("a model without the task", LABELLERS, documents=["Yes"], reason=SHARED, status=400),
 )
 
 EMPTY = (
@@ -171,22 +120,10 @@ EMPTY = (
     embed("an empty text in a list", input=[""]),
     embed("a list of no token ids", input=[[]]),
     post("no inputs", "/classify", "classifier", {"input": []}),
-    post("no documents", "/rerank", ("embedding", "cross-encoder"), {"query": SENTENCE, "documents": []}),
-    post(
-        "no queries",
-        "/score",
-        "cross-encoder",
-        {"text_1": [], "text_2": ["Yes"]},
-        says=("At least one text element must be given",),
-    ),
-    post(
-        "2 and 3 texts",
-        "/score",
-        ("embedding", "cross-encoder"),
-        {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
-        says=("Input lengths must be either 1:1, 1:N or N:N",),
-    ),
-    post("an empty query", "/rerank", ("embedding", "cross-encoder"), {"query": "", "documents": ["Yes"]}),
+    rerank("no documents", SCORERS, documents=[]),
+    score("no queries", "cross-encoder", text_1=[], text_2=["Yes"], says=("At least one text element must be given",)),
+    score("2 and 3 texts", SCORERS, text_1=["a", "b"], text_2=["a", "b", "c"], says=(LENGTHS_OF_SIDES,)),
+    rerank("an empty query", SCORERS, query="", documents=["Yes"]),
 )
 
 JSON = (
@@ -217,27 +154,16 @@ JSON = (
         reason="the status that HTTP has for it",
         status=415,
     ),
-    embed("an unknown model", "The model `nope` does not exist.", input=SENTENCE, model="nope"),
-    post(
-        "an unknown model",
-        "/score",
-        "embedding",
-        {"text_1": "a", "text_2": "b", "model": "nope"},
-        says=("The model `nope` does not exist.",),
-    ),
-    post(
-        "an unknown model",
-        "/pooling",
-        "embedding",
-        {"input": "a", "model": "nope"},
-        says=("The model `nope` does not exist.",),
-    ),
-    post(
-        "an unknown model",
-        "/tokenize",
-        "embedding",
-        {"prompt": "a", "model": "nope"},
-        says=("The model `nope` does not exist.",),
+    *(
+        post_fields(
+            "an unknown model", path, "embedding", **body, model="nope", says=("The model `nope` does not exist.",)
+        )
+        for path, body in (
+            ("/v1/embeddings", {"input": SENTENCE}),
+            ("/score", {"text_1": "a", "text_2": "b"}),
+            ("/pooling", {"input": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+        )
     ),
 )
 

@@ -1,17 +1,8 @@
 """Line 3: 0 means that a limit is not set."""
 
-from tests.compatibility.vllm_cases.case import (
-    DOCUMENTS,
-    DOCUMENTS_OF_RESULTS,
-    NO_DOCUMENTS,
-    SENTENCE,
-    Case,
-    post,
-)
+from tests.compatibility.vllm_cases.case import DOCUMENTS_OF_RESULTS, NO_DOCUMENTS, Case, rerank, score
 
 KINDS = ("embedding", "cross-encoder", "late interaction")
-RERANK = {"query": SENTENCE, "documents": DOCUMENTS}
-SCORE = {"text_1": SENTENCE, "text_2": DOCUMENTS}
 NULL = "null is the default"
 CUTS_NOTHING = "a limit above the model's maximum cuts nothing by itself"
 
@@ -21,32 +12,27 @@ def limits() -> list[Case]:
     cases = []
     for field in ("max_tokens_per_query", "max_tokens_per_doc"):
         cases += [
-            post(f"`{field}: 0`", "/rerank", KINDS, {**RERANK, field: 0}),
-            post(f"`{field}: 0`", "/score", KINDS, {**SCORE, field: 0}),
-            post(f"`{field}: -1`", "/rerank", KINDS, {**RERANK, field: -1}, says=(field,)),
-            post(f"`{field}: 3`", "/rerank", KINDS, {**RERANK, field: 3}),
-            post(f"`{field}: 3`", "/score", KINDS, {**SCORE, field: 3}),
-            post(f"`{field}: 500`", "/rerank", KINDS, {**RERANK, field: 500}, reason=CUTS_NOTHING, status=200),
-            post(f"`{field}: null`", "/rerank", "embedding", {**RERANK, field: None}, reason=NULL, status=200),
+            rerank(f"`{field}: 0`", KINDS, **{field: 0}),
+            score(f"`{field}: 0`", KINDS, **{field: 0}),
+            rerank(f"`{field}: -1`", KINDS, **{field: -1}, says=(field,)),
+            rerank(f"`{field}: 3`", KINDS, **{field: 3}),
+            score(f"`{field}: 3`", KINDS, **{field: 3}),
+            rerank(f"`{field}: 500`", KINDS, **{field: 500}, reason=CUTS_NOTHING, status=200),
+            rerank(f"`{field}: null`", "embedding", **{field: None}, reason=NULL, status=200),
         ]
     return cases
 
 
 CASES: tuple[Case, ...] = (
-    post("no `top_n`", "/rerank", KINDS, RERANK),
-    post("`top_n: 0`", "/rerank", KINDS, {**RERANK, "top_n": 0}),
-    post("`top_n: 0`", "/v1/rerank", "cross-encoder", {**RERANK, "top_n": 0}),
-    post(
-        "`top_n: 0`",
-        "/v2/rerank",
-        "cross-encoder",
-        {**RERANK, "top_n": 0},
-        reason=NO_DOCUMENTS,
-        differs=DOCUMENTS_OF_RESULTS,
+    rerank("no `top_n`", KINDS),
+    rerank("`top_n: 0`", KINDS, top_n=0),
+    rerank("`top_n: 0`", "cross-encoder", path="/v1/rerank", top_n=0),
+    rerank(
+        "`top_n: 0`", "cross-encoder", path="/v2/rerank", top_n=0, reason=NO_DOCUMENTS, differs=DOCUMENTS_OF_RESULTS
     ),
-    post("`top_n: 1`", "/rerank", KINDS, {**RERANK, "top_n": 1}),
-    post("`top_n: 9`", "/rerank", KINDS, {**RERANK, "top_n": 9}),
-    post("`top_n: -1`", "/rerank", KINDS, {**RERANK, "top_n": -1}, says=("top_n",)),
-    post("`top_n: null`", "/rerank", "embedding", {**RERANK, "top_n": None}, reason=NULL, status=200),
+    rerank("`top_n: 1`", KINDS, top_n=1),
+    rerank("`top_n: 9`", KINDS, top_n=9),
+    rerank("`top_n: -1`", KINDS, top_n=-1, says=("top_n",)),
+    rerank("`top_n: null`", "embedding", top_n=None, reason=NULL, status=200),
     *limits(),
 )

@@ -37,13 +37,12 @@ def image_prompts(given: str | Sequence[object], network: NetworkConfig, *, para
     """
     images = [given] if isinstance(given, str) else given
     require_some(images, network, param=param)
-    prompts: list[Prompt] = []
-    for index, image in enumerate(images):
-        if not isinstance(image, str):
-            raise InvalidRequestError("Images are given as URLs, or as their bytes in base64.", param=param)
-        place = param if images is not given else f"{param}[{index}]"
-        prompts.append(ContentPrompt((image_part(image, place=place),)))
-    return prompts
+    if not all(isinstance(image, str) for image in images):
+        raise InvalidRequestError("Images are given as URLs, or as their bytes in base64.", param=param)
+    return [
+        ContentPrompt((image_part(str(image), place=param if images is not given else f"{param}[{index}]"),))
+        for index, image in enumerate(images)
+    ]
 
 
 @frozen(kw_only=True)
@@ -65,19 +64,16 @@ class ContentPart:
 
     def part(self, place: str) -> Part:
         """Return the part; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
-        param = field_of(place)
         kind = self.type or ("text" if self.image_url is None else "image_url")
-        match kind:
-            case "text" | "input_text":
-                return TextPart(_required(self.text, kind, "text", param))
-            case "image_url" | "input_image":
-                url = self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
-                return image_part(_required(url, kind, "image_url", param), place=place)
-            case "image_base64":
-                return image_part(_required(self.image_base64, kind, "image_base64", param), place=place)
-        raise InvalidRequestError(
-            f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.", param=param
-        )
+        name = {"input_text": "text", "input_image": "image_url"}.get(kind, kind)
+        if name not in ("text", "image_url", "image_base64"):
+            message = f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are."
+            raise InvalidRequestError(message, param=field_of(place))
+        value: str | ImageUrl | None = getattr(self, name)
+        if value is None:
+            raise InvalidRequestError(f"A part of type {kind!r} has no {name}.", param=field_of(place))
+        url = value.url if isinstance(value, ImageUrl) else value
+        return TextPart(url) if name == "text" else image_part(url, place=place)
 
 
 WireContent: TypeAlias = str | list[str | ContentPart]
@@ -113,12 +109,6 @@ def parts_of(content: WireContent | tuple[()], place: str) -> tuple[Part, ...]:
         TextPart(part) if isinstance(part, str) else part.part(f"{place}[{index}]")
         for index, part in enumerate(content)
     )
-
-
-def _required(value: str | None, kind: str, field: str, param: str) -> str:
-    if value is None:
-        raise InvalidRequestError(f"A part of type {kind!r} has no {field}.", param=param)
-    return value
 
 
 ConversationFlag: TypeAlias = Literal["add_generation_prompt", "continue_final_message"]
@@ -159,18 +149,16 @@ class ConversationFields:
         """Return the prompts that the messages in the field ``param`` make. Raises ``InvalidRequestError``."""
         if not given:
             raise EmptyInputError(f"{param} is empty.", param=param)
-        if len(set(map(type, given))) > 1:
-            raise InvalidRequestError(f"{param} mixes messages and lists of messages.", param=param)
+        messages = [item for item in given if isinstance(item, WireMessage)]
         batch = [item for item in given if isinstance(item, list)]
-        if not batch:
-            conversations = {param: [item for item in given if isinstance(item, WireMessage)]}
-        elif all(batch):
-            conversations = {f"{param}[{index}]": messages for index, messages in enumerate(batch)}
-        else:
+        if messages and batch:
+            raise InvalidRequestError(f"{param} mixes messages and lists of messages.", param=param)
+        if not all(batch):
             raise EmptyInputError(f"A conversation in {param} is empty.", param=param)
+        conversations = {f"{param}[{index}]": each for index, each in enumerate(batch)} or {param: messages}
         require_few(sum(map(len, conversations.values())), network, param=param, what="messages")
         self._refuse_repeated(len(conversations))
-        prompts = [self._prompt(messages, place) for place, messages in conversations.items()]
+        prompts = [self._prompt(each, place) for place, each in conversations.items()]
         parts = sum(len(message.parts) for prompt in prompts for message in prompt.messages)
         require_few(parts, network, param=param, what="parts")
         return prompts

@@ -123,13 +123,15 @@ class PredictRequest(TextOptions):
         is_batch = kinds == {list}
         sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
         require_few(len(sequences), network, param="inputs")
-        pooling = PoolJob(
-            prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
-            tasks=("classify",),
-            input_params=self.input_params(),
-            activation="raw" if self.raw_scores else "probabilities",
+        return PredictJob(
+            PoolJob(
+                prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
+                tasks=("classify",),
+                input_params=self.input_params(),
+                activation="raw" if self.raw_scores else "probabilities",
+            ),
+            is_batch,
         )
-        return PredictJob(pooling, is_batch)
 
 
 def _not_empty(prompt: Prompt) -> Prompt:

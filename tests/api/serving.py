@@ -1,0 +1,45 @@
+"""A server of one test, and the requests to it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import trio
+
+from tests.conftest import client_of, listening, running
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import Config
+from trio_pool_serve.service import Service
+
+
+@asynccontextmanager
+async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    """Serve a scripted model on a real socket; gives the service and a client."""
+    async with (
+        running(Service(config, lambda *_: runner)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        yield service, client
+
+
+async def until(condition: Callable[[], object], within_s: float = 10) -> None:
+    """Wait for something that has no event, such as what happens behind a socket."""
+    with trio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    """Return the answer to a request, which must be 200."""
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refused(client: httpx.AsyncClient, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    """Return the error of a request that is refused, as OpenAI's clients read it."""
+    answer = await client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
