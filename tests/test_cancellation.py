@@ -103,18 +103,6 @@ async def fetch_image(service: Service) -> None:
             assert fetcher.statistics().borrowed == fetcher.statistics().waiting == 0
 
 
-async def take_apart(service: Service) -> None:
-    await tokenize(service.model(), ["hello", "world"], RequestContext(), add_special_tokens=True)
-
-
-async def put_together(service: Service) -> None:
-    await detokenize(service.model(), [np.array([7, 8])] * 2, RequestContext(), skip_special_tokens=True)
-
-
-async def render(service: Service) -> None:
-    await service.model().renderer.render(TEXT, RenderingParams())
-
-
 HELLO = ChatMessage("user", (TextPart("hello world"), TextPart("w1")))
 
 
@@ -125,10 +113,6 @@ async def render_chat(service: Service) -> None:
         await service.model().renderer.render(prompt, RenderingParams(truncate_to=8))
 
 
-async def render_content(service: Service) -> None:
-    await service.model().renderer.render(ContentPrompt(HELLO.parts), RenderingParams())
-
-
 async def render_images(service: Service) -> None:
     renderer = service.model().renderer
     loader = ScriptedLoader()
@@ -137,48 +121,6 @@ async def render_images(service: Service) -> None:
     images = (ImagePart("tokens:2"), ImagePart("tokens:3"))
     prompt = ChatPrompt(messages=(ChatMessage("user", images),), chat_template="hello w9 w9")
     await seeing.render(prompt, RenderingParams(), Client())
-
-
-async def shorten(service: Service) -> None:
-    await service.model().renderer.shorten("hello world w1", 2)
-
-
-async def by_python_embed(service: Service) -> None:
-    await AsyncModel(service).embed(["hello world"] * 5)
-
-
-async def by_python_tokens(service: Service) -> None:
-    await AsyncModel(service).tokens(["hello world"] * 5)
-
-
-async def by_python_sparse(service: Service) -> None:
-    serve_as(service, Everything())
-    await AsyncModel(service).sparse(["hello world"] * 5)
-
-
-async def by_python_classify(service: Service) -> None:
-    serve_as(service, Everything())
-    await AsyncModel(service).classify(["hello world"] * 5)
-
-
-async def by_python_score(service: Service) -> None:
-    await AsyncModel(service).score("hello", ["hello", "world", "w1 w2"])
-
-
-async def by_python_rerank(service: Service) -> None:
-    await AsyncModel(service).rerank("hello", ["hello", "world", "w1 w2"])
-
-
-async def submit(service: Service) -> None:
-    await service.default.engine.submit(ROW)
-
-
-async def offload(service: Service) -> None:
-    await service.offload.run("render", lambda: None)
-
-
-async def wait_ready(service: Service) -> None:
-    await service.default.engine.wait_ready()
 
 
 INPUTS = b'"input": ["hello", "world", "hello world", "w1", "w2"]'
@@ -213,42 +155,47 @@ async def asgi_request(service: Service, more: bytes = b"", asked: bytes = INPUT
     assert sent[0]["status"] == 200
 
 
-async def asgi_stream(service: Service) -> None:
-    await asgi_request(service, b', "stream": true')
+def by_python(method: str, *arguments: object) -> Callable[[Service], Awaitable[None]]:
+    async def call(service: Service) -> None:
+        serve_as(service, Everything())
+        await getattr(AsyncModel(service), method)(*arguments)
+
+    return call
 
 
-async def asgi_conversation(service: Service) -> None:
-    await asgi_request(service, asked=MESSAGES)
-
-
-WORK = [
-    embed,
-    embed_in_windows,
-    embed_images,
-    fetch_image,
-    embed_embeddings,
-    score_vectors,
-    score_late_interaction,
-    take_apart,
-    put_together,
-    render,
-    render_chat,
-    render_content,
-    render_images,
-    shorten,
-    by_python_embed,
-    by_python_tokens,
-    by_python_sparse,
-    by_python_classify,
-    by_python_score,
-    by_python_rerank,
-    submit,
-    offload,
-    wait_ready,
-    asgi_request,
-    asgi_stream,
-    asgi_conversation,
-]
+WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
+    "embed": embed,
+    "embed in windows": embed_in_windows,
+    "embed images": embed_images,
+    "fetch an image": fetch_image,
+    "embed embeddings": embed_embeddings,
+    "score vectors": score_vectors,
+    "score by late interaction": score_late_interaction,
+    "tokenize": lambda service: tokenize(
+        service.model(), ["hello", "world"], RequestContext(), add_special_tokens=True
+    ),
+    "detokenize": lambda service: detokenize(
+        service.model(), [np.array([7, 8])] * 2, RequestContext(), skip_special_tokens=True
+    ),
+    "render": lambda service: service.model().renderer.render(TEXT, RenderingParams()),
+    "render a conversation": render_chat,
+    "render content": lambda service: service.model().renderer.render(ContentPrompt(HELLO.parts), RenderingParams()),
+    "render images": render_images,
+    "shorten": lambda service: service.model().renderer.shorten("hello world w1", 2),
+    **{
+        f"{method} in Python": by_python(method, ["hello world"] * 5)
+        for method in ("embed", "tokens", "sparse", "classify")
+    },
+    **{
+        f"{method} in Python": by_python(method, "hello", ["hello", "world", "w1 w2"]) for method in ("score", "rerank")
+    },
+    "submit": lambda service: service.default.engine.submit(ROW),
+    "offload": lambda service: service.offload.run("render", lambda: None),
+    "wait until ready": lambda service: service.default.engine.wait_ready(),
+    "a request": asgi_request,
+    "a stream": lambda service: asgi_request(service, b', "stream": true'),
+    "a conversation": lambda service: asgi_request(service, asked=MESSAGES),
+}
 
 # Every step while the loop alone is at work; coarser ones while threads are, until the work is done.
 # At the last one it is done, however slow the machine.
@@ -258,9 +205,9 @@ ENOUGH_FINISHED = 5
 """So many steps in a row at which the work was done before: the later ones would find nothing to cut off either."""
 
 
-@pytest.mark.parametrize("work", WORK)
-async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, work: Callable[..., Awaitable[None]]):
-    finished = in_a_row = 0
+@pytest.mark.parametrize("what", WORK)
+async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, what: str):
+    work, finished, in_a_row = WORK[what], 0, 0
     for step in STEPS:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -306,7 +253,7 @@ async def test_ending_the_service_fails_everyone_who_waits(config, scripted):
 
     async def one() -> None:
         try:
-            await submit(service)
+            await service.default.engine.submit(ROW)
         except EngineDeadError as error:
             failures.append(error)
 

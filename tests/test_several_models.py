@@ -70,18 +70,15 @@ async def two(folders) -> AsyncIterator[TwoModels]:
         yield TwoModels(service, runners.a, runners.b, client)
 
 
-async def test_requests_choose_by_name_and_the_first_is_the_default(two):
+async def test_requests_choose_by_name_the_first_is_the_default_and_an_unknown_name_is_404(two):
     for name, dimensions in (("a", 8), ("b", 5), (None, 8)):
         answer = (await two.embed(name)).json()
         assert answer["model"] == (name or "a")
         assert len(answer["data"][0]["embedding"]) == dimensions
     assert (len(two.a.batches), len(two.b.batches)) == (2, 1)
-
-
-async def test_an_unknown_name_is_404_and_names_those_there_are(two):
-    answer = await two.embed("c")
-    assert answer.status_code == 404
-    assert "The model `c` does not exist. This server has: a, b." in answer.json()["error"]["message"]
+    unknown = await two.embed("c")
+    assert unknown.status_code == 404
+    assert "The model `c` does not exist. This server has: a, b." in unknown.json()["error"]["message"]
 
 
 async def test_all_models_are_listed_with_their_own_limits(two):
@@ -91,17 +88,14 @@ async def test_all_models_are_listed_with_their_own_limits(two):
 
 
 async def test_each_model_has_its_own_queue_limit(folders):
-    runners = Runners()
-    config = Config(models=folders)
     async with (
-        running(Service(config, runners.load)) as service,
+        running(Service(Config(models=folders), Runners().load)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
-        await service.wait_ready()
         with full_queue(service):
-            full = await client.post("/v1/embeddings", json={"input": "hello", "model": "a"})
-            free = await client.post("/v1/embeddings", json={"input": "hello", "model": "b"})
+            bodies = [{"input": "hello", "model": name} for name in ("a", "b")]
+            full, free = [await client.post("/v1/embeddings", json=body) for body in bodies]
         assert (full.status_code, free.status_code) == (429, 200)
 
 
