@@ -35,19 +35,13 @@ FLAGS_OF_OTHER_PROGRAMS = {
 PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 
 
-def test_the_page_of_settings_is_that_of_the_classes():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_settings.py"))
-    assert (ROOT / "docs" / "settings.md").read_text() == generator["settings_page"]()
-
-
-def test_the_page_of_agreement_is_that_of_the_record():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_agreement.py"))
-    assert (ROOT / "docs" / "agreement.md").read_text() == generator["agreement_page"]()
-
-
-def test_the_page_of_cpu_backends_is_generated_from_its_record():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_cpu_backends.py"))
-    assert (ROOT / "docs" / "cpu-backends.md").read_text() == generator["cpu_backends_page"]()
+@pytest.mark.parametrize(
+    "page", ["settings", "agreement", "cpu-backends", "gpu-launches", "metrics", "routes", "fields"]
+)
+def test_a_generated_page_is_what_its_generator_writes(page: str):
+    name = page.replace("-", "_")
+    generator = runpy.run_path(str(ROOT / f"docs/generate_{name}.py"))
+    assert (ROOT / f"docs/{page}.md").read_text() == generator[f"{name}_page"](), f"run docs/generate_{name}.py"
 
 
 def test_the_page_on_quality_has_the_table_of_the_results():
@@ -55,26 +49,6 @@ def test_the_page_on_quality_has_the_table_of_the_results():
     table = [line for line in results.splitlines() if line.startswith("|")]
     assert len(table) > 2
     assert "\n".join(table) in (ROOT / "docs" / "quality.md").read_text()
-
-
-def test_the_page_of_launches_is_generated_from_its_record():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_gpu_launches.py"))
-    assert (ROOT / "docs" / "gpu-launches.md").read_text() == generator["gpu_launches_page"]()
-
-
-def test_the_page_of_metrics_is_that_of_the_registry():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_metrics.py"))
-    assert (ROOT / "docs" / "metrics.md").read_text() == generator["metrics_page"]()
-
-
-def test_the_page_of_routes_is_generated_from_the_server_s_tables():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_routes.py"))
-    assert (ROOT / "docs" / "routes.md").read_text() == generator["routes_page"]()
-
-
-def test_the_page_of_fields_is_generated_from_the_requests_types():
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_fields.py"))
-    assert (ROOT / "docs" / "fields.md").read_text() == generator["fields_page"](), "run docs/generate_fields.py"
 
 
 def test_the_page_of_the_command_line_is_generated_from_its_help():

@@ -128,29 +128,24 @@ def test_the_best_version_of_all_sources_is_taken_as_by_pip(checkout: Checkout):
         assert "pip" not in said
 
 
-def test_pip_installs_where_uv_has_no_equal_of_a_setting(checkout: Checkout):
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"PIP_ONLY_BINARY": ":all:"}, "pip's setting only-binary has no equal for uv\ninstalling with pip\n"),
+        ({"UV_DEFAULT_INDEX": "file:///nowhere"}, "uv has failed: installing with pip"),
+        ({"POOL_INSTALLER": "pip"}, ""),
+    ],
+    ids=["a setting that uv lacks", "uv fails", "chosen"],
+)
+def test_pip_installs_where_uv_cannot_or_is_not_wanted(checkout: Checkout, environment: dict[str, str], told: str):
     index = write_index(checkout.root / "index", some=[("1.0",)])
-    said = checkout.install("some", PIP_INDEX_URL=index, PIP_ONLY_BINARY=":all:")
-    assert "pip's setting only-binary has no equal for uv\ninstalling with pip\n" in said
+    said = checkout.install("some", PIP_INDEX_URL=index, **environment)
+    assert told in said
+    assert told or "some==1.0" not in said
     assert checkout.installed == {"some": "1.0"}
 
 
-def test_pip_installs_where_uv_fails(checkout: Checkout):
-    index = write_index(checkout.root / "index", some=[("1.0",)])
-    said = checkout.install("some", PIP_INDEX_URL=index, UV_DEFAULT_INDEX="file:///nowhere")
-    assert "uv has failed: installing with pip" in said
-    assert checkout.installed == {"some": "1.0"}
-
-
-def test_pip_installs_where_it_is_chosen(checkout: Checkout):
-    index = write_index(checkout.root / "index", some=[("1.0",)])
-    said = checkout.install("some", PIP_INDEX_URL=index, POOL_INSTALLER="pip")
-    assert "some==1.0" not in said
-    assert checkout.installed == {"some": "1.0"}
-
-
-@pytest.mark.parametrize("name", ["merged", "uv_variables"])
-def test_settings_of_pip_become_variables_of_uv(name: str):
+def test_settings_of_pip_become_variables_of_uv():
     settings = [
         ("global.index-url", "https://mirror/simple"),
         ("global.timeout", "15"),
@@ -165,20 +160,18 @@ def test_settings_of_pip_become_variables_of_uv(name: str):
         ("global.proxy", ""),
     ]
     merged = SOURCES["merged"](settings)
-    if name == "merged":
-        assert merged["timeout"] == "20.0"
-        assert merged["extra-index-url"] == "https://user:password@three/simple"
-        assert merged["index-url"] == "https://mirror/simple"
-    else:
-        assert SOURCES["uv_variables"](merged) == {
-            "UV_INDEX_STRATEGY": "unsafe-best-match",
-            "UV_DEFAULT_INDEX": "https://mirror/simple",
-            "UV_INDEX": "https://user:password@three/simple",
-            "UV_FIND_LINKS": "/wheels,/more",
-            "UV_INSECURE_HOST": "mirror one",
-            "UV_HTTP_TIMEOUT": "20",
-            "SSL_CERT_FILE": "/ca.pem",
-        }
+    assert merged["timeout"] == "20.0"
+    assert merged["extra-index-url"] == "https://user:password@three/simple"
+    assert merged["index-url"] == "https://mirror/simple"
+    assert SOURCES["uv_variables"](merged) == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_DEFAULT_INDEX": "https://mirror/simple",
+        "UV_INDEX": "https://user:password@three/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INSECURE_HOST": "mirror one",
+        "UV_HTTP_TIMEOUT": "20",
+        "SSL_CERT_FILE": "/ca.pem",
+    }
 
 
 def test_a_setting_that_uv_has_no_equal_of_is_named():
