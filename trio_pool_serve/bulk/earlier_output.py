@@ -1,6 +1,5 @@
-"""What an earlier run, or something else, has left where a run is to write."""
+"""Files of an earlier run, or of something else, where a run is to write."""
 
-import re
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -8,9 +7,8 @@ from pathlib import Path
 
 from trio_pool_serve.bulk.bulk_options import errors_path, journal_path
 from trio_pool_serve.errors import BulkInputError, StorageInUseError
+from trio_pool_serve.runs.tables.output_table import PART, foreign_files
 from trio_pool_serve.storage.database import SETTINGS
-
-PART = re.compile(r"part-\d{5}\.(parquet|arrow)(\.tmp)?")
 
 
 def check_output(
@@ -22,11 +20,11 @@ def check_output(
     keeps_journal: bool = True,
     beside: Iterable[Path] = (),
 ) -> None:
-    """Remove an output that is to be overwritten, and the files ``beside`` it; refuse one that no journal knows.
+    """Remove an output to overwrite, and the files ``beside`` it; reject one without a journal.
 
-    Of a folder only the parts are removed. Raises ``BulkInputError`` before anything is removed if one of the
-    ``inputs`` is among what the run writes, if a folder has other files, and for a folder where a file is to be
-    written; ``StorageInUseError`` rather than removing what another run is writing. Blocking.
+    In a folder only the parts are removed. Raises ``BulkInputError`` before anything is removed if the run would write
+    to one of the ``inputs``, if a folder has other files, and for a folder in place of a file; ``StorageInUseError``
+    rather than removing the output of a run that is not over. Blocking.
     """
     if not path.parent.is_dir():
         raise BulkInputError(f"The folder {path.parent} does not exist.")
@@ -38,21 +36,23 @@ def check_output(
             raise BulkInputError(f"{found} is a folder, where a file is to be written: name a file.")
     if overwrite:
         _check_unused(journal)
-        parts = _parts(path) if path.is_dir() else [path]
-        for found in (*parts, *beside, journal, *path.parent.glob(f"{journal.name}-*")):
+        parts = _parts(path)
+        foreign = foreign_files(path, parts) if path.is_dir() else []
+        if foreign:
+            raise BulkInputError(
+                f"{path} has other files in it ({foreign[0]}), which --overwrite does not remove: name a new folder."
+            )
+        for found in (*parts, *beside, *_journal_files(path)):
             found.unlink(missing_ok=True)
     elif path.exists() and not (keeps_journal and journal.exists()) and not (path.is_dir() and not any(path.iterdir())):
-        raise BulkInputError(f"{path} exists, and no journal of a run that has written it. --overwrite removes it.")
+        raise BulkInputError(f"{path} exists, and no journal of a run that wrote it. --overwrite removes it.")
 
 
 def files_of_run(path: Path) -> frozenset[Path]:
-    """Return what an earlier run has written for this output, resolved; nothing without its journal. Blocking."""
-    journal = journal_path(path)
-    if not journal.exists():
+    """Return the files that an earlier run wrote for this output, resolved; none without its journal. Blocking."""
+    if not journal_path(path).exists():
         return frozenset()
-    parts = [found for found in path.iterdir() if _is_part(found)] if path.is_dir() else [path]
-    journals = [journal.with_name(f"{journal.name}{end}") for end in ("", "-wal", "-shm", "-journal")]
-    return frozenset(found.resolve() for found in (*parts, errors_path(path), *journals))
+    return frozenset(found.resolve() for found in (*_parts(path), errors_path(path), *_journal_files(path)))
 
 
 def _check_inputs(inputs: Iterable[Path], written: Iterable[Path]) -> None:
@@ -65,20 +65,16 @@ def _check_inputs(inputs: Iterable[Path], written: Iterable[Path]) -> None:
                 raise BulkInputError(f"{places[place]} {where}: it would be overwritten. Name another output.")
 
 
-def _parts(folder: Path) -> list[Path]:
-    """Return the parts of a folder. Raises ``BulkInputError`` if there are other files in it."""
-    found = sorted(folder.iterdir())
-    parts = [path for path in found if _is_part(path)]
-    others = [path.name for path in found if not _is_part(path) and path.name[0] not in "._"]
-    if others:
-        raise BulkInputError(
-            f"{folder} has other files in it ({others[0]}), which --overwrite does not remove: name a new folder."
-        )
-    return parts
+def _journal_files(path: Path) -> list[Path]:
+    journal = journal_path(path)
+    return [journal.with_name(f"{journal.name}{end}") for end in ("", "-wal", "-shm", "-journal")]
 
 
-def _is_part(path: Path) -> bool:
-    return PART.fullmatch(path.name) is not None and not path.is_dir()
+def _parts(path: Path) -> list[Path]:
+    """Return the parts in a folder, or the output that is a file."""
+    if not path.is_dir():
+        return [path]
+    return [part for part in path.iterdir() if PART.fullmatch(part.name) and not part.is_dir()]
 
 
 def _check_unused(journal: Path) -> None:
@@ -91,4 +87,4 @@ def _check_unused(journal: Path) -> None:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StorageInUseError(f"Another run is writing this output: {journal} is in use.") from error
-        # What is no journal is removed like one.
+        # A file that is no journal is removed like one.

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, BinaryIO
 
-from attrs import frozen
-
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import input_rows
 from trio_pool_serve.runs.tables.input_rows import (
@@ -27,7 +25,7 @@ PAGE_READ_BYTES = 2**20
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 8 * 2**20
-"""At most so much is decoded, or as Python objects in memory, at a time, but for one row."""
+"""The most that is decoded, or in memory as Python objects, at a time, except for a single row."""
 
 FILE_MAGIC = b"ARROW1"
 OLD_FEATHER_MAGIC = b"FEA1"
@@ -45,29 +43,15 @@ def arrow_rows(file: BinaryIO, kind: Kind, selection: Selection) -> RowsOfFile:
     return n_rows
 
 
-def count_arrow_rows(file: BinaryIO, name: str, kind: Kind) -> int:
-    """Return the number of rows, for which only metadata are decoded, and the first column of Arrow's batches."""
-    pyarrow = import_extra("pyarrow", READING)
-    with _arrow_errors(name):
-        if kind == "parquet":
-            return int(import_extra("pyarrow.parquet", READING).read_metadata(file).num_rows)
-        options = pyarrow.ipc.IpcReadOptions(included_fields=[0])
-        return sum(batch.num_rows for batch in _all_batches(file, name, options))
-
-
 @contextmanager
 def _arrow_errors(name: str) -> Iterator[None]:
     pyarrow = import_extra("pyarrow", READING)
     try:
         yield
-    except pyarrow.ArrowException as error:
-        raise BulkInputError(f"{name} is truncated or damaged: {_first_line(error)}") from error
-    except OSError as error:  # what Arrow raises for damaged pages, too
-        raise BulkInputError(f"{name}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [repr(error)])[0]
+    except (pyarrow.ArrowException, OSError) as error:  # OSError: for damaged pages, too
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        damage = "" if isinstance(error, OSError) else " is truncated or damaged"
+        raise BulkInputError(f"{name}{damage}: {reason}") from error
 
 
 def _parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
@@ -89,33 +73,26 @@ def _parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int
 
 
 def _ipc_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
-    pyarrow = import_extra("pyarrow", READING)
     schema = _ipc_reader(file, selection.name, None).schema
     included = sorted(schema.get_field_index(column) for column in _columns_to_read(schema, selection))
     file.seek(0)
-    for batch in _all_batches(file, selection.name, pyarrow.ipc.IpcReadOptions(included_fields=included)):
+    reader = _ipc_reader(file, selection.name, included or [0])  # to count rows, any column; without one, all are read
+    if hasattr(reader, "num_record_batches"):
+        reader = map(reader.get_batch, range(reader.num_record_batches))
+    for batch in reader:
         yield batch.num_rows, batch
 
 
-def _all_batches(file: BinaryIO, name: str, options: Any) -> Iterator[Any]:
-    reader = _ipc_reader(file, name, options)
-    if hasattr(reader, "num_record_batches"):
-        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-    else:
-        yield from reader
-
-
-def _ipc_reader(file: BinaryIO, name: str, options: Any) -> Any:
-    pyarrow = import_extra("pyarrow", READING)
+def _ipc_reader(file: BinaryIO, name: str, included: list[int] | None) -> Any:
+    ipc = import_extra("pyarrow.ipc", READING)
     start = file.read(len(FILE_MAGIC))
     file.seek(0)
     if not start:
         raise BulkInputError(f"{name} is empty.")
     if start.startswith(OLD_FEATHER_MAGIC):
         raise BulkInputError(f"{name} is a Feather file of version 1, which is not read. Write it as version 2.")
-    if start == FILE_MAGIC:
-        return pyarrow.ipc.open_file(file, options=options)
-    return pyarrow.ipc.open_stream(file, options=options)
+    opened = ipc.open_file if start == FILE_MAGIC else ipc.open_stream
+    return opened(file, options=ipc.IpcReadOptions(included_fields=included))
 
 
 def _columns_to_read(schema: Any, selection: Selection) -> list[str]:
@@ -135,7 +112,7 @@ def _rows_per_block(n_bytes: int, n_rows: int) -> int:
 
 
 def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
-    """Yield the rows of a batch, of which some are Python objects at a time; ``before`` it the file has N rows."""
+    """Yield the rows of a batch, behind ``before`` rows of the file; one block at a time is Python objects."""
     columns, id_column, first = selection.columns, selection.id_column, selection.first
     default_id = DEFAULT_ID if DEFAULT_ID in batch.schema.names else None
     id_read = default_id if id_column is None else id_column
@@ -148,7 +125,7 @@ def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
             row_id: RowId = first + at
             error = ""
             try:
-                if isinstance(found, _Unreadable):
+                if isinstance(found, Exception):
                     check_value(found, id_read or "")
                 row_id = id_of(found, id_column, first + at)
                 for column, value in zip(columns, values, strict=True):
@@ -159,31 +136,20 @@ def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
 
 
 def check_value(value: Any, column: str) -> None:
-    """Raise ``ValueError`` if a value of a column is null, not UTF-8, or too long."""
+    """Raise ``ValueError`` if a value of a column is null, too long, or the error of one that cannot be read."""
     if value is None:
         raise ValueError(f"The column {column!r} has null.")
-    if isinstance(value, _Unreadable):
-        raise ValueError(value.says_why(column))  # noqa: TRY004
     if isinstance(value, (str, bytes)) and len(value) > input_rows.MAX_ROW_BYTES:
         raise ValueError(f"The value of the column {column!r} is too long.")
-
-
-@frozen
-class _Unreadable:
-    """Stands for a value that cannot be made a Python object."""
-
-    error: Exception
-
-    def says_why(self, column: str) -> str:
-        """Return a message for the user."""
-        if isinstance(self.error, UnicodeDecodeError):  # Arrow does not check what it reads
-            return f"The column {column!r} is not UTF-8."
-        reason = (str(self.error) or repr(self.error)).encode(errors="replace").decode()  # Arrow takes no other strings
-        return f"The value of the column {column!r} cannot be read: {reason}"
+    if isinstance(value, UnicodeDecodeError):  # Arrow does not check what it reads
+        raise ValueError(f"The column {column!r} is not UTF-8.")  # noqa: TRY004
+    if isinstance(value, Exception):
+        reason = (str(value) or repr(value)).encode(errors="replace").decode()  # Arrow takes no other strings
+        raise ValueError(f"The value of the column {column!r} cannot be read: {reason}")  # noqa: TRY004
 
 
 def objects_of(column: Any) -> list[Any]:
-    """Return the values of an Arrow array as Python objects; those that cannot be read are refused by ``check_value``.
+    """Return the values of an Arrow array as Python objects, or the error of one that cannot be read.
 
     Arrow has values that Python has not: strings that are not UTF-8, times before the year 1 or after 9999, indices
     that are not in their dictionary, and in columns of pickled objects those whose class is missing or raises.
@@ -191,11 +157,11 @@ def objects_of(column: Any) -> list[Any]:
     try:
         return list(column.to_pylist())
     except Exception:  # any, as unpickling may raise
-        return [_object(column, index) for index in range(len(column))]
+        return [_object(value) for value in column]
 
 
-def _object(column: Any, index: int) -> Any:
+def _object(value: Any) -> Any:
     try:
-        return column[index].as_py()
+        return value.as_py()
     except Exception as error:
-        return _Unreadable(error)
+        return error

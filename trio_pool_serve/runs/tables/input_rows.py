@@ -152,14 +152,10 @@ def _present(row: dict[str, Any], column: str) -> Any:
     return value
 
 
-class _RowTooLongError(Exception):
-    """A line, or a quoted cell over many lines, is longer than a row may be."""
-
-
 class _TextLines(Iterator[str]):
     """Lines as text for the parser. Bytes that are not UTF-8 become surrogates, which ``_is_text`` finds.
 
-    Raising ends the row that the parser is in; the next line begins another one.
+    Raises ``ValueError`` for a row that is too long: that ends it for the parser, and the next line begins another one.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -172,7 +168,7 @@ class _TextLines(Iterator[str]):
         line, _ = next(self._lines)
         self.number += 1
         if line is None or self.row_bytes + len(line) > MAX_ROW_BYTES:
-            raise _RowTooLongError("The row is too long.")
+            raise ValueError("The row is too long.")
         self.row_bytes += len(line)
         return line.decode("utf-8", "surrogateescape")
 
@@ -201,7 +197,7 @@ def csv_rows(file: BinaryIO, delimiter: str, selection: Selection) -> RowsOfFile
             break
         except csv.Error as found:
             cells, error = [], f"The row is not valid CSV: {found}."
-        except _RowTooLongError as found:
+        except ValueError as found:
             cells, error = [], str(found)
         if not cells and not error:
             continue  # a blank line

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import BulkInputError, InputChangedError
-from trio_pool_serve.runs.tables.arrow_rows import arrow_rows, count_arrow_rows
+from trio_pool_serve.runs.tables.arrow_rows import arrow_rows
 from trio_pool_serve.runs.tables.input_files import InputFile, find_files
 from trio_pool_serve.runs.tables.input_rows import InputRow, RowsOfFile, Selection, csv_rows, jsonl_rows
 from trio_pool_serve.runs.tables.table_formats import Compression, Format, import_extra
@@ -176,22 +176,20 @@ class InputTable:
         with read_errors(file.name), self._opened(file) as opened:
             before = _state(file)
             hashed = HashedFile(opened, done, progress)
-            n_rows = self._count(opened, hashed, file.name)
+            n_rows = self._count(io.BufferedReader(hashed, READ_BYTES) if self.format.in_lines else opened, file.name)
+            if not self.format.in_lines:
+                opened.seek(0)
             while hashed.read(READ_BYTES):
                 pass
         _check_state(file, before)
         return FilePrint(file.name, before[0], hashed.digest.hexdigest(), before[1]), n_rows
 
-    def _count(self, opened: BinaryIO, hashed: "HashedFile", name: str) -> int:
-        if not self.format.in_lines:
-            n_rows = count_arrow_rows(opened, name, self.format.kind)
-            opened.seek(0)
-            return n_rows
+    def _count(self, content: BinaryIO, name: str) -> int:
         try:
-            next(self._rows_in(io.BufferedReader(hashed, READ_BYTES), Selection(name, (), None, 0, skip=sys.maxsize)))
+            next(self._rows_in(content, Selection(name, (), None, 0, skip=sys.maxsize)))
         except StopIteration as end:
             return int(end.value)
-        raise AssertionError  # no row is yielded
+        raise AssertionError  # all rows are skipped
 
 
 class HashedFile(io.RawIOBase):

@@ -65,14 +65,14 @@ class LineEncoder:
     def lines(self, rows: Rows) -> bytes:
         """Return the lines of rows."""
         if self._delimiter:
-            return self._cells([[_cell(*pair) for pair in zip(self._columns, row, strict=True)] for row in rows])
+            return self._cells([[_text(*pair) for pair in zip(self._columns, row, strict=True)] for row in rows])
         return b"".join([self._object(row) for row in rows])
 
     def _object(self, row: Sequence[Any]) -> bytes:
         values = {column.name: _json_value(column, value) for column, value in zip(self._columns, row, strict=True)}
         return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
-    def _cells(self, rows: list[list[str]]) -> bytes:
+    def _cells(self, rows: Sequence[Sequence[str | None]]) -> bytes:
         text = io.StringIO()
         csv.writer(text, delimiter=self._delimiter or ",", lineterminator="\r\n").writerows(rows)
         return text.getvalue().encode()
@@ -96,21 +96,20 @@ class BatchBuilder:
 
     def _type(self, column: OutputColumn) -> Any:
         arrow = self._arrow
-        match column.type:
-            case "string":
-                return arrow.string()
-            case "number":
-                return arrow.float32()
-            case "numbers":
-                return arrow.list_(arrow.float32())
-            case "sparse":
-                return arrow.list_(arrow.struct([("index", arrow.int32()), ("score", arrow.float32())]))
         vector = arrow.list_(arrow.from_numpy_dtype(np.dtype(column.dtype)), column.length)
-        return vector if column.type == "vector" else arrow.list_(vector)
+        types = {
+            "string": arrow.string(),
+            "number": arrow.float32(),
+            "numbers": arrow.list_(arrow.float32()),
+            "vector": vector,
+            "vectors": arrow.list_(vector),
+            "sparse": arrow.list_(arrow.struct([("index", arrow.int32()), ("score", arrow.float32())])),
+        }
+        return types[column.type]
 
     def _array(self, column: OutputColumn, values: list[Any], arrow_type: Any) -> Any:
         if column.type == "string":
-            return self._arrow.array([_string(value) for value in values], arrow_type)
+            return self._arrow.array([_text(column, value) for value in values], arrow_type)
         values = [_as_written(column, value) for value in values]
         if column.type in ("vectors", "sparse"):
             return self._lists(column, values, arrow_type)
@@ -133,10 +132,6 @@ class BatchBuilder:
         return self._arrow.ListArray.from_arrays(self._arrow.array(offsets), items, type=arrow_type, mask=nulls)
 
 
-def _string(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
-
-
 def _json_value(column: OutputColumn, value: Any) -> Any:
     written = _as_written(column, value)
     if column.type == "sparse" and written is not None:
@@ -145,10 +140,9 @@ def _json_value(column: OutputColumn, value: Any) -> Any:
     return written
 
 
-def _cell(column: OutputColumn, value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
+def _text(column: OutputColumn, value: Any) -> str | None:
+    """Return a string as it is, and other values as JSON."""
+    if value is None or isinstance(value, str):
         return value
     return orjson.dumps(_json_value(column, value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 

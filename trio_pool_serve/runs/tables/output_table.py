@@ -3,7 +3,7 @@
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -189,11 +189,9 @@ class PartFolder:
         self._part: PartFile | None = None
         with storage_errors(folder):
             make_folder(folder)
-            own = _parts_in(folder, table_format)
-            foreign = sorted(path.name for path in folder.iterdir() if path not in own and path.name[0] not in "._")
+            foreign = foreign_files(folder, _parts_in(folder, table_format))
             if written is None and foreign:
                 raise BulkInputError(f"{folder} has other files in it ({foreign[0]}): name a new or empty folder.")
-            _check_parts(folder, table_format, self._written)
             remove_files(folder, _parts_behind(folder, table_format, self._written))
 
     def write(self, rows: Rows) -> None:
@@ -232,8 +230,7 @@ class PartFolder:
     def _end_group(self) -> None:
         if not self._group:
             return
-        if self._part is None:
-            self._part = self._new_part()
+        self._part = self._part or self._new_part()
         self._part.write(self._builder.batch(self._group))
         self._group, self._group_bytes = [], 0
 
@@ -258,13 +255,16 @@ def _parts_in(folder: Path, table_format: Format) -> dict[Path, int]:
     }
 
 
+def foreign_files(folder: Path, own: Container[Path]) -> list[str]:
+    """Return the names of a folder's other files, except hidden ones and markers of Spark and Hive."""
+    return sorted(path.name for path in folder.iterdir() if path not in own and path.name[0] not in "._")
+
+
 def _parts_behind(folder: Path, table_format: Format, written: Written) -> list[Path]:
-    """Return the parts that are not committed, complete or not."""
-    return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= written.parts)
+    """Return the parts that are not committed, complete or not.
 
-
-def _check_parts(folder: Path, table_format: Format, written: Written) -> None:
-    """Raise ``StorageError`` if the committed parts are missing or have another size."""
+    Raises ``StorageError`` if committed ones are missing, or have another size.
+    """
     n_bytes = 0
     for part in range(written.parts):
         path = _part_path(folder, table_format, part)
@@ -276,6 +276,7 @@ def _check_parts(folder: Path, table_format: Format, written: Written) -> None:
             f"{folder}: its first {written.parts} parts have {n_bytes} bytes, where "
             f"{written.n_bytes} had been written: one of them has been changed."
         )
+    return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= written.parts)
 
 
 OutputTable: TypeAlias = LineOutput | PartFolder
@@ -287,38 +288,33 @@ output can be opened again behind them.
 
 
 def open_output(
-    path: Path | None,
-    format: Format,  # noqa: A002
-    columns: Sequence[OutputColumn],
-    written: Written | None,
+    path: Path | None, table_format: Format, columns: Sequence[OutputColumn], written: Written | None
 ) -> OutputTable:
-    """Open an output to go on behind ``written``, or a new one for None; then files of an earlier run are removed.
+    """Open an output to continue behind ``written``, or a new one for None: then files of an earlier run are removed.
 
-    ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, whose files have
-    the rows of one commit each. Raises ``BulkInputError`` for a folder with other files
-    in it, and ``StorageError`` if committed rows are no longer there.
+    ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, with a file for
+    each commit. Raises ``BulkInputError`` for a new folder with other files in it, and ``StorageError`` if committed
+    rows are no longer there.
     """
-    if format.in_lines:
-        return LineOutput(path, format, columns, written or Written())
+    if table_format.in_lines:
+        return LineOutput(path, table_format, columns, written or Written())
     if path is None:
-        raise BulkInputError(f"{format} cannot be written to standard output. Use jsonl or csv, or a folder.")
-    return PartFolder(path, format, columns, written)
+        raise BulkInputError(f"{table_format} cannot be written to standard output. Use jsonl or csv, or a folder.")
+    return PartFolder(path, table_format, columns, written)
 
 
 def check_finished(path: Path, table_format: Format, written: Written) -> None:
-    """Raise ``StorageError`` if the output of a complete run has changed since. Nothing is opened."""
+    """Raise ``StorageLostError`` if the output of a complete run has changed since. Nothing is opened."""
     try:
         with storage_errors(path):
             if not path.exists():
                 raise StorageLostError(f"{path} has been deleted.")
-            if table_format.in_lines:
-                size = path.stat().st_size
-                if size != written.n_bytes:
-                    raise StorageLostError(f"{path} has {size} bytes, where {written.n_bytes} had been written.")
-                return
-            _check_parts(path, table_format, written)
-            if behind := _parts_behind(path, table_format, written):
+            behind = [] if table_format.in_lines else _parts_behind(path, table_format, written)
+            if behind:
                 raise StorageLostError(f"{behind[0]} is new: {written.parts} parts had been written.")
+            size = path.stat().st_size
+            if table_format.in_lines and size != written.n_bytes:
+                raise StorageLostError(f"{path} has {size} bytes, where {written.n_bytes} had been written.")
     except StorageError as error:
         raise StorageLostError(
             f"The run is complete, but its output was changed. {error} --overwrite begins again."
