@@ -17,11 +17,11 @@ from benchmarks.engines import compile_graph, file_of
 from benchmarks.offline import thread_counts
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
-from trio_pool_serve.bulk.run import WINDOW_ROWS
 from trio_pool_serve.engine.planned_window import planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.runner.batch_rows import Rows
+from trio_pool_serve.runs.tables.table_run import WINDOW_ROWS
 from trio_pool_serve.types import Batch, PoolingRequest
 
 WINDOWS = 8

@@ -16,7 +16,7 @@ from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
 from trio_pool_serve.api.http.forwarding import serve_forwarded
-from trio_pool_serve.api.http.line_responses import LineResponder
+from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
 from trio_pool_serve.api.http.request import HttpRequest, log_request
 from trio_pool_serve.api.http.route_table import RouteTable

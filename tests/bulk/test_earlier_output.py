@@ -9,7 +9,8 @@ from tests.bulk.test_run_batch import run as run_requests
 from tests.models.model_families import write_family
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.journal import Journal, Progress
+from trio_pool_serve.runs.journal import Journal
+from trio_pool_serve.runs.run import Position
 
 NO_MODEL = "no model"
 """None is loaded before the files are checked."""
@@ -104,8 +105,8 @@ async def test_what_a_run_has_written_is_not_among_its_inputs_when_it_goes_on(
     options = {"model": model, "on_error": "skip", "input_format": "jsonl"}
     commit = Journal.commit
 
-    async def failing(journal: Journal, progress: Progress) -> None:
-        await commit(journal, progress)
+    async def failing(journal: Journal, position: Position) -> None:
+        await commit(journal, position)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:

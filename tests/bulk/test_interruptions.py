@@ -17,14 +17,15 @@ from tests.bulk.test_commands import ROWS, write_rows
 from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
-from trio_pool_serve.runs.journal import Progress
+from trio_pool_serve.runs.run import Position
 
 PROGRAM = """
 import os
 import sys
-from trio_pool_serve.bulk import commands, run
+from trio_pool_serve.bulk import commands
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.runs.journal import Journal
+from trio_pool_serve.runs.tables import table_run
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.runs.tables.output_table import LineOutput, PartFolder
 from trio_pool_serve.processes.child_process import leave_with
@@ -69,7 +70,7 @@ for kind in (LineOutput, PartFolder):
     around(kind, "commit", "commit")
 Journal.commit = commit
 OwnEngine.compute = compute
-run.WINDOW_ROWS = 64
+table_run.WINDOW_ROWS = 64
 task = TaskOptions(task="embed", columns=("text",))
 options = commands.TableOptions(
     run=RunOptions(model=model, rows_per_file=128, on_error="skip"),
@@ -126,13 +127,13 @@ def wait_until_stopped(run: subprocess.Popen[bytes]) -> None:
     assert os.WIFSTOPPED(status)
 
 
-def committed(out: Path) -> Progress:
+def committed(out: Path) -> Position:
     """Return what the journal says of a run that has ended."""
     journal = out.with_name(f"{out.name}.journal")
     assert journal.exists()
     with closing(sqlite3.connect(journal)) as connection:
-        found = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
-    return msgspec.json.decode(found[0], type=Progress) if found else Progress()
+        found = connection.execute("SELECT value FROM run WHERE name = 'position'").fetchone()
+    return msgspec.json.decode(found[0], type=Position) if found else Position()
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -175,8 +176,8 @@ def test_a_run_that_is_killed_again_and_again_writes_the_same_bytes(tmp_path, mo
         status, printed = ended(start(model, rows, out, moment, rng.randint(2, 3), computed=computed))
         assert status == -signal.SIGKILL, printed
         assert min(taken_numbers(computed)) == before
-        assert committed(out).next_row >= before
-        before = committed(out).next_row
+        assert committed(out).line >= before
+        before = committed(out).line
     assert before > 0
     assert ended(start(model, rows, out, computed=computed))[0] == 3
     assert taken_numbers(computed) == [n for n in range(before, 200 * len(ROWS)) if n != WRONG]
@@ -208,10 +209,10 @@ def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model
     out = tmp_path / "out.jsonl"
     status, printed = ended(start(model, rows, out, "after journal", 2, number))
     assert status == 130
-    assert "The same command goes on" in printed
+    assert "Run the same command again to resume" in printed
     stopped = committed(out)
     assert not stopped.is_finished
-    assert out.stat().st_size == msgspec.json.decode(stopped.output)["n_bytes"]
+    assert out.stat().st_size == stopped.output_bytes
     assert ended(start(model, rows, out))[0] == 3
     assert content(out) == content(uninterrupted("out.jsonl"))
 
@@ -250,7 +251,7 @@ def test_a_full_disk_loses_nothing(small_disk, model, rows, uninterrupted):
     assert status == 1, printed
     assert "No space left on device" in printed
     filler.unlink()
-    assert 0 < committed(out).next_row < 200 * len(ROWS)
+    assert 0 < committed(out).line < 200 * len(ROWS)
     assert ended(start(model, rows, out))[0] == 3
     assert content(out) == content(uninterrupted("out.jsonl"))
 

@@ -63,7 +63,7 @@ async def test_a_redirect_ends_the_run_and_is_not_an_error_of_the_rows(status):
     with pytest.raises(BulkInputError, match=r"/v1/models to https://other\.test/base/v1/models"):
         await server.describe()
     with pytest.raises(BulkInputError):
-        await server._compute(ROWS)
+        await server.compute(ROWS)
 
 
 async def test_a_status_that_points_nowhere_is_an_error_too():
@@ -77,17 +77,17 @@ async def test_a_server_that_ignores_the_dimensions_is_an_error_that_says_so():
     with pytest.raises(
         BulkInputError, match=r"vectors of 4 numbers, where 2 are written\. It may not know --dimensions"
     ):
-        await server._compute(ROWS)
+        await server.compute(ROWS)
 
 
 async def test_vectors_of_the_length_of_the_sample_are_taken():
     server = server_that(embeddings)
     await server.describe()
-    result = await server._compute(ROWS)
+    result = await server.compute(ROWS)
     assert [values.tolist() for row in result.rows for values in row.values] == [[1, 2, 3, 4]] * 2
     server.length = 3  # the server has another model by now
     with pytest.raises(BulkInputError, match=r"vectors of 4 numbers, where 3 are written\.$"):
-        await server._compute(ROWS)
+        await server.compute(ROWS)
 
 
 @pytest.mark.parametrize("embedding", [1.0, [[1.0, 2.0]]])

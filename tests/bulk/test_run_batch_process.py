@@ -10,13 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.bulk.test_interruptions import committed
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
-from trio_pool_serve.bulk.run_batch import Checkpoint
 
 LINES = 6000
 
@@ -33,14 +31,6 @@ def wait_for_lines(process: "subprocess.Popen[str]", target: Path, lines: int) -
     while not target.exists() or target.read_bytes().count(b"\n") < lines:
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.002)
-
-
-def committed_bytes(target: Path) -> int:
-    """Return how much of the output the journal of a run that has ended says is there."""
-    progress = committed(target)
-    if progress.output is None:
-        return 0
-    return msgspec.json.decode(progress.output, type=Checkpoint).position.output_bytes
 
 
 @pytest.mark.slow
@@ -65,7 +55,7 @@ def test_a_run_that_is_killed_and_stopped_again_and_again_writes_the_same_bytes(
         wait_for_lines(process, target, lines)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        before, reached = reached, committed_bytes(target)
+        before, reached = reached, committed(target).output_bytes
         assert before <= reached < len(expected)
         assert target.read_bytes()[:reached] == expected[:reached]
         assert len(target.read_bytes()) >= reached
@@ -77,7 +67,7 @@ def test_a_run_that_is_killed_and_stopped_again_and_again_writes_the_same_bytes(
     said = process.communicate()[1]
     if process.returncode != 3:  # it was not faster
         assert process.returncode == 128 + signal.SIGINT
-        assert "The same command goes on" in said
+        assert "Run the same command again to resume" in said
         process = start(source, target, model)
         process.communicate()
     assert process.returncode == 3

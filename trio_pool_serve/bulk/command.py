@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import trio
 from attrs import evolve
 from rich.console import Console
@@ -22,16 +21,17 @@ from trio_pool_serve.bulk.bulk_options import (
 )
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
-from trio_pool_serve.bulk.row_results import Computer, OpenComputer
-from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
+from trio_pool_serve.bulk.row_results import OpenComputer, TableComputer
 from trio_pool_serve.bulk.run_progress import RunProgress, scanning
 from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
-from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, Progress, open_journal
+from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
+from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
+from trio_pool_serve.runs.tables.table_run import TableFiles, TableWindows
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
@@ -55,13 +55,13 @@ async def run_command(
             after = await run_table(source, target, task, run, text, open_computer, console, stop_signals)
     except BulkRowError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        console.print("The same command with --on-error null or skip goes on before this row.", markup=False)
+        console.print("To resume before this row, run the same command with --on-error null or skip.", markup=False)
         return ROWS_FAILED
     except (PoolServeError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
     if not after.is_finished:
-        console.print("Stopped. The same command goes on where this run has ended.", markup=False)
+        console.print("Stopped. Run the same command again to resume.", markup=False)
         return 128 + signal.SIGINT
     return ROWS_FAILED if after.failed else 0
 
@@ -75,7 +75,7 @@ async def run_table(
     open_computer: OpenComputer,
     console: Console,
     stopping: Callable[[], AbstractAsyncContextManager[trio.Event]],
-) -> Progress:
+) -> Position:
     """Compute what is left of a run, whose journal is beside ``target``; return how far it has come then.
 
     The event of ``stopping()``, which is called once there is an input, ends it early. Raises ``BulkRowError`` for a
@@ -109,12 +109,12 @@ async def run_table(
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
-        if path is not None and journal.progress.is_finished:
-            await offload.run("files", partial(check_finished, path, format, _written(journal.progress) or Written()))
-            console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
+        if path is not None and journal.position.is_finished:
+            await offload.run("files", partial(check_finished, path, format, written_at(journal.position)))
+            console.print(f"{target} is complete: {journal.position.done:,} rows.", markup=False)
         else:
             await _compute(console, stop, offload, table, path, format, task, run, computer, journal)
-        return journal.progress
+        return journal.position
 
 
 async def _compute(
@@ -126,30 +126,49 @@ async def _compute(
     format: Format,  # noqa: A002
     task: TaskOptions,
     run: RunOptions,
-    computer: Computer,
+    computer: TableComputer,
     journal: Journal,
 ) -> None:
-    before = journal.progress
+    keeps_errors = path is not None and run.on_error != "fail"
     columns = [OutputColumn("id", "string"), *computer.columns]
-    output = await offload.run("files", lambda: open_output(path, format, columns, _written(before)))
-    errors = None
-    try:
-        if path is not None and run.on_error != "fail":
-            errors = await offload.run("files", lambda: open_appended(errors_path(path), before.error_bytes))
-        with RunProgress(task.task, _total(run, journal.identity.input), before, console) as progress:
-            in_parts = not format.in_lines
-            await BulkRun(table, output, errors, computer, journal, task, run, offload, progress, in_parts, stop).run()
-    finally:
-        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
-            await offload.run("files", lambda: [each.close() for each in (output, errors) if each is not None])
-    after = journal.progress
+
+    def open_files(position: Position) -> TableFiles:
+        output = open_output(path, format, columns, written_at(position) if position.line else None)
+        errors = open_appended(errors_path(path), position.error_bytes) if path is not None and keeps_errors else None
+        return TableFiles(output, errors, run.on_error, (None,) * len(computer.columns))
+
+    shard, shards = run.shard_of_rows
+    windows = TableWindows(
+        table=table,
+        columns=task.columns,
+        id_column=run.id_column,
+        shard=shard,
+        shards=shards,
+        limit=run.limit,
+        rows_per_part=None if format.in_lines else run.rows_per_file,
+    )
+    with RunProgress(task.task, _total(run, journal.identity.input), journal.position, console) as progress:
+        position = await Run(
+            windows=windows,
+            computer=computer,
+            open_sink=open_files,
+            commit=journal.commit,
+            offload=offload,
+            should_pause=stop.is_set,
+            on_progress=progress.show,
+            note=progress.note,
+        ).run(journal.position)
+        if position.is_finished:
+            await journal.commit(position)
+    after = journal.position
     console.print(f"{task.task}: {progress.counts(after)}", markup=False)
-    if after.is_finished and errors is not None and not after.failed and path is not None:
+    if after.is_finished and path is not None and keeps_errors and not after.failed:
         await offload.run("files", errors_path(path).unlink)
 
 
-def _written(progress: Progress) -> Written | None:
-    return None if progress.output is None else msgspec.json.decode(progress.output, type=Written)
+def written_at(position: Position) -> Written:
+    """Return how much of the output is committed at a position."""
+    return Written(position.output_bytes, position.parts)
 
 
 def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
@@ -159,7 +178,7 @@ def _open_input(source: str, given: str | None, output: Path | None) -> InputTab
 
 def _computer(
     task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
-) -> AbstractAsyncContextManager[Computer]:
+) -> AbstractAsyncContextManager[TableComputer]:
     if run.url is not None:
         key = run.api_key or os.environ.get("OPENAI_API_KEY")
         return open_remote_server(evolve(run, api_key=key), task, text)

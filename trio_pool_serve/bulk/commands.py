@@ -150,7 +150,7 @@ def run_batch(
     that `serve` has for models. Each line of the output is
     `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": {…}}, "error": null}`.
 
-    The same command goes on with a run that was stopped, killed or interrupted by an error. The exit status is 0, or 3
+    Run the same command again to resume a run that was stopped, killed or ended by an error. The exit status is 0, or 3
     if lines failed, 1 if the run failed, and 130 if it was stopped.
     """
     del ignored

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -11,12 +12,21 @@ from attrs import define, evolve, field
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
-from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
+from trio_pool_serve.bulk.row_results import (
+    TableComputer,
+    columns_of,
+    compute_halving,
+    compute_parts,
+    parts_of,
+    text_in,
+)
 from trio_pool_serve.engine.planned_window import PlannedWindow
-from trio_pool_serve.errors import InvalidRequestError, PoolServeError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.errors import InvalidRequestError, PoolServeError
 from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.table_run import RowResult
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
@@ -43,7 +53,7 @@ NEEDS: Mapping[str, PoolingTask] = {
 
 
 @define(eq=False)
-class OwnEngine:
+class OwnEngine(TableComputer):
     """Computes windows of rows in planned batches, so that the same rows give the same bytes."""
 
     service: Service
@@ -55,33 +65,18 @@ class OwnEngine:
         init=False, factory=lambda: RequestContext(client=Client("bulk", is_background=True))
     )
 
-    async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
-        """Compute a window; see ``Computer``."""
+    async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
+        """Compute rows of a window; see ``Computer``."""
         jobs = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_JOB)
         window = PlannedWindow(len(jobs))
+        compute_job = {"score": self.score_pairs, "rerank": self.rerank}.get(self.task.task, self.pool)
 
-        async def compute(index: int) -> WindowResult:
+        async def compute(index: int) -> WindowResult[RowResult]:
             with window.members[index] as member:
-                return await self._compute(evolve(self.service.model(), window=member), jobs[index])
+                model = evolve(self.service.model(), window=member)
+                return await compute_halving(jobs[index], partial(compute_job, model), (PoolServeError,))
 
-        with unwrap_exception_groups(PoolServeError):
-            return await compute_parts(len(jobs), compute)
-        raise AssertionError  # nothing is suppressed
-
-    async def _compute(self, model: Model, rows: Sequence[InputRow]) -> WindowResult:
-        """Compute the rows of a job; of one that fails, both halves."""
-        try:
-            compute = {"score": self.score_pairs, "rerank": self.rerank}.get(self.task.task, self.pool)
-            values, tokens = await compute(model, [row.values for row in rows])
-        except UnavailableError:
-            raise
-        except PoolServeError as error:
-            if len(rows) == 1:
-                return WindowResult([RowResult(error=str(error))], 0)
-        else:
-            return WindowResult([RowResult(of_row) for of_row in values], tokens)
-        middle = len(rows) // 2
-        return WindowResult.joined([await self._compute(model, half) for half in (rows[:middle], rows[middle:])])
+        return await compute_parts(len(jobs), compute)
 
     async def digest_of_sample(self) -> str:
         """Return a digest of what is computed from some rows: it differs if a library or the CPU computes otherwise.

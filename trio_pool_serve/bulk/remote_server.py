@@ -15,10 +15,19 @@ from attrs import define, field
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.row_results import RowResult, WindowResult, columns_of, compute_parts, parts_of, text_in
+from trio_pool_serve.bulk.row_results import (
+    TableComputer,
+    columns_of,
+    compute_halving,
+    compute_parts,
+    parts_of,
+    text_in,
+)
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
+from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.table_run import RowResult
 
 ROWS_PER_REQUEST = 64
 
@@ -41,7 +50,7 @@ class RefusedRowsError(PoolServeError):
 
 
 @define(eq=False)
-class RemoteServer:
+class RemoteServer(TableComputer):
     """Sends the rows of a window in requests of up to 64, at most ``--concurrency`` of them at a time."""
 
     client: httpx.AsyncClient
@@ -56,21 +65,17 @@ class RemoteServer:
     length: int | None = field(init=False, default=None)
     """Of the vectors that are written, once it is known."""
 
-    async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
-        """Compute a window; see ``Computer``. What the bytes depend on is up to the server."""
+    async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
+        """Compute rows of a window; see ``Computer``. Their bytes depend on the server."""
         parts = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_REQUEST)
-        return await compute_parts(len(parts), lambda index: self._compute(parts[index]))
+        faults = (RefusedRowsError, InvalidRequestError)
+        return await compute_parts(
+            len(parts), lambda index: compute_halving(parts[index], self._request_in_turn, faults)
+        )
 
-    async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
-        try:
-            async with self.limiter:
-                values, tokens = await self.request([row.values for row in rows])
-        except (RefusedRowsError, InvalidRequestError) as error:
-            if len(rows) == 1:
-                return WindowResult([RowResult(error=str(error))], 0)
-        else:
-            return WindowResult([RowResult(of_row) for of_row in values], tokens)
-        return WindowResult.joined([await self._compute([row]) for row in rows])
+    async def _request_in_turn(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        async with self.limiter:
+            return await self.request(rows)
 
     async def request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the values of rows, and their tokens.

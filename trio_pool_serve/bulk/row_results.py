@@ -2,36 +2,22 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-import msgspec
 import trio
-from attrs import frozen
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions
-from trio_pool_serve.errors import BulkInputError, InvalidRequestError
+from trio_pool_serve.errors import (
+    BulkInputError,
+    InvalidRequestError,
+    PoolServeError,
+    UnavailableError,
+    unwrap_exception_groups,
+)
+from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn, VectorDtype
-
-
-class RowResult(msgspec.Struct, frozen=True):
-    """The values of the output's columns for a row, after the id; or the error that it failed with."""
-
-    values: tuple[Any, ...] = ()
-    error: str = ""
-
-
-@frozen(eq=False)
-class WindowResult:
-    """The results of a window's rows, in their order, and the tokens that were computed."""
-
-    rows: list[RowResult]
-    tokens: int
-
-    @classmethod
-    def joined(cls, parts: Sequence["WindowResult"]) -> "WindowResult":
-        """Return the results of consecutive parts as one."""
-        return cls([row for part in parts for row in part.rows], sum(part.tokens for part in parts))
+from trio_pool_serve.runs.tables.table_run import RowResult
 
 
 def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
@@ -39,38 +25,70 @@ def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
-async def compute_parts(count: int, compute: Callable[[int], Awaitable[WindowResult]]) -> WindowResult:
+async def compute_parts(
+    count: int, compute: Callable[[int], Awaitable[WindowResult[RowResult]]]
+) -> WindowResult[RowResult]:
     """Return the results of consecutive parts, computed at the same time, as one.
 
-    Raises what ``compute(index)`` raises, in a group. Cancellation: as its own.
+    Raises what ``compute(index)`` raises. Cancellation: as its own.
     """
-    results = [WindowResult([], 0)] * count
+    results = [WindowResult[RowResult]([])] * count
 
     async def compute_part(index: int) -> None:
         results[index] = await compute(index)
 
-    async with trio.open_nursery() as nursery:
-        for index in range(count):
-            nursery.start_soon(compute_part, index)
+    with unwrap_exception_groups(PoolServeError):
+        async with trio.open_nursery() as nursery:
+            for index in range(count):
+                nursery.start_soon(compute_part, index)
     return WindowResult.joined(results)
 
 
-class Computer(Protocol):
-    """Computes rows: with a model in this process, or by a server."""
+ComputeValues: TypeAlias = Callable[[Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]]
+"""Returns for the input values of rows those of the output, and the number of tokens computed."""
+
+
+async def compute_halving(
+    rows: Sequence[InputRow], compute: ComputeValues, faults: tuple[type[PoolServeError], ...]
+) -> WindowResult[RowResult]:
+    """Compute rows; if that fails with one of the ``faults``, both halves, down to the row at fault.
+
+    Raises ``UnavailableError``, and what ``compute`` raises besides ``faults``. Cancellation: as its own.
+    """
+    try:
+        values, tokens = await compute([row.values for row in rows])
+    except UnavailableError:
+        raise
+    except faults as error:
+        if len(rows) == 1:
+            return WindowResult([RowResult(error=str(error))])
+    else:
+        return WindowResult([RowResult(of_row) for of_row in values], tokens)
+    middle = len(rows) // 2
+    return WindowResult.joined(
+        [await compute_halving(half, compute, faults) for half in (rows[:middle], rows[middle:])]
+    )
+
+
+class TableComputer(Computer[InputRow, RowResult]):
+    """Computes rows of a table: with a model in this process, or by a server."""
 
     columns: Sequence[OutputColumn]
-    """Those of ``RowResult.values``."""
+    """Of the output, for ``RowResult.values``."""
     model: dict[str, str]
     """What the numbers depend on, by name."""
 
-    async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
-        """Compute a window. With a model of this process, the same rows give the same bytes.
+    def refused(self, row: InputRow) -> RowResult:
+        """Return the error of a row."""
+        return RowResult(error=row.error)
 
-        Raises ``PoolServeError`` if the run cannot go on. Cancellation: at once.
-        """
+    def died(self, row: InputRow) -> RowResult:
+        """Return the error of a row that ends engine processes."""
+        del row
+        return RowResult(error="The engine died while it computed this row.")
 
 
-OpenComputer: TypeAlias = Callable[[], AbstractAsyncContextManager[Computer]]
+OpenComputer: TypeAlias = Callable[[], AbstractAsyncContextManager[TableComputer]]
 
 
 def text_in(value: Any, column: str) -> str:

@@ -1,40 +1,38 @@
 """What ``run-batch`` does, from its options to the exit status."""
 
 import signal
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 
-import msgspec
 import trio
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from rich.console import Console
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.http.line_responses import LineResponder
+from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.bulk_options import journal_path
-from trio_pool_serve.bulk.command import ROWS_FAILED
+from trio_pool_serve.bulk.command import ROWS_FAILED, written_at
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.run_progress import RunProgress
 from trio_pool_serve.bulk.stop_signals import stop_signals
-from trio_pool_serve.bulk.vllm_lines import write_line
+from trio_pool_serve.bulk.vllm_lines import vllm_result
 from trio_pool_serve.errors import (
     PoolServeError,
     TransferError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.runs.journal import Identity, Journal, Progress, open_journal
-from trio_pool_serve.runs.requests.batch_line import BatchLine, LineError, RefusedLine
-from trio_pool_serve.runs.requests.line_request import LineRequest, Submitter
-from trio_pool_serve.runs.requests.line_run import ComputeLines, FinishedLine, LineRun, Position, compute_by, run_lines
+from trio_pool_serve.runs.journal import Identity, Journal, open_journal
+from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, LineRequest, Submitter
+from trio_pool_serve.runs.requests.request_lines import Line, LineError, line_windows
+from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.runs.tables.input_files import InputFile
 from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable
-from trio_pool_serve.runs.tables.output_table import Written, check_finished
+from trio_pool_serve.runs.tables.output_table import check_finished
 from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.launcher import EXAMPLES
 from trio_pool_serve.service import Service
@@ -43,14 +41,6 @@ from trio_pool_serve.threads.offload import Offload
 STOPPED = 128 + signal.SIGINT
 
 JSONL = Format("jsonl")
-
-
-@frozen
-class Checkpoint:
-    """What the journal keeps of a run: how far it has come, and the time in the bodies of its responses."""
-
-    created: int
-    position: Position = field(factory=Position)
 
 
 async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
@@ -134,66 +124,63 @@ class OwnBatch:
 
         Raises ``PoolServeError``. Cancellation: at once; what was committed stays.
         """
-        if not journal.progress.is_finished:
-            with RunProgress("run-batch", self.fingerprint.rows, journal.progress, self.console) as progress:
-                has_ended = await self._compute(journal, progress, stop)
-            self.console.print(f"run-batch: {progress.counts(journal.progress)}", markup=False)
-            if not has_ended:
-                self.console.print("Stopped. The same command goes on where this run has ended.", markup=False)
-                return STOPPED
-            await self._finish(journal)
-        else:
+        if journal.position.is_finished:
             await self._check_finished(journal)
-        return ROWS_FAILED if journal.progress.failed else 0
+        else:
+            with RunProgress("run-batch", self.fingerprint.rows, journal.position, self.console) as progress:
+                position = await self._compute(journal, progress, stop)
+            self.console.print(f"run-batch: {progress.counts(journal.position)}", markup=False)
+            if not position.is_finished:
+                self.console.print("Stopped. Run the same command again to resume.", markup=False)
+                return STOPPED
+            await self._finish(journal, position)
+        return ROWS_FAILED if journal.position.failed else 0
 
-    async def _compute(self, journal: Journal, progress: RunProgress, stop: trio.Event) -> bool:
-        (file,) = self.fingerprint.files
-        checkpoint = _checkpoint_in(journal.progress) or Checkpoint(created=file.mtime_ns // 10**9)
+    async def _compute(self, journal: Journal, progress: RunProgress, stop: trio.Event) -> Position:
+        (file,) = journal.identity.input.files
 
         async def commit(position: Position) -> None:
             await self.service.offload.run("files", self.input.check_unchanged)
-            await journal.commit(_progress_at(evolve(checkpoint, position=position)))
+            await journal.commit(position)
 
-        compute = compute_by(self.responder.respond_all, Submitter(), digest=file.blake2b, created=checkpoint.created)
-        run = LineRun(
-            input=self.options.input,
-            output=self.options.output,
-            compute=partial(self._compute_known, compute),
-            write=write_line,
+        run = Run(
+            windows=partial(line_windows, self.options.input, self.service.config.network.max_body_bytes),
+            computer=LineComputer(
+                respond_all=self.responder.respond_all,
+                submitter=Submitter(),
+                digest=file.blake2b,
+                created=file.mtime_ns // 10**9,
+                error_of=self._error_of,
+            ),
+            open_sink=partial(LineFiles.open, vllm_result, self.options.output, None),
             commit=commit,
             offload=self.service.offload,
-            max_line_bytes=self.service.config.network.max_body_bytes,
-            on_progress=lambda _: progress.show(journal.progress),
             should_pause=stop.is_set,
+            on_progress=progress.show,
+            note=progress.note,
         )
-        return await run_lines(run, checkpoint.position)
+        return await run.run(journal.position)
 
-    async def _compute_known(
-        self, compute: ComputeLines, lines: Sequence[BatchLine | RefusedLine]
-    ) -> list[FinishedLine]:
-        """Compute lines, but those for routes that there are not: these fail as they do in vLLM."""
-        return await compute([self._known(line) for line in lines])
-
-    def _known(self, line: BatchLine | RefusedLine) -> BatchLine | RefusedLine:
-        if isinstance(line, RefusedLine) or self.responder.has_route(line.url):
-            return line
+    def _error_of(self, line: Line) -> LineError | None:
+        """Return the error of a line whose route does not exist, as vLLM writes it."""
+        if self.responder.has_route(line.url):
+            return None
         supported = ", ".join(sorted(self.responder.paths))
-        error = LineError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
-        return RefusedLine(line.number, line.custom_id, error)
+        return LineError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
 
-    async def _finish(self, journal: Journal) -> None:
-        """Put the output to its URL if it has one, and commit that all is done."""
+    async def _finish(self, journal: Journal, position: Position) -> None:
+        """Upload the output if it has a URL, and commit that everything is done."""
         output, target = self.options.output, self.options.output_file
         if is_url(target):
             try:
                 await upload(output, target, self.service.offload)
             except TransferError as error:
-                raise TransferError(f"{error} The output is in {output}. The same command puts it again.") from error
-        await journal.commit(evolve(journal.progress, is_finished=True))
+                raise TransferError(f"{error} The output is in {output}. The same command uploads it again.") from error
+        await journal.commit(position)
         await self.service.offload.run("files", self._remove_temporary)
 
     def _remove_temporary(self) -> None:
-        """Remove the copies of what is, or was, at URLs. Blocking."""
+        """Remove the local copies of an input and an output with a URL. Blocking."""
         if is_url(self.options.output_file):
             self.options.output.unlink(missing_ok=True)
         if is_url(self.options.input_file):
@@ -201,25 +188,9 @@ class OwnBatch:
 
     async def _check_finished(self, journal: Journal) -> None:
         output, target = self.options.output, self.options.output_file
-        checkpoint = _checkpoint_in(journal.progress)
-        written = Written(0 if checkpoint is None else checkpoint.position.output_bytes)
         if not is_url(target):
-            await self.service.offload.run("files", partial(check_finished, output, JSONL, written))
+            check = partial(check_finished, output, JSONL, written_at(journal.position))
+            await self.service.offload.run("files", check)
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
-        self.console.print(f"{shown} is complete: {journal.progress.done:,} lines.", markup=False)
-
-
-def _checkpoint_in(progress: Progress) -> Checkpoint | None:
-    return None if progress.output is None else msgspec.json.decode(progress.output, type=Checkpoint)
-
-
-def _progress_at(checkpoint: Checkpoint) -> Progress:
-    position = checkpoint.position
-    return Progress(
-        next_row=position.line,
-        done=position.completed + position.failed,
-        failed=position.failed,
-        tokens=position.tokens,
-        output=msgspec.json.encode(checkpoint),
-    )
+        self.console.print(f"{shown} is complete: {journal.position.done:,} lines.", markup=False)

@@ -9,7 +9,7 @@ from attrs import define, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trio_pool_serve.runs.journal import Progress as Committed
+from trio_pool_serve.runs.run import Position
 
 LINE_EVERY_S = 10.0
 
@@ -23,7 +23,7 @@ class RunProgress:
 
     title: str
     total: int | None
-    before: Committed
+    before: Position
     console: Console
     _began: float = field(init=False, factory=time.monotonic)
     _last_line: float = field(init=False, factory=time.monotonic)
@@ -45,7 +45,7 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, now: Committed) -> None:
+    def show(self, now: Position) -> None:
         """Show what has been written so far."""
         if self.console.is_terminal:
             self._bar.update(self._bar.task_ids[0], completed=now.done, counts=self.counts(now))
@@ -57,7 +57,7 @@ class RunProgress:
         """Print a line."""
         self.console.print(text, markup=False)
 
-    def counts(self, now: Committed) -> str:
+    def counts(self, now: Position) -> str:
         """Return rows and tokens with their rates, and the failures; the rates are this run's own."""
         seconds = max(1e-3, time.monotonic() - self._began)
         of_total = "" if self.total is None else f" of {self.total:,}"
@@ -69,7 +69,7 @@ class RunProgress:
             f"{rows_per_s:,.0f} rows/s, {tokens_per_s:,.0f} tokens/s, {now.failed:,} failed"
         )
 
-    def _left(self, now: Committed) -> str:
+    def _left(self, now: Position) -> str:
         done = now.done - self.before.done
         if self.total is None or not done:
             return ""

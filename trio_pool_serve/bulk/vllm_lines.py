@@ -2,8 +2,7 @@
 
 import msgspec
 
-from trio_pool_serve.runs.requests.line_format import ResponseRecord, body_in_line, encode_result
-from trio_pool_serve.runs.requests.line_run import FinishedLine
+from trio_pool_serve.runs.requests.line_results import FinishedLine, ResponseRecord, encode_result
 
 NULL = msgspec.Raw(b"null")
 
@@ -13,10 +12,10 @@ STREAMED = "Request must not be sent in stream mode"
 """What vLLM says of every response that is not JSON."""
 
 
-def write_line(line: FinishedLine) -> tuple[bytes, bool]:
-    """Return a line's result with the line end; it is never for another file.
+def vllm_result(line: FinishedLine) -> bytes:
+    """Return the result of a line, with the line end.
 
-    A response with an error is the ``error``, as its route writes it; a line that is no request has a sentence there.
+    The ``error`` is a response with an error, as its route writes it, or a sentence if the line is not a request.
     """
     status, body = REFUSED, NULL
     error: msgspec.Raw | str | None = None
@@ -25,10 +24,8 @@ def write_line(line: FinishedLine) -> tuple[bytes, bool]:
         error = line.error.message
     elif not line.response.is_json:
         error = STREAMED
+    elif line.has_failed:
+        status, error = line.response.status, line.response.body_in_line
     else:
-        status, written = line.response.status, body_in_line(line.response)
-        if line.is_completed:
-            body = written
-        else:
-            error = written
-    return encode_result(line, ResponseRecord(status, line.request_id, body), error), False
+        status, body = line.response.status, line.response.body_in_line
+    return encode_result(line, ResponseRecord(status, line.request_id, body), error)

@@ -17,12 +17,12 @@ from typing import Any, Unpack
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions, VectorFormat
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
-from trio_pool_serve.bulk.row_results import RowResult
-from trio_pool_serve.bulk.run import compute_window, cut_windows
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
+from trio_pool_serve.runs.run import compute_window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.table_run import RowResult, cut_windows
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
-from trio_pool_serve.runs.journal import Progress
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.arrow_rows import check_value
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
@@ -113,7 +113,7 @@ def _path(name: str, value: Any) -> str:
 
 async def _run(
     engine: OwnEngine, paths: Sequence[str], task: TaskOptions, run: RunOptions, text: TextOptions
-) -> Progress:
+) -> Position:
     console, opened, never = Console(quiet=True), nullcontext(engine), nullcontext(trio.Event())  # Ray shows progress
     source, target = paths
     for pause_s in (*IN_USE_PAUSES_S, None):

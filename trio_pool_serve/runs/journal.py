@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseError
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_table import Fingerprint
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
 
@@ -19,7 +20,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value BLOB NOT 
 
 @frozen(kw_only=True)
 class Identity:
-    """What the bytes of an output depend on: a run goes on only where all of it is the same."""
+    """What the bytes of an output depend on: a run is resumed only if all of it is the same."""
 
     input: Fingerprint
     arguments: dict[str, str | int | bool | None]
@@ -28,7 +29,7 @@ class Identity:
     def changes(self, now: "Identity", *, nothing_failed: bool = False) -> str:
         """Return what differs, as sentences; "" for nothing.
 
-        If nothing has failed so far, what is to be done with rows that fail may differ.
+        If nothing has failed so far, ``--on-error`` may differ.
         """
         sentences = [self.input.changes(now.input)]
         for before, after in ((self.arguments, now.arguments), (self.model, now.model)):
@@ -40,65 +41,60 @@ class Identity:
         return " ".join(filter(None, sentences))
 
 
-@frozen(kw_only=True)
-class Progress:
-    """How far a run has come: ``next_row`` is the number of the input's first row that is not committed.
-
-    ``output`` is the position in the output, ``error_bytes`` the length of the file of errors.
-    """
-
-    next_row: int = 0
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    output: bytes | None = None
-    error_bytes: int = 0
-    is_finished: bool = False
-
-
 @define(eq=False)
 class Journal:
-    """Commits the progress of one run. Another process cannot open it meanwhile."""
+    """Commits the position of one run. Another process cannot open it meanwhile."""
 
     database: Database
     identity: Identity
-    progress: Progress
+    position: Position
 
-    async def commit(self, progress: Progress) -> None:
-        """Commit progress, whose files are on the disk. Raises ``StorageError``. Cancellation: it may be committed."""
-        encoded = msgspec.json.encode(progress)
-        await self.database.run(lambda connection: _put(connection, {"progress": encoded}))
-        self.progress = progress
+    async def commit(self, position: Position) -> None:
+        """Commit a position, before which all files are durable. Raises ``StorageError``.
+
+        Cancellation: it may have been committed.
+        """
+        encoded = msgspec.json.encode(position)
+        await self.database.run(lambda connection: _put(connection, {"position": encoded}))
+        self.position = position
 
 
 @asynccontextmanager
 async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[Journal]:
     """Open the journal of a run, or begin one; without a path nothing is kept.
 
-    Raises ``BulkInputError`` if the run that it is of is another one, ``StorageInUseError`` if that is running, and
-    ``StorageError``. Cancellation: at once.
+    The input of an earlier run with the same content keeps its modification times. Raises ``BulkInputError`` if the
+    journal is of another run, ``StorageInUseError`` if another process has it open, and ``StorageError``. Cancellation:
+    at once.
     """
     try:
         async with open_database(path or IN_MEMORY, SCHEMA) as database:
             kept = await database.run(_read)
-            journal = Journal(database, identity, msgspec.json.decode(kept.get("progress", b"{}"), type=Progress))
+            position = msgspec.json.decode(kept.get("position", b"{}"), type=Position)
             if "identity" in kept:
-                _check(database.path, kept["identity"], identity, journal.progress)
+                if "progress" in kept:
+                    raise BulkInputError(f"{database.path} is of an earlier version: --overwrite begins again.")
+                before = _identity_in(kept["identity"], database.path)
+                _check_same(before, identity, nothing_failed=not position.failed)
+                identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
-            yield journal
+            yield Journal(database, identity, position)
     except StorageInUseError:
         raise StorageInUseError(f"Another run is writing this output: {path} is in use.") from None
 
 
-def _check(path: Path, kept: bytes, identity: Identity, progress: Progress) -> None:
+def _identity_in(kept: bytes, path: Path) -> Identity:
     try:
-        before = msgspec.json.decode(kept, type=Identity)
+        return msgspec.json.decode(kept, type=Identity)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-    changes = before.changes(identity, nothing_failed=not progress.failed)
+
+
+def _check_same(before: Identity, now: Identity, *, nothing_failed: bool) -> None:
+    changes = before.changes(now, nothing_failed=nothing_failed)
     if changes:
         raise BulkInputError(
-            f"The output was begun by another run, and cannot be gone on with: {changes} "
+            f"The output was begun by another run, which this one cannot resume: {changes} "
             "Use another output, or --overwrite to begin again."
         )
 

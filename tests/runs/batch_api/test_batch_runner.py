@@ -16,11 +16,11 @@ from tests.runs.requests.line_files import ENDPOINT, encoded, line
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import BatchConfig, Config
 from trio_pool_serve.errors import EngineLoadingError
+from trio_pool_serve.runs import run
 from trio_pool_serve.runs.batch_api import batch_runner
 from trio_pool_serve.runs.batch_api.batch_store import Page
 from trio_pool_serve.runs.batch_api.open_batches import OpenBatches
 from trio_pool_serve.runs.batch_api.stored_records import FINAL, StoredBatch, StoredFile, new_id
-from trio_pool_serve.runs.requests import line_run
 from trio_pool_serve.service import Service
 
 
@@ -131,7 +131,7 @@ async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
 
 async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monkeypatch):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
-    monkeypatch.setattr(line_run, "RETRY_S", (0.01,))
+    monkeypatch.setattr(run, "RETRY_PAUSES_S", (0.01,))
     routes, is_ready = opened.runner.routes(), False
 
     async def refuse(lines, submitter):

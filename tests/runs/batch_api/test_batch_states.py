@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from trio_pool_serve.errors import ConflictError, NotFoundError
 from trio_pool_serve.runs.batch_api.batch_store import SCHEMA, BatchStore, Page
 from trio_pool_serve.runs.batch_api.stored_records import FINAL, TRANSITIONS, StoredBatch, StoredFile, time_of
-from trio_pool_serve.runs.requests.line_run import Position
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.storage.database import open_database
 
 OWNERS = ("", "one", "two")

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import attrs
 import pytest
@@ -13,20 +14,24 @@ from hypothesis import strategies as st
 from tests.runs.requests.line_files import encoded, line, written
 from trio_pool_serve.errors import DrainingError, EngineProcessDiedError, StorageLostError
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
-from trio_pool_serve.runs.requests.batch_line import (
+from trio_pool_serve.runs.requests.line_results import (
+    LineComputer,
+    LineFiles,
+    LineResponse,
+    Submitter,
+    openai_result,
+)
+from trio_pool_serve.runs.requests.request_lines import (
     WINDOW_BYTES,
     WINDOW_INPUTS,
     WINDOW_LINES,
-    BatchLine,
     LineError,
-    RefusedLine,
     decode_line,
+    line_windows,
     read_window,
     request_id_of,
 )
-from trio_pool_serve.runs.requests.line_format import write_result
-from trio_pool_serve.runs.requests.line_request import LineResponse, Submitter
-from trio_pool_serve.runs.requests.line_run import LineRun, Position, compute_by, refuse_by, run_lines
+from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.threads.offload import Offload
 
 MAX_LINE_BYTES = 100_000
@@ -57,7 +62,7 @@ class Server:
         ]
 
 
-class Run:
+class RunOfLines:
     def __init__(self, folder, content: bytes) -> None:
         self.folder = folder
         (folder / "input").write_bytes(content)
@@ -68,23 +73,21 @@ class Run:
         await trio.lowlevel.checkpoint()
         self.committed.append(position)
 
-    def line_run(self, **changes) -> LineRun:
-        run = LineRun(
-            input=self.folder / "input",
-            output=self.folder / "output",
-            errors=self.folder / "errors",
-            compute=compute_by(self.server.respond_all, Submitter(), digest="d", created=7),
-            write=write_result,
+    async def go(self, *, errors: str | None = "errors", error_of=lambda _: None, **changes) -> bool:
+        """Run to the end, or to a pause; return whether the end was reached."""
+        computer = LineComputer(
+            respond_all=self.server.respond_all, submitter=Submitter(), digest="d", created=7, error_of=error_of
+        )
+        files = self.folder / "output", errors and self.folder / errors
+        run = Run(
+            windows=partial(line_windows, self.folder / "input", MAX_LINE_BYTES),
+            computer=computer,
+            open_sink=partial(LineFiles.open, openai_result, *files),
             commit=self.commit,
             offload=Offload(),
-            max_line_bytes=MAX_LINE_BYTES,
-            on_progress=lambda _: None,
             should_pause=lambda: False,
         )
-        return attrs.evolve(run, **changes)
-
-    async def go(self, **changes) -> bool:
-        return await run_lines(self.line_run(**changes), self.committed[-1])
+        return (await attrs.evolve(run, **changes).run(self.committed[-1])).is_finished
 
     @property
     def written(self) -> tuple[bytes, bytes]:
@@ -102,13 +105,13 @@ def content() -> bytes:
 
 
 @pytest.fixture
-def run(tmp_path, content) -> Run:
-    return Run(tmp_path, content)
+def run(tmp_path, content) -> RunOfLines:
+    return RunOfLines(tmp_path, content)
 
 
 async def test_lines_are_written_in_their_order(run):
     counts = []
-    assert await run.go(on_progress=counts.append)
+    assert await run.go(on_progress=lambda position: counts.append(position.done))
     output, errors = ([json.loads(each) for each in data.splitlines()] for data in run.written)
     failed = sorted({100, 200} | set(range(7, 1500, 50)))
     assert [each["custom_id"] for each in output] == [
@@ -119,7 +122,7 @@ async def test_lines_are_written_in_their_order(run):
     ]
     assert [each["error"]["code"] for each in errors if each["error"]] == ["invalid_json_line", "line_too_long"]
     end = run.committed[-1]
-    assert sum(counts) == end.completed + end.failed
+    assert counts == [position.done for position in run.committed[1:]]
     assert len(counts) == len(run.committed) - 1
     assert end == Position(
         line=1500,
@@ -137,7 +140,7 @@ async def test_lines_are_written_in_their_order(run):
 
 async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_and_the_same_windows(tmp_path, content):
     (tmp_path / "whole").mkdir()
-    whole = Run(tmp_path / "whole", content)
+    whole = RunOfLines(tmp_path / "whole", content)
     await whole.go()
     steps = 0
 
@@ -152,7 +155,7 @@ async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_
                     self.scope.cancel()
 
     (tmp_path / "parts").mkdir()
-    parts = Run(tmp_path / "parts", content)
+    parts = RunOfLines(tmp_path / "parts", content)
     for steps in range(1, 400):
         with trio.CancelScope() as scope:
             abort = Abort(steps, scope, trio.lowlevel.current_task())
@@ -188,7 +191,7 @@ async def test_windows_that_the_server_cannot_compute_now_are_computed_again(run
 
 
 async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_clock):
-    run = Run(tmp_path, encoded([line(number) for number in range(40)]))
+    run = RunOfLines(tmp_path, encoded([line(number) for number in range(40)]))
     poisoned, respond_all = request_id_of("d", 1), run.server.respond_all
 
     async def die(lines, submitter):
@@ -214,7 +217,6 @@ async def test_a_server_that_stays_unavailable_ends_the_run_at_its_last_commit(r
 def test_a_line_that_is_not_utf_8_is_refused_wherever():
     data = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "\xff"}}'
     refused = decode_line(3, data)
-    assert isinstance(refused, RefusedLine)
     assert refused.error.code == "invalid_json_line"
 
 
@@ -251,8 +253,7 @@ async def test_without_a_file_of_errors_there_is_one_output(run):
 
 
 async def test_lines_that_are_refused_are_not_computed(run):
-    refuse = refuse_by(LineError("batch_expired", "over"), digest="d")
-    assert await run.go(compute=refuse)
+    assert await run.go(error_of=lambda _: LineError("batch_expired", "over"))
     assert run.server.requests == []
     assert run.committed[-1].failed == 1499
 
@@ -281,8 +282,8 @@ def test_windows_are_all_of_the_lines_and_bounded(kinds):
         assert window == read_window(file, at, offset, MAX_LINE_BYTES)
         assert 0 < window.next_line - at <= WINDOW_LINES
         assert window.next_offset - offset < WINDOW_BYTES + MAX_LINE_BYTES
-        assert sum(each.body.count(b'"x"') for each in window.lines) <= WINDOW_INPUTS + 3000
-        seen += [each.number for each in window.lines]
+        assert sum(each.body.count(b'"x"') for each in window.rows) <= WINDOW_INPUTS + 3000
+        seen += [each.number for each in window.rows]
         at, offset = window.next_line, window.next_offset
     assert seen == [number for number, kind in enumerate(kinds) if kind != 1]
     assert (at, offset) == (len(kinds), len(content))
@@ -293,12 +294,13 @@ def test_a_byte_order_mark_and_line_ends_of_windows_are_skipped(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     with path.open("rb") as file:
         window = read_window(file, 0, 0, MAX_LINE_BYTES)
-    assert [each.custom_id for each in window.lines] == ["row-0", "row-1"]
+    assert [each.custom_id for each in window.rows] == ["row-0", "row-1"]
 
 
 @given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.text(), st.lists).map(json.dumps).map(str.encode)))
 def test_any_bytes_are_a_line_or_refused(data):
-    assert isinstance(decode_line(3, data), BatchLine | RefusedLine)
+    line = decode_line(3, data)
+    assert line.error is not None or (line.custom_id and line.url and line.body)
 
 
 # -- turns of owners ------------------------------------------------------------------------------------------

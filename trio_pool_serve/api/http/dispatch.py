@@ -184,14 +184,12 @@ class TaskHandler:
             request.body.hold(reservation)
         timeout_s = service.config.time_limits.client_timeout_s
         refuse = partial(_refuse_before_hop, service, request)
-        decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
+        decoded = await read_body(request, self.decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
         claimed_by, wire = request.claimed_by, request.wire = decoded.claimed_by, decoded.wire
         if decoded.error is not None:
             raise decoded.error
         with service.models.use(getattr(wire, "model", None), among=request.models) as use:
             model = await service.models.loaded(use.served)
-            if request.window is not None:
-                model = evolve(model, window=request.window)
             if getattr(wire, "cache_salt", None) is not None:
                 model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
             request.model = model.name
@@ -211,7 +209,8 @@ class TaskHandler:
                 request.keep(use)
         return response
 
-    def _decode(self, body: Buffer) -> DecodedBody:
+    def decode(self, body: Buffer) -> DecodedBody:
+        """Return what a body asks of one of the endpoints; an error in it is returned with the endpoint."""
         config = self.service.config
         embeds = config.input.enable_prompt_embeds
         return decode_body(body, self.candidates, config.network, self.candidates_of, embeds=embeds)

@@ -81,16 +81,21 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
     )
 
 
-def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
-    """Return the response to a request that failed, in one dialect, or with the fields of several dialects.
+def error_body(described: WireError, dialects: Sequence[Dialect]) -> tuple[int, dict[str, Any]]:
+    """Return the status and the JSON body of an error, in a dialect or in several at once: then with the fields of all.
 
-    If these differ, the last dialect decides, as it does for the status.
+    The last one's status counts, and its fields where several have the same.
     """
-    described = describe(error, request.request_id, request.claimed_by, request.wire)
     body: dict[str, Any] = {}
     for dialect in dialects:
         status, fields = dialect.error_body(described)
         body |= fields
+    return status, body
+
+
+def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
+    """Return the response to a request that failed; several dialects are written as ``error_body`` does."""
+    status, body = error_body(describe(error, request.request_id, request.claimed_by, request.wire), dialects)
     headers = {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:

@@ -71,7 +71,7 @@ async def read_body(
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
     body = await request.body.take(timeout_s)
-    if len(body) <= LOOP_BYTES or _has_few_fields(body):
+    if is_quick_to_decode(body):
         return decode(body)
     before_hop(body)
     began = time.perf_counter()
@@ -80,7 +80,10 @@ async def read_body(
     return decoded
 
 
-def _has_few_fields(body: Buffer) -> bool:
+def is_quick_to_decode(body: Buffer) -> bool:
+    """Return whether a body is decoded on the event loop: in a thread, it would take longer."""
+    if len(body) <= LOOP_BYTES:
+        return True
     return isinstance(body, bytearray) and len(body) <= FEW_FIELDS_BYTES and body.count(b",") <= FEW_FIELDS
 
 

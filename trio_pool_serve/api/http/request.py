@@ -16,7 +16,6 @@ from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import DeadlineExceededError, DrainingError, InvalidRequestError
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
@@ -56,7 +55,7 @@ class HttpRequest:
     scope: Mapping[str, Any]
     path: str
     max_body_bytes: int
-    created: int = field(factory=lambda: int(time.time()), kw_only=True)
+    created: int = field(factory=lambda: int(time.time()), init=False)
     """Seconds since the epoch, for responses that say when they were made."""
     headers: Mapping[bytes, bytes] = field(
         init=False, default=Factory(lambda self: dict(reversed(self.scope["headers"])), takes_self=True)
@@ -73,8 +72,6 @@ class HttpRequest:
     is_task: bool = False
     client: Client = field(init=False, default=Client())
     key: ApiKey | None = field(init=False, default=None)
-    window: WindowMember | None = field(init=False, default=None)
-    """The window of a line of a batch."""
     models: frozenset[str] | None = field(init=False, default=None)
     """Names of the models that the request may use, ``None`` for all."""
     usage: KeyUsage | None = field(init=False, default=None)

@@ -25,10 +25,9 @@ from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.batch_api.stored_records import FINAL, BatchError, BatchStatus, StoredBatch, StoredFile
-from trio_pool_serve.runs.requests.batch_line import WINDOW_BYTES, LineError, read_window
-from trio_pool_serve.runs.requests.line_format import write_result
-from trio_pool_serve.runs.requests.line_request import RespondAll, Submitter
-from trio_pool_serve.runs.requests.line_run import ComputeLines, LineRun, compute_by, refuse_by, run_lines
+from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, RespondAll, Submitter, openai_result
+from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, Line, LineError, line_windows
+from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
@@ -206,20 +205,14 @@ class BatchRunner:
         return check
 
     async def _compute(self, batch: StoredBatch, number: int) -> None:
-        has_ended = False
+        position = batch.position
         with self._working_on(batch) as scope:
             usage = self.routes().usage_of(batch.owner)
             cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
-            # Outside of the turn: others are computed while one that is limited waits.
+            # Outside of the turn: others are computed while an owner with limits waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
-                client = Client(batch.owner, is_background=True)
-                compute = compute_by(
-                    self.routes().respond_all,
-                    Submitter(client, batch.models, usage),
-                    digest=batch.digest,
-                    created=batch.input_created_at,
-                )
-                ends, lines_before, windows = trio.current_time() + TURN_S, self._lines, count()
+                submitter = Submitter(Client(batch.owner, is_background=True), batch.models, usage)
+                ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
 
                 def should_pause() -> bool:
                     if usage is not None:
@@ -228,46 +221,58 @@ class BatchRunner:
                     is_over = has_committed and trio.current_time() >= ends
                     return is_over and self._turns.is_wanted_by_others(batch.owner)
 
-                has_ended = await self._run_lines(batch, compute, should_pause)
-        if has_ended:
+                position = await self._run_lines(batch, submitter, should_pause=should_pause)
+        if position.is_finished:
             await self.store.advance(batch.id, "finalizing")
         elif scope.cancelled_caught and self._is_over(batch):
             await self.store.advance(batch.id, "finalizing", is_expired=True)
 
     def _cost_of_next(self, batch: StoredBatch) -> tuple[int, int]:
-        """Return the requests of a batch's next window, and how many tokens it may have. Runs in a thread."""
-        path, done = self.folder.file(batch.input_file_id), batch.position
-        with storage_errors(path), path.open("rb") as file:
-            window = read_window(file, done.line, done.offset, self.max_line_bytes)
+        """Return the requests of a batch's next window, and how many tokens it may have. Blocks."""
+        done = batch.position
+        with closing(line_windows(self.folder.file(batch.input_file_id), self.max_line_bytes, done)) as windows:
+            window = next(windows, None)
         if window is None:
             return 0, 0
         nbytes = window.next_offset - done.offset
         guess = min(nbytes, WINDOW_BYTES) // 4  # of English text
-        return len(window.lines), nbytes * done.tokens // done.offset if done.tokens else guess
+        return len(window.rows), nbytes * done.tokens // done.offset if done.tokens else guess
 
     async def _run_lines(
-        self, batch: StoredBatch, compute: ComputeLines, should_pause: Callable[[], bool] = lambda: False
-    ) -> bool:
-        run = LineRun(
-            input=self.folder.file(batch.input_file_id),
-            output=self.folder.file(batch.output_id),
-            errors=self.folder.file(batch.error_id),
-            compute=compute,
-            write=write_result,
+        self,
+        batch: StoredBatch,
+        submitter: Submitter,
+        *,
+        error_of: Callable[[Line], LineError | None] = lambda _: None,
+        should_pause: Callable[[], bool] = lambda: False,
+    ) -> Position:
+        file, done = self.folder.file, batch.position.done
+
+        def count_lines(position: Position) -> None:
+            nonlocal done
+            self._lines += position.done - done
+            done = position.done
+
+        run = Run(
+            windows=partial(line_windows, file(batch.input_file_id), self.max_line_bytes),
+            computer=LineComputer(
+                respond_all=self.routes().respond_all,
+                submitter=submitter,
+                digest=batch.digest,
+                created=batch.input_created_at,
+                error_of=error_of,
+            ),
+            open_sink=partial(LineFiles.open, openai_result, file(batch.output_id), file(batch.error_id)),
             commit=partial(self.store.commit, batch.id),
             offload=self.offload,
-            max_line_bytes=self.max_line_bytes,
-            on_progress=self._count_lines,
             should_pause=should_pause,
+            on_progress=count_lines,
         )
-        return await run_lines(run, batch.position)
-
-    def _count_lines(self, lines: int) -> None:
-        self._lines += lines
+        return await run.run(batch.position)
 
     async def _finalize(self, batch: StoredBatch) -> None:
         if batch.is_expired:
-            await self._run_lines(batch, refuse_by(EXPIRED, digest=batch.digest))
+            await self._run_lines(batch, Submitter(), error_of=lambda _: EXPIRED)
             batch = await self.store.batch(None, batch.id)
         await self._end(batch, "expired" if batch.is_expired else "completed")
 

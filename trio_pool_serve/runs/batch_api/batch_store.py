@@ -17,7 +17,7 @@ from trio_pool_serve.runs.batch_api.stored_records import (
     StoredFile,
     time_of,
 )
-from trio_pool_serve.runs.requests.line_run import Position
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.storage.database import Database
 
 T = TypeVar("T", StoredFile, StoredBatch)

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from trio_pool_serve.errors import NotFoundError
 from trio_pool_serve.runs.batch_api.stored_records import BatchError
-from trio_pool_serve.runs.requests.batch_line import BatchLine, RefusedLine, read_window
+from trio_pool_serve.runs.requests.request_lines import Line, read_window
 from trio_pool_serve.storage.durable_files import storage_errors
 
 MAX_LINES = 50_000
@@ -51,7 +51,7 @@ class InputCheck:
                     self._end()
                     return True
                 self._line, self._offset = window.next_line, window.next_offset
-                for line in window.lines:
+                for line in window.rows:
                     self._check(line)
                 if len(self.errors) >= MAX_ERRORS or self.total > MAX_LINES:
                     self._end()
@@ -66,9 +66,9 @@ class InputCheck:
             self.errors.append(BatchError(code="empty_file", message="The file has no requests."))
         del self.errors[MAX_ERRORS:]
 
-    def _check(self, line: BatchLine | RefusedLine) -> None:
+    def _check(self, line: Line) -> None:
         self.total += 1
-        if isinstance(line, RefusedLine):
+        if line.error is not None:
             self._add(line.number, line.error.code, line.error.message, line.error.param)
         if line.custom_id is not None:
             digest = blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
@@ -76,10 +76,10 @@ class InputCheck:
                 message = f"The custom_id {line.custom_id!r} is that of an earlier line, too."
                 self._add(line.number, "duplicate_custom_id", message, "custom_id")
             self._seen.add(digest)
-        if isinstance(line, BatchLine):
+        if line.error is None:
             self._check_request(line)
 
-    def _check_request(self, line: BatchLine) -> None:
+    def _check_request(self, line: Line) -> None:
         if line.url != self.endpoint:
             message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
             self._add(line.number, "url_mismatch", message, "url")

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.runs.requests.line_run import Position
+from trio_pool_serve.runs.run import Position
 
 BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

@@ -15,7 +15,7 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.requests.batch_line import read_lines
+from trio_pool_serve.runs.requests.request_lines import read_lines
 
 DEFAULT_ID = "id"
 """The id column if none is named and there is one."""

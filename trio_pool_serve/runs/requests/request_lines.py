@@ -1,20 +1,37 @@
-"""The lines of a file of requests, and windows: those that are computed together."""
+"""Files of requests, one per line: what a line says, and the windows of a file."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 from attrs import frozen
 
+from trio_pool_serve.runs.run import Position, Window
+from trio_pool_serve.storage.durable_files import storage_errors
+
 MAX_CUSTOM_ID = 512
 """Characters."""
 
-PREFIX = "batch_req_"
+WINDOW_LINES = 256
+
+WINDOW_BYTES = 256 * 1024
+"""A window ends with the line by which it has this many: some 60,000 tokens of English text."""
+
+WINDOW_INPUTS = 8192
+"""A window ends with the line by which it has this many strings and lists: each may be an input, and each input has a
+response. With vectors of 1024 numbers that is 100 MB of JSON."""
+
+SKIPPED_BYTES = 2**20
+"""Read at a time of a line that is too long."""
+
+BOM = b"\xef\xbb\xbf"
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a line has no response: OpenAI's code for it, and the field at fault."""
+    """Why a line has no response: OpenAI's code, and the field at fault."""
 
     code: str
     message: str
@@ -22,13 +39,14 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 @frozen
-class BatchLine:
-    """The request of a line: the path that it is for, and its JSON body. ``number`` counts a file's lines from 0."""
+class Line:
+    """A line: the path its request is for, and the JSON body; or the ``error`` in it. ``number`` counts from 0."""
 
     number: int
-    custom_id: str
-    url: str
-    body: bytes
+    custom_id: str | None
+    url: str = ""
+    body: bytes = b""
+    error: LineError | None = None
 
     @property
     def model(self) -> str | None:
@@ -39,49 +57,37 @@ class BatchLine:
             return None
 
 
-@frozen
-class RefusedLine:
-    """A line that is no request."""
-
-    number: int
-    custom_id: str | None
-    error: LineError
-
-
 class _Body(msgspec.Struct):
     model: str | None = None
 
 
-class _Line(msgspec.Struct):
+class _Fields(msgspec.Struct):
     custom_id: str | None = None
     method: str | None = None
     url: str | None = None
     body: msgspec.Raw = msgspec.Raw()
 
 
-def decode_line(number: int, data: bytes) -> BatchLine | RefusedLine:
-    """Return the request of a line, or why it is none."""
+def decode_line(number: int, data: bytes) -> Line:
+    """Return a line, with an error if it is not a request."""
     try:
         data.decode()  # all of it: msgspec does not look into the body
-        line = msgspec.json.decode(data, type=_Line)
+        fields = msgspec.json.decode(data, type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return RefusedLine(number, None, LineError("invalid_json_line", f"The line is not understood: {error}."))
-    found = _error_in(line)
-    custom_id = line.custom_id if line.custom_id and len(line.custom_id) <= MAX_CUSTOM_ID else None
-    if found is not None:
-        return RefusedLine(number, custom_id, found)
-    return BatchLine(number, line.custom_id or "", line.url or "", bytes(line.body))
+        return Line(number, None, error=LineError("invalid_json_line", f"The line is not understood: {error}."))
+    custom_id = fields.custom_id if fields.custom_id and len(fields.custom_id) <= MAX_CUSTOM_ID else None
+    return Line(number, custom_id, fields.url or "", bytes(fields.body), _error_in(fields))
 
 
-def _error_in(line: _Line) -> LineError | None:
+def _error_in(fields: _Fields) -> LineError | None:
     for name in ("custom_id", "method", "url"):
-        if not getattr(line, name):
+        if not getattr(fields, name):
             return LineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
-    if len(line.custom_id or "") > MAX_CUSTOM_ID:
+    if len(fields.custom_id or "") > MAX_CUSTOM_ID:
         return LineError("invalid_custom_id", f"custom_id may have {MAX_CUSTOM_ID} characters.", "custom_id")
-    if line.method != "POST":
+    if fields.method != "POST":
         return LineError("invalid_method", "The method of a line must be POST.", "method")
-    body = bytes(line.body).lstrip()
+    body = bytes(fields.body).lstrip()
     if not body:
         return LineError("missing_required_parameter", "Missing required parameter: 'body'.", "body")
     if not body.startswith(b"{"):
@@ -94,45 +100,28 @@ def request_id_of(digest: str, number: int) -> str:
     return sha256(f"{digest}:{number}".encode()).hexdigest()[:32]
 
 
-WINDOW_LINES = 256
-
-WINDOW_BYTES = 256 * 1024
-"""From which on a window gets no more lines: some 60,000 tokens of English text."""
-
-WINDOW_INPUTS = 8192
-"""Strings and lists from which on a window gets no more lines: each may be an input, and each input has a response.
-With vectors of 1024 numbers that is 100 MB of JSON."""
-
-SKIPPED_BYTES = 2**20
-"""Of a line that is too long, read at a time."""
-
-BOM = b"\xef\xbb\xbf"
+def line_windows(path: Path, max_line_bytes: int, position: Position) -> Generator[Window[Line], None, None]:
+    """Yield the windows of a file from a position on. Blocks. Raises ``StorageError``."""
+    with storage_errors(path), path.open("rb") as file:
+        read = partial(read_window, file, max_line_bytes=max_line_bytes)
+        window = read(position.line, position.offset)
+        while window is not None:
+            yield window
+            window = read(window.next_line, window.next_offset)
 
 
-@frozen
-class Window:
-    """Some lines without the blank ones between them, and where the next window begins.
+def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> Window[Line] | None:
+    """Return the window that begins with a line at an offset, without blank lines; ``None`` at the end of the file.
 
-    Where a window ends depends on the bytes of the file only, so that a run which is resumed has the same windows.
+    Nothing is kept of a line longer than ``max_line_bytes``. Blocks.
     """
-
-    lines: tuple[BatchLine | RefusedLine, ...]
-    next_line: int
-    next_offset: int
-
-
-def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> Window | None:
-    """Return the window that begins with a line at an offset; ``None`` at the end of the file. Blocks.
-
-    Of longer lines than ``max_line_bytes`` nothing is kept.
-    """
-    lines: list[BatchLine | RefusedLine] = []
+    lines: list[Line] = []
     next_line, next_offset, inputs = line, offset, 0
     file.seek(offset)
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
             error = LineError("line_too_long", f"A line may have {max_line_bytes} bytes, and this has more.")
-            lines.append(RefusedLine(next_line, None, error))
+            lines.append(Line(next_line, None, error=error))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))
             inputs += data.count(b'"') // 2 + data.count(b"]")
@@ -143,9 +132,9 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int, *, has_mark: bool = True) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines with their ends, ``None`` for those that are too long, and how many bytes each has. Blocks.
+    """Yield each line with its line end, ``None`` for one that is too long, and its length in bytes. Blocks.
 
-    A byte order mark is left out of the first line if that may have one.
+    A byte order mark is left out of the first line if ``has_mark``.
     """
     while data := file.readline(max_line_bytes + 1):
         length = len(data)

@@ -10,9 +10,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.conftest import reserving
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.http.line_responses import LineResponder
+from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.errors import UnavailableError
-from trio_pool_serve.runs.requests.line_request import LineRequest, Submitter
+from trio_pool_serve.runs.requests.line_results import LineRequest, Submitter
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 

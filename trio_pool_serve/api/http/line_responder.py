@@ -1,0 +1,164 @@
+"""Responses to lines of requests: by the endpoints of the routes, without HTTP."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import trio
+from attrs import define, evolve, field
+
+from trio_pool_serve.api.http.dispatch import DecodedBody, PathByFields, TaskHandler, task_routes
+from trio_pool_serve.api.http.endpoint import Call, Dialect
+from trio_pool_serve.api.http.error_responses import describe, error_body
+from trio_pool_serve.api.http.json_body import is_quick_to_decode
+from trio_pool_serve.api.http.request_body import SMALL_BYTES
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    unwrap_exception_groups,
+)
+from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.runs.requests.line_results import LineRequest, LineResponse, Submitter
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.telemetry.timings import RequestTimings
+
+CPU_TOKEN_DIVISOR = 128
+GPU_TOKEN_DIVISOR = 4
+"""For lines beside requests over HTTP, which wait while a batch of lines is computed."""
+
+
+PAUSE_S = 0.003
+"""Before another line is begun while there are requests: a line takes about a millisecond of the event loop's time."""
+
+
+@define(eq=False)
+class LineResponder:
+    """Responds to lines by the routes of the ``dialects``; errors that belong to none are written as ``default`` does.
+
+    ``respond_all`` is a ``RespondAll``.
+    """
+
+    service: Service
+    dialects: Sequence[Dialect]
+    by_fields: PathByFields
+    default: Dialect
+    token_divisor: int = field()
+    """Batches have the token budget of the engine divided by this."""
+    _routes: RouteTable = field(init=False)
+
+    @token_divisor.default
+    def _of_the_device(self) -> int:
+        return GPU_TOKEN_DIVISOR if has_gpu(self.service.config.loading) else CPU_TOKEN_DIVISOR
+
+    def __attrs_post_init__(self) -> None:
+        self._routes = RouteTable(task_routes(self.service, self.dialects, self.by_fields))
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths that lines may name."""
+        return [path for method, path in self._routes.routes if method == "POST"]
+
+    def has_route(self, path: str) -> bool:
+        """Return whether lines may name a path."""
+        return self._handler_of(path) is not None
+
+    async def respond_all(self, lines: Sequence[LineRequest], submitter: Submitter) -> list[LineResponse]:
+        """Return the responses to the lines of one window, in their order.
+
+        Raises ``UnavailableError``. Cancellation: at once; nothing of the window stays in the queue.
+        """
+        responses: list[LineResponse | None] = [None] * len(lines)
+        window = PlannedWindow(len(lines), self.token_divisor)
+
+        async def respond(index: int, line: LineRequest) -> None:
+            with window.members[index] as member:
+                responses[index] = await self._respond(line, submitter, member)
+
+        with unwrap_exception_groups(UnavailableError):
+            async with trio.open_nursery() as nursery:
+                for index, line in enumerate(lines):
+                    nursery.start_soon(respond, index, line)
+                    # All at once they would keep the event loop from other requests for a tenth of a second.
+                    await trio.sleep(PAUSE_S if self.service.running_tasks else 0)
+        return [response for response in responses if response is not None]
+
+    async def _respond(self, line: LineRequest, submitter: Submitter, member: WindowMember) -> LineResponse:
+        handler, decoded = self._handler_of(line.path), None
+        timings = RequestTimings(on_tokens=None if submitter.usage is None else submitter.usage.take_tokens)
+        reservation = Reservation(self.service.memory, submitter.client)
+        context = RequestContext(timings, submitter.client, reservation=reservation)
+        try:
+            if handler is None:
+                raise NotFoundError(f"There is no route {line.path} for lines of batches.")  # noqa: TRY301
+            self.service.require_open()
+            decoded = await self._decoded(handler, bytearray(line.body), context)
+            if decoded.error is not None:
+                raise decoded.error  # noqa: TRY301
+            response = await self._compute(decoded, line, submitter, member, context)
+            assert isinstance(response.body, bytes)  # noqa: S101  (checked where it is computed)
+            return LineResponse(response.status, response.body, timings.tokens)
+        except UnavailableError:
+            raise
+        except OverloadedError as error:  # other requests hold the memory: it is not the line's fault
+            raise UnavailableError(str(error)) from error
+        except Exception as error:
+            known, wire = (None, None) if decoded is None else (decoded.claimed_by, decoded.wire)
+            candidates = [known] if known is not None else [] if handler is None else handler.candidates
+            dialects = [each.dialect for each in candidates] or [self.default]
+            status, fields = error_body(describe(error, line.request_id, known, wire), dialects)
+            body = msgspec.json.encode(fields)
+            return LineResponse(status, body, timings.tokens, is_json=not isinstance(error, _NotJsonError))
+        finally:
+            reservation.release()
+
+    async def _decoded(self, handler: TaskHandler, body: bytearray, context: RequestContext) -> DecodedBody:
+        if len(body) > SMALL_BYTES:
+            context.reservation.grow(len(body))
+        if is_quick_to_decode(body):
+            return handler.decode(body)
+        return await self.service.offload.decode(context.client.number, partial(handler.decode, body))
+
+    async def _compute(
+        self,
+        decoded: DecodedBody,
+        line: LineRequest,
+        submitter: Submitter,
+        member: WindowMember,
+        context: RequestContext,
+    ) -> HttpResponse:
+        """Return the response. Raises ``_NotJsonError`` for one that cannot be part of a line."""
+        models = self.service.models
+        with models.use(getattr(decoded.wire, "model", None), among=submitter.models) as use:
+            call = Call(
+                wire=decoded.wire,
+                job=decoded.job,
+                model=evolve(await models.loaded(use.served), window=member),
+                service=self.service,
+                context=context,
+                request_id=line.request_id,
+                claimed_by=decoded.claimed_by,
+                created=line.created,
+            )
+            response = await decoded.claimed_by.endpoint.respond(call)
+        if not isinstance(response.body, bytes):
+            raise _NotJsonError("The response to a line of a batch cannot be a stream.", param="stream")
+        if response.content_type != "application/json":
+            raise _NotJsonError(
+                f"The response to a line of a batch must be JSON, not {response.content_type}.", param="encoding_format"
+            )
+        return response
+
+    def _handler_of(self, path: str) -> TaskHandler | None:
+        handler = self._routes.find("POST", self._routes.path_of_route(path))
+        return handler if isinstance(handler, TaskHandler) else None
+
+
+class _NotJsonError(InvalidRequestError):
+    """The response to a request cannot be part of a line."""

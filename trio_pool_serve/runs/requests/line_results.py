@@ -1,0 +1,194 @@
+"""The responses to lines of requests: how they are computed, and how they are written."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+from attrs import Factory, define, evolve, frozen
+
+from trio_pool_serve.access.api_keys import KeyUsage
+from trio_pool_serve.runs.requests.request_lines import Line, LineError, request_id_of
+from trio_pool_serve.runs.run import Computer, Position, Sink, WindowResult
+from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
+from trio_pool_serve.types import Client
+
+RESULT_PREFIX = "batch_req_"
+
+
+@frozen
+class Submitter:
+    """Whose lines are computed, the names of the models they may use (``None``: all), and who counts tokens."""
+
+    client: Client = Factory(lambda: Client(is_background=True))
+    models: frozenset[str] | None = None
+    usage: KeyUsage | None = None
+
+
+class LineRequest(msgspec.Struct, frozen=True):
+    """A request to a route: its ``body`` is JSON.
+
+    The response has this ``request_id`` and ``created`` (seconds since the epoch).
+    """
+
+    path: str
+    body: bytes
+    request_id: str
+    created: int
+
+
+class LineResponse(msgspec.Struct, frozen=True):
+    """A response: its status, its JSON body, and the number of tokens computed for it.
+
+    ``is_json`` is False if the route has responded with something else; then the body is the error that says so.
+    """
+
+    status: int
+    body: bytes
+    tokens: int = 0
+    is_json: bool = True
+
+    @property
+    def body_in_line(self) -> msgspec.Raw:
+        """The body without line ends, which are white space in JSON: within a string they are escaped."""
+        return msgspec.Raw(self.body.replace(b"\n", b" "))
+
+
+RespondAll: TypeAlias = Callable[[Sequence[LineRequest], Submitter], Awaitable[list[LineResponse]]]
+"""Returns the responses to the lines of one window, in their order.
+
+The lines of a window are computed together, and with no others: the bytes of the responses depend on the window and
+on the model, not on what else is computed. Raises ``UnavailableError`` if the server cannot compute now; all other
+errors are responses. Cancellation: at once; nothing of the window stays in the queue.
+"""
+
+ENGINE_DIED = LineResponse(
+    500, b'{"error":{"message":"The engine died while it computed this line.","type":"InternalServerError","code":500}}'
+)
+
+
+@frozen
+class FinishedLine:
+    """A line with its response, or with the error for which it has none."""
+
+    custom_id: str | None
+    request_id: str
+    response: LineResponse | None = None
+    error: LineError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has no response with status 200."""
+        return self.response is None or self.response.status != 200
+
+
+@frozen(eq=False, kw_only=True)
+class LineComputer(Computer[Line, FinishedLine]):
+    """Computes lines by ``respond_all``.
+
+    ``digest`` is the SHA-256 of the file, of which request ids are made; ``created`` is in the bodies of responses.
+    ``error_of`` returns why a line is not to be computed.
+    """
+
+    respond_all: RespondAll
+    submitter: Submitter
+    digest: str
+    created: int
+    error_of: Callable[[Line], LineError | None] = lambda _: None
+
+    async def compute(self, rows: Sequence[Line]) -> WindowResult[FinishedLine]:
+        """Compute lines. Raises ``UnavailableError``. Cancellation: at once."""
+        finished = [self._finished(line, error=self.error_of(line)) for line in rows]
+        requests = [
+            LineRequest(line.url, line.body, each.request_id, self.created)
+            for line, each in zip(rows, finished, strict=True)
+            if each.error is None
+        ]
+        responses = iter(await self.respond_all(requests, self.submitter) if requests else ())
+        finished = [each if each.error else evolve(each, response=next(responses)) for each in finished]
+        return WindowResult(finished, sum(each.response.tokens for each in finished if each.response is not None))
+
+    def refused(self, row: Line) -> FinishedLine:
+        """Return a line with the error it has."""
+        return self._finished(row, error=row.error)
+
+    def died(self, row: Line) -> FinishedLine:
+        """Return a line whose response is an error of the engine."""
+        return self._finished(row, response=ENGINE_DIED)
+
+    def _finished(self, line: Line, **result: Any) -> FinishedLine:
+        return FinishedLine(line.custom_id, request_id_of(self.digest, line.number), **result)
+
+
+EncodeLine: TypeAlias = Callable[[FinishedLine], bytes]
+"""Returns the result of a line, with the line end. Called in a thread."""
+
+
+@define(eq=False)
+class LineFiles(Sink[Line, FinishedLine]):
+    """Writes lines to an output, and failed ones to a file of errors, if there is one."""
+
+    encode: EncodeLine
+    output: AppendedFile
+    errors: AppendedFile | None
+
+    @classmethod
+    def open(cls, encode: EncodeLine, output: Path, errors: Path | None, position: Position) -> "LineFiles":
+        """Open the files, cut off at a position. Raises ``StorageError``."""
+        with ExitStack() as stack:
+            opened = stack.enter_context(closing(open_appended(output, position.output_bytes)))
+            of_errors = None if errors is None else open_appended(errors, position.error_bytes)
+            stack.pop_all()
+        return cls(encode, opened, of_errors)
+
+    def write(self, rows: Sequence[Line], results: Sequence[FinishedLine]) -> None:
+        """Append the lines of a window."""
+        del rows
+        to_errors = [each.has_failed and self.errors is not None for each in results]
+        for file, is_error in ((self.output, False), (self.errors, True)):
+            written = [self.encode(each) for each, error in zip(results, to_errors, strict=True) if error == is_error]
+            if file is not None and written:
+                file.append(b"".join(written))
+
+    def commit(self, position: Position) -> Position:
+        """Make the lines durable; return the position with the lengths of the files."""
+        return evolve(
+            position, output_bytes=self.output.sync(), error_bytes=self.errors.sync() if self.errors is not None else 0
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self.output, self.errors):
+            if file is not None:
+                file.close()
+
+
+class ResponseRecord(msgspec.Struct):
+    """The response of a line, as it is written."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Result(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    response: ResponseRecord | None
+    error: Any
+
+
+def encode_result(line: FinishedLine, response: ResponseRecord | None, error: Any) -> bytes:
+    """Return the result of a line, with the line end."""
+    return msgspec.json.encode(_Result(RESULT_PREFIX + line.request_id, line.custom_id, response, error)) + b"\n"
+
+
+def openai_result(line: FinishedLine) -> bytes:
+    """Return the result of a line in the format of OpenAI's Batch API."""
+    response = error = None
+    if line.response is not None:
+        response = ResponseRecord(line.response.status, line.request_id, line.response.body_in_line)
+    if line.error is not None:
+        error = {"code": line.error.code, "message": line.error.message}
+    return encode_result(line, response, error)

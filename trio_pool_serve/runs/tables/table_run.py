@@ -1,0 +1,144 @@
+"""What a run reads of a table, and what it writes: the windows of its rows, and their results."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from attrs import define, evolve, frozen
+
+from trio_pool_serve.errors import BulkRowError
+from trio_pool_serve.runs.run import Position, Sink, Window
+from trio_pool_serve.runs.tables.input_rows import InputRow
+from trio_pool_serve.runs.tables.input_table import InputTable
+from trio_pool_serve.runs.tables.output_table import OutputTable
+from trio_pool_serve.storage.durable_files import AppendedFile
+
+OnError: TypeAlias = Literal["fail", "null", "skip"]
+
+WINDOW_ROWS = 2048
+
+WINDOW_CHARACTERS = 4 * 2**20
+"""A window ends with the row by which it has this many: the more rows, the less those of one batch differ in length."""
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """The values of the output's columns for a row, after the id; or the error it failed with."""
+
+    values: tuple[Any, ...] = ()
+    error: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is an error."""
+        return bool(self.error)
+
+
+@frozen(eq=False, kw_only=True)
+class TableWindows:
+    """The windows of a table: of the rows whose number, divided by ``shards``, leaves ``shard``, up to ``limit``.
+
+    The output is committed after each window, or after ``rows_per_part`` rows of the table for each shard.
+    """
+
+    table: InputTable
+    columns: Sequence[str]
+    id_column: str | None = None
+    shard: int = 0
+    shards: int = 1
+    limit: int | None = None
+    rows_per_part: int | None = None
+
+    def __call__(self, position: Position) -> Generator[Window[InputRow], None, None]:
+        """Yield the windows from a position on. Blocks.
+
+        Raises ``InputChangedError`` if a file was changed since its scan.
+        """
+        rows: list[InputRow] = []
+        characters, number = 0, position.line - 1
+        for row in self.table.rows(self.columns, self.id_column, position.line):
+            if self.limit is not None and row.number >= self.limit:
+                self.table.check_read()
+                yield Window(rows, self.limit)
+                return
+            number = row.number
+            if number % self.shards == self.shard:
+                rows.append(row)
+                characters += _characters(row)
+            ends_part = self.rows_per_part is not None and (number + 1) % (self.shards * self.rows_per_part) == 0
+            if ends_part or _is_full(rows, characters):
+                self.table.check_read()
+                yield Window(rows, number + 1, commits=ends_part or self.rows_per_part is None)
+                rows, characters = [], 0
+        self.table.check_unchanged()
+        if number >= position.line:
+            yield Window(rows, number + 1)
+
+
+def cut_windows(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
+    """Yield the rows of a table in memory in windows, as a run has them."""
+    window: list[InputRow] = []
+    characters = 0
+    for row in rows:
+        window.append(row)
+        characters += _characters(row)
+        if _is_full(window, characters):
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def _is_full(rows: Sequence[InputRow], characters: int) -> bool:
+    return len(rows) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS
+
+
+def _characters(row: InputRow) -> int:
+    return sum(
+        len(value) if isinstance(value, str) else sum(len(part) for part in value if isinstance(part, str))
+        for value in row.values
+        if isinstance(value, str | list)
+    )
+
+
+@define(eq=False)
+class TableFiles(Sink[InputRow, RowResult]):
+    """Writes results to a table, and failed rows to a file of errors, if there is one."""
+
+    output: OutputTable
+    errors: AppendedFile | None
+    on_error: OnError
+    nulls: tuple[None, ...]
+    """The values of a row that has failed, after its id."""
+
+    def write(self, rows: Sequence[InputRow], results: Sequence[RowResult]) -> None:
+        """Write the results of a window. Raises ``BulkRowError`` for a failed row if ``on_error`` is ``fail``."""
+        written: list[tuple[object, ...]] = []
+        errors: list[bytes] = []
+        for row, result in zip(rows, results, strict=True):
+            if not result.error:
+                written.append((row.id, *result.values))
+                continue
+            if self.on_error == "fail":
+                raise BulkRowError(f"{row.place}, id {row.id!r}: {result.error}")
+            if self.on_error == "null":
+                written.append((row.id, *self.nulls))
+            errors.append(msgspec.json.encode({"line": row.place, "id": row.id, "reason": result.error}) + b"\n")
+        self.output.write(written)
+        if self.errors is not None and errors:
+            self.errors.append(b"".join(errors))
+
+    def commit(self, position: Position) -> Position:
+        """Make the rows durable; return the position with the sizes of the files."""
+        written = self.output.finish() if position.is_finished else self.output.commit()
+        return evolve(
+            position,
+            output_bytes=written.n_bytes,
+            parts=written.parts,
+            error_bytes=0 if self.errors is None else self.errors.sync(),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.output.close()
+        if self.errors is not None:
+            self.errors.close()
