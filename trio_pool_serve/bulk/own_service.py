@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-import trio
-
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions
 from trio_pool_serve.config import (
     BatchConfig,
@@ -15,9 +13,8 @@ from trio_pool_serve.config import (
     SchedulingConfig,
 )
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
-from trio_pool_serve.process_setup import configure_process, place_engines
+from trio_pool_serve.process_setup import open_service
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import NICENESS
 
@@ -40,26 +37,6 @@ async def open_own_service(location: str, options: OwnModelOptions) -> AsyncIter
     )
     async with open_service(config, NICENESS if on_gpu else 0) as service:
         yield service
-
-
-@asynccontextmanager
-async def open_service(config: Config, niceness: int = NICENESS) -> AsyncIterator[Service]:
-    """Load models, and have them compute for as long as the block lasts, in threads of this process at ``niceness``.
-
-    Raises ``ModelLoadError``, and ``EngineDeadError`` if the engine ends. Cancellation: at once.
-    """
-    config, gpus = await place_engines(config)
-    service = Service(config, gpus=gpus)
-    configure_process(service, niceness)
-    with unwrap_exception_groups(PoolServeError):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(service.run)
-            try:
-                await service.wait_ready()
-            except EngineDeadError:
-                await trio.sleep_forever()  # ``Service.run`` raises the reason
-            yield service
-            nursery.cancel_scope.cancel(reason="the command has computed what it has to")
 
 
 async def identity_of(service: Service, location: str, sample: str) -> dict[str, str]:

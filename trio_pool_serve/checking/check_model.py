@@ -62,7 +62,8 @@ def run_check(settings: CheckSettings) -> int:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     report: ModelReport | Refusal
     try:
-        with _open_progress(console) as progress:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("")
             report = trio.run(check_model, settings, lambda step: progress.update(task, description=step))
     except KeyboardInterrupt:
@@ -79,16 +80,11 @@ def run_check(settings: CheckSettings) -> int:
     return 1
 
 
-def _open_progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 async def check_model(settings: CheckSettings, show: Callable[[str], object]) -> ModelReport:
-    """Load the model in this process and return the report; ``show`` is called with what is being done.
+    """Load the model in this process and return the report; ``show`` is called with each step.
 
-    Raises ``ModelLoadError``, and ``EngineDeadError`` if it cannot compute. Cancellation: at once; a thread that loads
-    or computes finishes by itself.
+    Raises ``ModelLoadError``, and ``EngineDeadError`` if it cannot compute. Cancellation: at once; threads that load or
+    compute finish their work.
     """
     config = settings.config
     placed = await with_engine_placement(config)
@@ -97,21 +93,16 @@ async def check_model(settings: CheckSettings, show: Callable[[str], object]) ->
     show("loading")
     with unwrap_exception_groups(PoolServeError):
         async with open_service(_in_this_process(config, placed)) as service:
-            load_s = time.monotonic() - began
+            load_s, loaded, weights = time.monotonic() - began, resident_bytes(), _description(service).weight_bytes
+            peak, speed = await _measure(service, show) if settings.report.measure else (None, [])
             memory = Memory(
-                weights=_description(service).weight_bytes,
-                resident_before=before,
-                resident_after_load=resident_bytes(),
+                weights=weights, resident_before=before, resident_after_load=loaded, peak_of_largest_batch=peak
             )
-            speed: list[Speed] = []
-            if settings.report.measure:
-                peak, speed = await _measure(service, show)
-                memory = evolve(memory, peak_of_largest_batch=peak)
             return _report(service, config, memory, speed, load_s, placed)
 
 
 def _in_this_process(config: Config, placed: Config) -> Config:
-    # Only a server that computes in its own process may try other numbers of batches at a time.
+    # Only a server that computes in its own process tries other numbers of concurrent batches.
     replicas = config.processes.replicas if placed.processes.computes_here else replicas_of(placed)
     return evolve(
         config,
@@ -124,7 +115,7 @@ def _in_this_process(config: Config, placed: Config) -> Config:
 async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
     model = service.model()
     like = model.engine.facts.probe_request
-    if like is None:  # none of its heads computes made-up rows
+    if like is None:  # none of its heads can compute made-up rows
         return None, []
     batches = _runner_of(service).concurrent_launches
     longest = model.renderer.max_model_len

@@ -1,4 +1,4 @@
-"""What ``trio-pool-serve check`` is called with."""
+"""The settings of ``trio-pool-serve check``."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from trio_pool_serve.config.help import help_, switch
 @Parameter(name="*", group=Group("Report", sort_key=0))
 @frozen(kw_only=True)
 class ReportOptions:
-    """What is reported, and how."""
+    """Contents and format of the report."""
 
     measure: Annotated[
         bool, help_("Compute rows of several lengths and the largest batch, for speed and memory: a few seconds.")
@@ -22,7 +22,7 @@ class ReportOptions:
 
 @frozen(kw_only=True)
 class CheckSettings:
-    """The settings with which a server would load the model, and the options of the report."""
+    """The settings of a server that would load the model, and the options of the report."""
 
     config: Config
     report: ReportOptions

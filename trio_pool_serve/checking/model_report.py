@@ -1,4 +1,4 @@
-"""What ``trio-pool-serve check`` says about a model."""
+"""The report of ``trio-pool-serve check``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,21 @@ from trio_pool_serve.types import PoolingTask
 Accepted: TypeAlias = Literal["text", "image", "messages", "prompt_embeds"]
 
 OF_THE_KIND = "the kind of model"
-"""Where pooling was read that no file chooses."""
+"""Source of a pooling that no file chooses."""
 
 ASSUMED = "assumed, as no file declares it"
 
 
 @frozen(kw_only=True)
 class Memory:
-    """Bytes. Resident is what the process has, its libraries included; a server has that in each engine process."""
+    """Memory in bytes. Resident memory includes libraries; a server has as much in each engine process."""
 
     weights: int
-    """Parameters of the backbone. OpenVINO has a copy of its own while both are loaded."""
+    """Parameters of the backbone. With OpenVINO, there is a second copy while both are loaded."""
     resident_before: int
     resident_after_load: int
     peak_of_largest_batch: int | None = None
-    """Not measured: ``None``."""
+    """``None`` if not measured."""
 
 
 @frozen(kw_only=True)
@@ -51,7 +51,7 @@ class Speed:
 
 @frozen(kw_only=True)
 class ModelReport:
-    """How one model would be served. Names of fields are those of `/v1/models` and `/info` where these have them."""
+    """How a model would be served. Fields are named as in `/v1/models` and `/info`."""
 
     servable: Literal[True] = True
     id: str
@@ -65,7 +65,7 @@ class ModelReport:
     scoring: Scoring | None
     similarity: Similarity | None
     modules: list[str]
-    """Those of sentence-transformers after the transformer."""
+    """sentence-transformers modules after the transformer."""
     pooling: str
     pooling_from: str
     normalize: bool
@@ -79,11 +79,11 @@ class ModelReport:
     device: str
     backend: Backend
     computation: str
-    """How batches are computed, and why so."""
+    """How batches are computed, and why."""
     fingerprint: str
     cosine_with_float32: float | None
     engine: Placement | None
-    """Where the server would compute by these settings."""
+    """Where the server would compute with these settings."""
     replicas: int
     max_batch_tokens: int
     load_s: float
@@ -101,12 +101,12 @@ class Refusal:
 
 
 def kind_of(folder: AnyModelFolder) -> str:
-    """Return the name of a folder's kind of model: that of its spec's class, such as ``late_interaction``."""
+    """Return the kind of a model, such as ``late_interaction``, from the class name of its spec."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(folder.spec).__name__).lower()
 
 
 def accepted_by(model: Model, config: Config) -> list[Accepted]:
-    """Return what a request may have as an input."""
+    """Return the kinds of input that requests may have."""
     folder, spec = model.folder, model.folder.spec
     accepted: list[Accepted] = ["text"]
     if folder.reads_images:
@@ -120,7 +120,7 @@ def accepted_by(model: Model, config: Config) -> list[Accepted]:
 
 
 def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
-    """Return where the pooling was read: a file of the folder, or a setting."""
+    """Return the source of the pooling: a file of the folder, or a setting."""
     if loading.pooling is not None:
         return "--pooling"
     root = folder.path.resolve()
@@ -131,7 +131,7 @@ def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
 
 
 def normalize_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
-    """Return where it was read whether vectors are normalised: a file of the folder, or a setting."""
+    """Return what decides whether vectors are normalised: a file of the folder, or a setting."""
     if loading.normalize is not None:
         return "--normalize" if loading.normalize else "--no-normalize"
     if (folder.path / "modules.json").is_file():
@@ -145,12 +145,12 @@ SHOWN_LABELS = 10
 
 
 def print_report(report: ModelReport, console: Console) -> None:
-    """Print what was found out about a model that can be served."""
+    """Print the report of a model that can be served."""
     console.print(Text(f"{report.id} can be served.", style="green"), soft_wrap=True)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     for name, value in _facts(report):
-        facts.add_row(name, Text(value))  # as Text: what files declare may look like markup
+        facts.add_row(name, Text(value))  # Text, because values from files may look like markup
     console.print(facts)
     if report.speed:
         console.print(_speed_table(report))

@@ -1,7 +1,7 @@
 """The models of a server by name: loading, unloading and looking them up while the server runs."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import trio
@@ -341,12 +341,11 @@ class ServedModels:
         present = [served for served in self.by_name.values() if served.state in ("loading", "loaded")]
         if most is None or len(present) < most:
             return
-        idle = [served for served in present if served.is_idle]
-        if not idle:
+        if not self._idle():
             raise ModelsBusyError(
                 f"Another model has to be unloaded first, and all {most} that may be loaded are in use."
             )
-        self._begin_unloading(min(idle, key=lambda served: served.idle_since))
+        self._begin_unloading(min(self._idle(), key=lambda served: served.idle_since))
 
     def _begin_unloading(self, served: ServedModel) -> None:
         self._unloading.add(served)
@@ -362,7 +361,7 @@ class ServedModels:
             # A model that becomes idle meanwhile is due later than all of these.
             await trio.sleep_until(min((served.idle_since for served in self._idle()), default=now) + idle_s)
 
-    def _idle(self) -> Iterable[ServedModel]:
+    def _idle(self) -> list[ServedModel]:
         return [served for served in self.by_name.values() if served.is_idle]
 
     async def wait_ready(self) -> None:
