@@ -37,11 +37,6 @@ class Script:
     quick: Mapping[str, Any] = Factory(lambda: dict(SECOND))
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is such a script."""
-        return importlib.util.find_spec(self.module_name) is not None
-
-    @property
     def module_name(self) -> str:
         """The dotted name of its module."""
         return f"benchmarks.{self.name}"
@@ -70,7 +65,6 @@ class Script:
 
 
 SCRIPTS = (
-    Script("cpu_engines", {"rounds": 1, "seconds": 0.1}),
     Script("responsiveness"),
     Script("scheduling"),
     Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),
@@ -152,9 +146,6 @@ async def run_all(settings: Settings) -> Outcome:
 
 
 async def _run_one(script: Script, settings: Settings, outcome: Outcome) -> None:
-    if not script.is_there:
-        outcome.left_out.append(f"{script.name}: there is no such script")
-        return
     try:
         command = script.command(settings.folder, quick=not settings.full)
     except ImportError as error:

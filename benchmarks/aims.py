@@ -17,7 +17,6 @@ from typing import Annotated, TypeAlias
 
 import attrs
 import cyclopts
-import trio
 from attrs import frozen
 from cyclopts import Parameter
 
@@ -26,21 +25,11 @@ from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import bodies_of, check_answers
 from benchmarks.bulk import BULK
 from benchmarks.forward_alone import PAUSE_S, ForwardAlone
-from benchmarks.load import LoadJob, health_probe, run_load, run_load_and_probe
-from benchmarks.machine import describe_machine
+from benchmarks.load import LoadJob, health_probe, run_load, run_loads
 from benchmarks.memory import ProcessMemory, memory_of
 from benchmarks.model import MODEL_PATH, Texts, least_cosine_of, name_of, oracle_vectors, result_name
 from benchmarks.offline import open_offline
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.rounds import Rounds, median_difference, median_ratio
 from benchmarks.servers import Server, open_idle
 from benchmarks.variants import OURS, PATIENT, open_variants, say_not_measured
@@ -158,7 +147,7 @@ async def measure(server: Server, idle: Server, alone: ForwardAlone, settings: S
             for name, probed in (("ours", server), ("idle", idle)):
                 step(f"/health under {FEW} clients: {name}")
                 probe = health_probe(probed.port, settings.seconds)
-                health.add(name, (await run_load_and_probe(jobs[FEW, 1], probe))[1])
+                health.add(name, (await run_loads(jobs[FEW, 1], probe))[1])
     return Measured(loads=loads, health=health, alone=alone, memory=memory_of(server.pid))
 
 
@@ -229,8 +218,7 @@ def draw(values: Mapping[Aim, float], settings: Settings) -> None:
 
 async def run(settings: Settings) -> None:
     """Check the answers, measure, report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report(settings.result, settings)
     texts, flags = Texts(settings.model).make(CHECKED_TEXTS, TOKENS), shlex.split(settings.server_flags)
     ours = attrs.evolve(OURS, model=settings.model, flags=(*PATIENT, *flags))
     name, least_cosine = name_of(settings.model), least_cosine_of(flags)
@@ -241,27 +229,21 @@ async def run(settings: Settings) -> None:
         measured = await measure(servers[ours], idle, alone, settings)
     values = dict(measured.values())
     if settings.result == "aims":
-        values |= values_of_results(settings.output_dir, machine["commit"])
+        values |= values_of_results(settings.output_dir, report.machine["commit"])
     show(values, measured)
-    document = {
-        "machine": machine,
-        "settings": {**settings_document(settings), "model": name},
-        "least_cosine_with_float32": {"ours": cosine},
-        "aims": [
-            {**attrs.asdict(aim), "value": value, "reached": aim.is_reached(value)} for aim, value in values.items()
-        ],
-        "loads": measured.loads.as_document("clients", "texts_per_request"),
-        "health": measured.health.as_document("server"),
-        "forward_alone": alone.as_document(),
-        "memory": [attrs.asdict(process) for process in measured.memory],
-    }
-    write_json(settings.output_dir, settings.result, document)
+    report.write(
+        settings={"model": name},
+        least_cosine_with_float32={"ours": cosine},
+        aims=[{**attrs.asdict(aim), "value": value, "reached": aim.is_reached(value)} for aim, value in values.items()],
+        loads=measured.loads.as_document("clients", "texts_per_request"),
+        health=measured.health.as_document("server"),
+        forward_alone=alone.as_document(),
+        memory=[attrs.asdict(process) for process in measured.memory],
+    )
     draw(values, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure what is aimed at, and report which aims are reached."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

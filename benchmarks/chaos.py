@@ -31,18 +31,9 @@ from cyclopts import Parameter
 
 from benchmarks.bert_shapes import Shape, write_bert
 from benchmarks.chaotic_runner import SEED
-from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
 from benchmarks.model import MODEL_PATH
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_progress,
-    print_table,
-    settings_document,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Report, open_figure, open_progress, print_table, write_figure
 from benchmarks.server_state import SETTLE_S, busy_of, total_of
 from benchmarks.servers import READY_TIMEOUT_S, Server, open_server
 from benchmarks.thread_clocks import process_tree
@@ -338,7 +329,7 @@ def draw(story: Story, settings: Settings) -> None:
 
 async def run(settings: Settings) -> list[Story]:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
+    report = Report("chaos", settings)
     os.environ[SEED] = str(settings.seed)
     stories: list[Story] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -349,12 +340,7 @@ async def run(settings: Settings) -> list[Story]:
                 await wait_settled(server)
                 stories.append(await tell(server, settings))
     show(stories)
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "stories": [_as_document(story) for story in stories],
-    }
-    write_json(settings.output_dir, "chaos", document)
+    report.write(stories=[_as_document(story) for story in stories])
     draw(stories[-1], settings)
     return stories
 

@@ -7,29 +7,31 @@ that was there is told, and how long until all is well once it is mended?
     python -m benchmarks.engine_links
 """
 
-import json
+import itertools
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Literal
+from typing import Literal
 
 import attrs
 import cyclopts
-import httpx
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
+from benchmarks.answers import embeddings_body
 from benchmarks.bert_shapes import write_bert
 from benchmarks.load import LoadJob, run_load
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
 from benchmarks.remote_engines import NoNamespacesError, cut, mend, open_engine, open_machine
-from benchmarks.report import RESULTS, console, open_steps, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.report import RESULTS, Numbers, Report, console, open_steps, print_table
 from benchmarks.rounds import Rounds, median_difference
 from benchmarks.servers import Server, open_server
+from trio_pool_serve.load.client_connection import Response, Target, request_bytes
+from trio_pool_serve.load.load_run import LoadPlan, LoadRun
 
 UNIX, CABLE = "Unix socket", "TCP, another namespace"
 
@@ -49,7 +51,7 @@ class Settings:
 
     rounds: int = 5
     seconds: float = 8.0
-    clients: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 32)
+    clients: Numbers = (1, 32)
     model: Literal["minilm", "tiny"] = "minilm"
     cuts: int = 5
     output_dir: Path = RESULTS
@@ -64,42 +66,30 @@ class Cut:
     back_s: float = 0.0
     """From the mending to the next 200."""
     ends: dict[str, int] = field(factory=dict)
-    """Requests by status; those without an answer are ``none``."""
+    """Requests by status or, without a status, by the names of ``client_connection.py``."""
 
 
 async def cut_under_load(server: Server, machine: str, body: str) -> Cut:
     """Cut the cable while clients send, and mend it after some refusals."""
     found = Cut()
-    is_over = trio.Event()
-    refused = trio.Event()
-    back = trio.Event()
-    mended_at = 0.0
+    refused, back = trio.Event(), trio.Event()
+    mended_at = math.inf
 
-    async def send(client: httpx.AsyncClient) -> None:
-        while not is_over.is_set():
-            began = trio.current_time()
-            try:
-                response = await client.post(
-                    "/v1/embeddings", content=body, headers={"Content-Type": "application/json"}
-                )
-                end = str(response.status_code)
-            except httpx.TransportError:
-                end = "none"
-            found.slowest_s = max(found.slowest_s, trio.current_time() - began)
-            found.ends[end] = found.ends.get(end, 0) + 1
-            if end == "503":
-                refused.set()
-                await trio.sleep(0.01)  # what a client does that heeds Retry-After
-            elif end == "200" and mended_at and not back.is_set():
-                found.back_s = trio.current_time() - mended_at
-                back.set()
+    def note_failure(outcome: str, _: str) -> None:
+        if outcome == "503":
+            refused.set()
 
-    async with (
-        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client,
-        trio.open_nursery() as nursery,
-    ):
-        for _ in range(CUT_CLIENTS):
-            nursery.start_soon(send, client)
+    def note_response(_: Response) -> None:
+        if trio.current_time() > mended_at and not back.is_set():
+            found.back_s = trio.current_time() - mended_at
+            back.set()
+
+    request = request_bytes("/v1/embeddings", body.encode())
+    target = Target(host="127.0.0.1", port=server.port)
+    plan = LoadPlan(target=target, requests=[request], clients=CUT_CLIENTS, seconds=math.inf, timeout_s=60)
+    load = LoadRun(plan, on_response=note_response, on_failure=note_failure)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load.run)
         await trio.sleep(1.0)
         cut(machine)
         await refused.wait()
@@ -108,7 +98,9 @@ async def cut_under_load(server: Server, machine: str, body: str) -> Cut:
         mended_at = trio.current_time()
         with trio.fail_after(BACK_TIMEOUT_S):
             await back.wait()
-        is_over.set()
+        load.end = trio.current_time()  # the clients send no more
+    found.slowest_s = max(itertools.chain.from_iterable(load.outcomes.values()))
+    found.ends = {outcome: len(latencies) for outcome, latencies in load.outcomes.items()}
     return found
 
 
@@ -142,10 +134,7 @@ async def run(settings: Settings) -> tuple[Rounds[tuple[str, int]], list[Cut]]:
     """Measure. Cancellation: at once; servers are stopped."""
     rounds: Rounds[tuple[str, int]] = Rounds()
     cuts: list[Cut] = []
-    bodies = [
-        json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "base64"})
-        for text in Texts().make(TEXTS, TOKENS)
-    ]
+    bodies = [embeddings_body(text, encoding_format="base64") for text in Texts().make(TEXTS, TOKENS)]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = MODEL_PATH if settings.model == "minilm" else str(write_bert(folder, "tiny"))
@@ -195,8 +184,8 @@ def show(rounds: Rounds[tuple[str, int]], cuts: Sequence[Cut]) -> None:
                     str(number),
                     f"{each.slowest_s:.2f}",
                     f"{each.back_s:.2f}",
-                    ", ".join(f"{count} of {end}" for end, count in sorted(each.ends.items()) if end != "none"),
-                    str(each.ends.get("none", 0)),
+                    ", ".join(f"{count} of {end}" for end, count in sorted(each.ends.items()) if end.isdigit()),
+                    str(sum(count for end, count in each.ends.items() if not end.isdigit())),
                 ]
                 for number, each in enumerate(cuts, 1)
             ],
@@ -205,17 +194,10 @@ def show(rounds: Rounds[tuple[str, int]], cuts: Sequence[Cut]) -> None:
 
 def main(settings: Settings = Settings()) -> None:
     """Compare the links, then cut one."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("engine_links", settings)
     rounds, cuts = trio.run(run, settings)
     show(rounds, cuts)
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "loads": rounds.as_document("link", "clients"),
-        "cuts": [attrs.asdict(each) for each in cuts],
-    }
-    write_json(settings.output_dir, "engine_links", document)
+    report.write(loads=rounds.as_document("link", "clients"), cuts=[attrs.asdict(each) for each in cuts])
 
 
 if __name__ == "__main__":

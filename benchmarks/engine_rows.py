@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
 
 import cyclopts
 import numpy as np
@@ -23,8 +22,7 @@ import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
-from benchmarks.report import RESULTS, open_steps, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.report import RESULTS, Numbers, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT
 from trio_pool_serve.config import SchedulingConfig
@@ -46,7 +44,7 @@ class Settings:
     """What is run: in each round ``total`` rows of ``tokens`` tokens, in requests of each number of ``rows``."""
 
     rounds: int = 5
-    rows: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 16, 328)
+    rows: Numbers = (1, 16, 328)
     tokens: int = 50
     dimensions: int = 384
     total: int = 32_800
@@ -147,8 +145,7 @@ async def _line_of(stream: trio.abc.ReceiveStream) -> str:
 
 def main(settings: Settings = Settings()) -> None:
     """Measure the cost of a row by the number of rows of a request."""
-    machine: dict[str, Any] = describe_machine()
-    warn_if_busy(machine)
+    report = Report("engine_rows", settings)
     rounds: Rounds[int] = Rounds()
     with open_steps("rows", settings.rounds) as step:
         for number in range(settings.rounds):
@@ -161,8 +158,7 @@ def main(settings: Settings = Settings()) -> None:
     ]
     columns = ["rows of a request", "engine's event loop", "its other threads", "API process"]
     print_table("Processor time per row, µs", columns, table)
-    document = {"machine": machine, "settings": settings_document(settings), "costs": rounds.as_document("rows")}
-    write_json(settings.output_dir, "engine_rows", document)
+    report.write(costs=rounds.as_document("rows"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import cyclopts
@@ -21,10 +21,9 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
 from benchmarks.memory import ProcessMemory, memory_of
 from benchmarks.model import MODEL_NAME, MODEL_PATH, check_vectors, oracle_vectors
-from benchmarks.report import RESULTS, console, open_figure, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.report import RESULTS, Report, command_of, console, open_figure, print_table
 from benchmarks.servers import ROOT, Server, free_port, open_process, wait_for_ok
 
 TEXT = "A server is worth nothing before its first answer."
@@ -120,7 +119,7 @@ def median_start(starts: list[Start]) -> Start:
     return Start(*(median(times) for times in zip(*map(attrs.astuple, starts), strict=True)))
 
 
-def draw(measured: dict[str, list[Start]], folder: Path, name: str) -> None:
+def draw(measured: dict[str, list[Start]], report: Report) -> None:
     """Plot the stages of each kind of start after one another."""
     figure, (axis,) = open_figure(1)
     for row, (kind, starts) in enumerate(measured.items()):
@@ -131,35 +130,27 @@ def draw(measured: dict[str, list[Start]], folder: Path, name: str) -> None:
             axis.barh(kind, right - left, left=left, color=f"C{colour}", label="" if row else label)
     axis.set(title="From the command to the first answer", xlabel="seconds")
     axis.legend(frameon=False)
-    write_figure(figure, folder, name)
+    report.write_figure(figure)
 
 
 async def run(settings: Settings) -> None:
     """Measure and report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("fresh_clone" if settings.fresh_clone else "first_answer", settings)
     if settings.fresh_clone:
         measured = await time_fresh_clone(settings.script or Path("scripts/serve"))
     else:
         measured = await time_warm(settings)
     rows = [[kind, *(f"{s:.2f}" for s in attrs.astuple(median_start(starts)))] for kind, starts in measured.items()]
     print_table("seconds from the command", ["", "/livez", "/readyz", "first answer"], rows)
-    name = "fresh_clone" if settings.fresh_clone else "first_answer"
-    write_json(settings.output_dir, name, _document(machine, measured))
-    draw(measured, settings.output_dir, name)
-
-
-def _document(machine: dict[str, Any], measured: dict[str, list[Start]]) -> dict[str, Any]:
     starts = {
         kind: {"median": attrs.asdict(median_start(starts)), "rounds": [attrs.asdict(start) for start in starts]}
         for kind, starts in measured.items()
     }
-    return {"machine": machine, "model": MODEL_NAME, "starts": starts}
+    report.write(model=MODEL_NAME, starts=starts)
+    draw(measured, report)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Time a start."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from typing import Any
 
 from attrs import define, field
 
-from benchmarks.engines import EngineFile
 from benchmarks.offline import Offline, OfflineJob, OfflineResult, thread_counts
 from benchmarks.rounds import Rounds
 
@@ -26,14 +25,13 @@ COLUMNS = ("threads", "1 row after 3 ms: rows/s, ms, CPU ms", *(f"{rows} row{'s'
 class ForwardAlone:
     """The pass that the server computes, in a process without a server, measured in turns with what is divided by it.
 
-    ``measure`` is called once a round, while no server has requests. ``file`` is computed in place of the pass.
+    ``measure`` is called once a round, while no server has requests.
     """
 
     offline: Offline
     seconds: float
     tokens: int
     least_cosine: float
-    file: EngineFile | None = None
     passes: Rounds[tuple[int, int, float]] = field(factory=Rounds[tuple[int, int, float]])
     """By threads, rows and pause."""
 
@@ -45,7 +43,6 @@ class ForwardAlone:
         for threads, (rows, pause_s) in product(thread_counts(), SHAPES):
             step(f"{name}, {threads} threads, {rows} rows")
             job = OfflineJob(
-                file=self.file,
                 threads=threads,
                 batch=rows,
                 tokens=self.tokens,
@@ -58,11 +55,6 @@ class ForwardAlone:
     def rounds(self, rows: int, pause_s: float = 0.0) -> list[OfflineResult]:
         """Return the rounds on all cores."""
         return self.passes.results[thread_counts()[-1], rows, pause_s]
-
-    @property
-    def cosine(self) -> float:
-        """The least cosine with float32."""
-        return min(result.least_cosine for results in self.passes.results.values() for result in results)
 
     def lines(self) -> list[list[str]]:
         """Return the lines of a table, one for each number of threads."""

@@ -16,7 +16,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import attrs
 import cyclopts
@@ -27,21 +27,11 @@ import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
-from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job
+from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_open_loop
 from benchmarks.overload_results import REFUSED
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
-from benchmarks.server_state import resident_mib, wait_idle
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_steps, print_table, write_figure
+from benchmarks.server_state import resident_mib, wait_idle, watch_memory
 from benchmarks.servers import Server, open_ours
 from trio_pool_serve.load.client_connection import request_bytes
 
@@ -86,7 +76,7 @@ class Settings:
     slow_kib_per_s: float = 12.0
     long_texts: int = 40
     long_mb: float = 10.0
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    flags: Flags = ()
     output_dir: Path = RESULTS
 
 
@@ -195,31 +185,19 @@ async def measure(name: str, attack: Attack, clients: int, server: Server, setti
 
     polite = Texts().make(2 * count, MEDIUM_TOKENS if attack is send_long_texts else POLITE_TOKENS)
     await wait_idle(server)
-    before_mib, alone = resident_mib(server), await run_job(job(polite[:count]))
-    samples: list[tuple[float, float]] = []
-
-    async def sample() -> None:
-        began = trio.current_time()
-        while True:
-            samples.append((trio.current_time() - began, resident_mib(server)))
-            await trio.sleep(SAMPLE_S)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sample)
-        async with attacking(attack, clients, server, settings):
-            await trio.sleep(BEGIN_S)
-            beside = await run_job(job(polite[count:]))
-        nursery.cancel_scope.cancel(reason="the round is over")
+    before_mib, alone = resident_mib(server), await run_open_loop(job(polite[:count]))
+    async with watch_memory(server, every_s=SAMPLE_S) as samples, attacking(attack, clients, server, settings):
+        await trio.sleep(BEGIN_S)
+        beside = await run_open_loop(job(polite[count:]))
     await wait_idle(server)
     await trio.sleep(SETTLE_S)
-    await run_job(attrs.evolve(job(polite[:1]), seconds=1.0))
+    await run_open_loop(attrs.evolve(job(polite[:1]), seconds=1.0))
     return Round(name, before_mib, alone, beside, samples, resident_mib(server))
 
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; the server is stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("hostile_clients", settings)
     attacks: list[tuple[str, Attack, int, int]] = [
         ("unread", read_nothing, settings.connections, settings.rounds),
         ("slow readers", read_slowly, settings.slow_readers, 1),
@@ -234,7 +212,7 @@ async def run(settings: Settings) -> None:
                     step(f"{name} {number + 1}")
                     measured.append(await measure(name, attack, clients, server, settings))
     show(measured)
-    write_json(settings.output_dir, "hostile_clients", document_of(measured, machine, settings))
+    report.write(rounds=[*map(as_document, measured)])
     draw(measured, settings)
 
 
@@ -255,27 +233,14 @@ def _numbers(result: OpenLoopResult) -> list[str]:
     return [f"{result.goodput:.1f}", *latencies, str(result.count(*REFUSED)), str(result.count(*UNANSWERED))]
 
 
-def document_of(measured: Sequence[Round], machine: Any, settings: Settings) -> dict[str, Any]:
-    """Return the results for JSON."""
-    rounds = [
-        {
-            "attack": each.attack,
-            "before_mib": each.before_mib,
-            "peak_mib": each.peak_mib,
-            "after_mib": each.after_mib,
-            "samples": each.samples,
-            **{
-                what: {
-                    "outcomes": counts(result),
-                    "p50_ms": result.latency_ms(0.5, "200"),
-                    "p99_ms": result.latency_ms(0.99, "200"),
-                }
-                for what, result in (("alone", each.alone), ("beside", each.beside))
-            },
-        }
-        for each in measured
-    ]
-    return {"machine": machine, "settings": settings_document(settings), "rounds": rounds}
+def as_document(each: Round) -> dict[str, Any]:
+    """Return a round for JSON."""
+    document = attrs.asdict(each, filter=lambda attribute, _: attribute.name not in ("alone", "beside"))
+    document["peak_mib"] = each.peak_mib
+    for name, result in (("alone", each.alone), ("beside", each.beside)):
+        quantiles = {f"p{share}_ms": result.latency_ms(share / 100, "200") for share in (50, 99)}
+        document[name] = {"outcomes": counts(result), **quantiles}
+    return document
 
 
 def draw(measured: Sequence[Round], settings: Settings) -> None:
@@ -299,9 +264,7 @@ def draw(measured: Sequence[Round], settings: Settings) -> None:
     write_figure(figure, settings.output_dir, "hostile_clients")
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure what hostile clients take from a server."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from benchmarks.bert_shapes import write_bert
-from benchmarks.machine import describe_machine
-from benchmarks.report import RESULTS, open_steps, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.report import RESULTS, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.segment_attention import ONE_BY_ONE
 from trio_pool_serve.config import ModelConfig
@@ -98,8 +97,7 @@ def measure(runner: TransformerRunner, batch: Batch, repeats: int) -> Cost:
 def main(settings: Settings = Settings()) -> None:
     """Compare the ways, by the batch's shape."""
     torch.set_num_threads(1)
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("launch_time", settings)
     rounds: Rounds[tuple[str, int, int]] = Rounds()
     with (
         tempfile.TemporaryDirectory() as temporary,
@@ -120,12 +118,7 @@ def main(settings: Settings = Settings()) -> None:
         for name, rows, tokens in rounds.results
     ]
     print_table("Processor time of a launch", ["way", "rows × tokens", "ms"], sorted(table, reverse=True))
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "ways": rounds.as_document("way", "rows", "tokens"),
-    }
-    write_json(settings.output_dir, "launch_time", document)
+    report.write(ways=rounds.as_document("way", "rows", "tokens"))
 
 
 if __name__ == "__main__":

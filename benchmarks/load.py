@@ -1,22 +1,20 @@
-"""Clients in a separate process: ``run_load`` starts it, and it runs ``python -m benchmarks.load``.
+"""Clients in a separate process, which ``run_load`` starts: the load generator of ``trio_pool_serve.load``.
 
-The job comes in on standard input and the result goes out on standard output, as JSON.
+A request that fails ends the load.
 """
 
-import sys
 import time
-from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import trio
 from attrs import Factory, define, field, frozen
 
+from benchmarks.job_process import do_job, run_job, run_jobs
 from benchmarks.thread_clocks import clocks_since, read_clocks
 from trio_pool_serve.load.client_connection import Target, request_bytes
 from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile
 
-ROOT = Path(__file__).parent.parent
+MODULE = "benchmarks.load"
 
 
 class UnexpectedAnswerError(Exception):
@@ -125,34 +123,14 @@ def _raise(outcome: str, reason: str) -> NoReturn:
 
 
 async def run_load(job: LoadJob) -> LoadResult:
-    """Run a job in a new process. Raises ``CalledProcessError`` if a request fails.
-
-    Cancellation: the process is terminated.
-    """
-    command = [sys.executable, "-m", "benchmarks.load"]
-    done = await trio.run_process(command, stdin=msgspec.json.encode(job), capture_stdout=True, cwd=ROOT)
-    return msgspec.json.decode(done.stdout, type=LoadResult)
+    """Run a job in a new process. Raises ``CalledProcessError`` if a request fails."""
+    return await run_job(MODULE, job, LoadResult)
 
 
 async def run_loads(*jobs: LoadJob) -> list[LoadResult]:
     """Run jobs side by side, each in its own process; return their results in order."""
-    results: dict[int, LoadResult] = {}
-
-    async def run(number: int, job: LoadJob) -> None:
-        results[number] = await run_load(job)
-
-    async with trio.open_nursery() as nursery:
-        for number, job in enumerate(jobs):
-            nursery.start_soon(run, number, job)
-    return [results[number] for number in range(len(jobs))]
-
-
-async def run_load_and_probe(job: LoadJob, probe: LoadJob) -> tuple[LoadResult, LoadResult]:
-    """Run two jobs side by side, each in its own process."""
-    load, health = await run_loads(job, probe)
-    return load, health
+    return await run_jobs(MODULE, jobs, LoadResult)
 
 
 if __name__ == "__main__":
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
-    sys.stdout.buffer.write(msgspec.json.encode(trio.run(Load(job).run)))
+    do_job(LoadJob, lambda job: trio.run(Load(job).run))

@@ -14,33 +14,22 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import attrs
 import cyclopts
-import httpx
 import psutil
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
 from benchmarks.bert_shapes import Shape, write_bert
-from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
-from benchmarks.mixed_requests import mixed_request
+from benchmarks.mixed_requests import mixed_request, send_all
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.servers import READY_TIMEOUT_S, Server, free_port, open_process, wait_for_ok
 from benchmarks.thread_clocks import process_tree
 
@@ -68,7 +57,7 @@ class Settings:
     max_request_tokens: int = 2048
     idle_s: float = 30.0
     model: Literal["minilm"] | Shape = "minilm"
-    compare: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    compare: Flags = ()
     output_dir: Path = RESULTS
 
 
@@ -145,7 +134,8 @@ async def measure(server: Server, settings: Settings, words: list[str]) -> Growt
         for first in range(0, settings.requests, settings.every):
             last = min(first + settings.every, settings.requests)
             step(f"{growth.samples[-1].pss_mib:.0f} MiB")
-            await send_all(server, settings, iter(range(first, last)), words)
+            requests = (mixed_request(words, number, settings.max_request_tokens) for number in range(first, last))
+            await send_all(server.url, requests, settings.clients)
             growth.samples.append(sample_memory(server, last))
     after = spent_by(server)
     growth.processor_ms = 1e3 * (after.processor_s - before.processor_s) / settings.requests
@@ -153,19 +143,6 @@ async def measure(server: Server, settings: Settings, words: list[str]) -> Growt
     await trio.sleep(settings.idle_s)
     growth.idle = sample_memory(server, settings.requests)
     return growth
-
-
-async def send_all(server: Server, settings: Settings, numbers: Iterator[int], words: list[str]) -> None:
-    """Send the requests of these numbers, each client its next when it has its answer. Cancellation: at once."""
-
-    async def send() -> None:
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as client:
-            for number in numbers:
-                await mixed_request(words, number, settings.max_request_tokens).send(client)
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(settings.clients):
-            nursery.start_soon(send)
 
 
 async def measure_variant(variant: str, model: Path, settings: Settings, words: list[str]) -> Growth:
@@ -219,7 +196,7 @@ def draw(measured: dict[str, Growth], settings: Settings) -> None:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
+    report = Report("memory_growth", settings)
     words = Texts().words
     measured: dict[str, Growth] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -231,14 +208,11 @@ async def run(settings: Settings) -> None:
     servers: list[dict[str, Any]] = [
         {"server": name, "ratio": growth.ratio, **attrs.asdict(growth)} for name, growth in measured.items()
     ]
-    document = {"machine": machine, "settings": settings_document(settings), "servers": servers}
-    write_json(settings.output_dir, "memory_growth", document)
+    report.write(servers=servers)
     draw(measured, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure how a server's memory grows with the requests that it has served."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

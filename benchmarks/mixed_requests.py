@@ -6,7 +6,7 @@ requests that are refused, and clients that leave before their answer.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -51,6 +51,29 @@ class MixedRequest:
             answer = await client.post(self.path, content=self.body, headers={"Content-Type": "application/json"})
             if answer.status_code != self.status:
                 raise UnexpectedAnswerError(f"{answer.status_code}, not {self.status}: {answer.text[:200]}")
+
+
+async def send_all(
+    url: str, requests: Iterator[MixedRequest], clients: int, on_failure: Callable[[Exception], object] | None = None
+) -> None:
+    """Send requests by closed-loop clients, which take them in turns.
+
+    Raises the first failure in a group, or calls ``on_failure``. Cancellation: at once.
+    """
+
+    async def send() -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=300) as client:
+            for request in requests:
+                try:
+                    await request.send(client)
+                except Exception as error:
+                    if on_failure is None:
+                        raise
+                    on_failure(error)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(send)
 
 
 def mixed_request(words: Sequence[str], number: int, max_tokens: int) -> MixedRequest:

@@ -20,7 +20,7 @@ LEAST_COSINE = 0.999
 """What bfloat16 may lose against float32."""
 
 LEAST_INT8_COSINE = 0.9
-"""What int8 may lose. It shows that the right model is computed; ``benchmarks.cpu_engines`` shows how well."""
+"""What int8 may lose. It shows that the right model is computed; ``benchmarks.quality`` shows how well."""
 
 
 def least_cosine_of(flags: Sequence[str]) -> float:

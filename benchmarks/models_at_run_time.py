@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import attrs
 import cyclopts
@@ -24,19 +23,9 @@ from attrs import define, field, frozen
 from cyclopts import Parameter
 
 from benchmarks.load import LoadJob, LoadResult, run_load
-from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_progress,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_progress, print_table, write_figure
 from benchmarks.servers import Server, open_ours
 
 TOKENS = 34
@@ -65,7 +54,7 @@ class Settings:
     seconds: float = 15.0
     per_s: float = 5.0
     pause_s: float = 0.2
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = (
+    flags: Flags = (
         "--max-queue-s",
         "60",
     )
@@ -208,8 +197,7 @@ def draw(measured: Rounds, settings: Settings) -> None:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; the server is stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("models_at_run_time", settings)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / NAME
         shutil.copytree(MODEL_PATH, folder)
@@ -218,17 +206,11 @@ async def run(settings: Settings) -> None:
             measured = await measure(server, folder, settings)
     show(measured)
     document = {"p99_ratio": measured.p99_ratio, "growth": measured.growth, **attrs.asdict(measured)}
-    write_json(
-        settings.output_dir,
-        "models_at_run_time",
-        {"machine": machine, "settings": settings_document(settings), **document},
-    )
+    report.write(**document)
     draw(measured, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Load and unload a model under traffic to another."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

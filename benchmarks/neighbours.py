@@ -8,32 +8,20 @@ with are flags:
     python -m benchmarks.neighbours --compare "--some-flag" "--engine process"
 """
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import attrs
 import cyclopts
-import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME, Texts
-from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job, run_jobs
+from benchmarks.answers import embeddings_body
+from benchmarks.model import Texts
+from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_open_loop, run_open_loops
 from benchmarks.overload_results import REFUSED
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_ours
 from benchmarks.variants import OURS, known
@@ -65,7 +53,7 @@ class Settings:
     flood: float = 5.0
     flood_texts: int = 8
     timeout_s: float = 20.0
-    compare: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    compare: Flags = ()
     output_dir: Path = RESULTS
 
 
@@ -90,12 +78,9 @@ class Neighbours:
 def bodies_of(settings: Settings) -> tuple[list[str], list[str]]:
     """Return the bodies of polite clients, and those of the flood."""
     texts = Texts()
-    single = [_body(text) for text in texts.make(256, TOKENS)]
-    return single, [_body(texts.make(settings.flood_texts, TOKENS)) for _ in range(64)]
-
-
-def _body(texts: str | Sequence[str]) -> str:
-    return json.dumps({"model": MODEL_NAME, "input": texts, "encoding_format": "base64"})
+    single = [embeddings_body(text, encoding_format="base64") for text in texts.make(256, TOKENS)]
+    many = [texts.make(settings.flood_texts, TOKENS) for _ in range(64)]
+    return single, [embeddings_body(some, encoding_format="base64") for some in many]
 
 
 async def measure(server: Server, settings: Settings, measured: Neighbours) -> None:
@@ -104,7 +89,7 @@ async def measure(server: Server, settings: Settings, measured: Neighbours) -> N
     with open_steps(measured.server, 1 + 2 * settings.rounds) as step:
         step("capacity")
         closed = OpenLoopJob(port=server.port, bodies=many, clients=CAPACITY_CLIENTS, seconds=settings.capacity_seconds)
-        measured.capacity = (await run_job(closed)).goodput
+        measured.capacity = (await run_open_loop(closed)).goodput
         common = {"port": server.port, "seconds": settings.seconds, "timeout_s": settings.timeout_s}
         polite = [
             OpenLoopJob(bodies=single, per_s=settings.per_s, sources=[f"127.0.1.{number}"], **common)
@@ -114,9 +99,9 @@ async def measure(server: Server, settings: Settings, measured: Neighbours) -> N
         for _ in range(settings.rounds):
             step("polite clients alone")
             await wait_idle(server)
-            measured.alone.append(Load(await run_jobs(*polite)))
+            measured.alone.append(Load(await run_open_loops(*polite)))
             step("with a flood")
-            *results, flooding = await run_jobs(*polite, flood)
+            *results, flooding = await run_open_loops(*polite, flood)
             measured.flooded.append(Load(results, flooding))
             await wait_idle(server)
 
@@ -165,8 +150,7 @@ def draw(all_measured: Sequence[Neighbours], settings: Settings) -> None:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("neighbours", settings)
     variants = [OURS.with_flags(flags or AS_IT_COMES, *shlex.split(flags)) for flags in ("", *settings.compare)]
     all_measured = []
     for variant in known(variants):
@@ -175,10 +159,8 @@ async def run(settings: Settings) -> None:
             await measure(server, settings, measured)
         all_measured.append(measured)
     show(all_measured)
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "servers": [
+    report.write(
+        servers=[
             {
                 "server": measured.server,
                 "capacity": measured.capacity,
@@ -191,9 +173,8 @@ async def run(settings: Settings) -> None:
                 },
             }
             for measured in all_measured
-        ],
-    }
-    write_json(settings.output_dir, "neighbours", document)
+        ]
+    )
     draw(all_measured, settings)
 
 
@@ -208,9 +189,7 @@ def _as_document(result: OpenLoopResult) -> dict[str, object]:
     return {**kept, **latencies, "outcomes": counts(result), "late_ms": result.late_ms}
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure how long polite clients wait next to one that floods the server."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import numpy as np
 import trio
 from attrs import Factory, define, field, frozen
 
-from benchmarks.engines import EngineFile, file_of, inputs_of, open_engine
+from benchmarks.graphs import graph_of, inputs_of, open_graph
 from benchmarks.model import LEAST_COSINE, MODEL_PATH, Texts, check_vectors, oracle_vectors
 
 ROOT = Path(__file__).parent.parent
@@ -45,11 +45,10 @@ WARM_UP_BATCHES, WARM_UP_S = 2, 0.5
 class OfflineJob:
     """Batches of ``batch`` texts of ``tokens`` tokens, one after the other, with pauses that are not counted.
 
-    ``file`` is computed in place of the pass. No vector may be further from float32 than ``least_cosine``.
+    No vector may be further from float32 than ``least_cosine``.
     """
 
     way: Way = "pass"
-    file: EngineFile | None = None
     threads: int = 1
     batch: int = 1
     tokens: int = 34
@@ -129,8 +128,8 @@ class Model:
     arguments: Sequence[str]
     texts: Texts = Factory(lambda self: Texts(self.arguments[0]), takes_self=True)
     checked: dict[tuple[Any, ...], float] = field(factory=dict)
-    """The least cosine with the oracle, by way, file, threads, batch and tokens."""
-    _opened: dict[tuple[EngineFile, int], Any] = field(factory=dict)
+    """The least cosine with the oracle, by way, threads, batch and tokens."""
+    _opened: dict[int, Any] = field(factory=dict)
     _made: dict[tuple[int, int], list[list[str]]] = field(factory=dict)
 
     def batches(self, size: int, tokens: int) -> list[list[str]]:
@@ -143,13 +142,13 @@ class Model:
         """Return the name of what computes a batch, itself, and the batches as it takes them."""
         if job.way == "text":
             return "our runner, from texts", self._from_texts, batches
-        file = job.file or file_of(self._served[1])
-        if file is None:
+        graph = graph_of(self._served[1])
+        if graph is None:
             return "torch", self._launch, [[self._render(text) for text in texts] for texts in batches]
-        if (file, job.threads) not in self._opened:
-            self._opened[file, job.threads] = open_engine(file, job.threads)
-        names, compute = self._opened[file, job.threads]
-        return file.name, _as_async(compute), [inputs_of(self.texts.ids(texts), names) for texts in batches]
+        if job.threads not in self._opened:
+            self._opened[job.threads] = open_graph(graph, job.threads)
+        names, compute = self._opened[job.threads]
+        return graph.name, _as_async(compute), [inputs_of(self.texts.ids(texts), names) for texts in batches]
 
     async def _from_texts(self, texts: list[str]) -> np.ndarray:
         return await self._launch([self._render(text) for text in texts])
@@ -201,7 +200,7 @@ async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
     torch.set_num_threads(job.threads)
     batches = model.batches(job.batch, job.tokens)
     by, compute, inputs = model.prepare(job, batches)
-    what = (job.way, job.file, job.threads, job.batch, job.tokens)
+    what = (job.way, job.threads, job.batch, job.tokens)
     if what not in model.checked:
         vectors = await compute(inputs[0])
         oracle = oracle_vectors(batches[0], model.arguments[0])

@@ -5,8 +5,7 @@ three rounds: with a new connection per request, this loop over epoll sends with
 ten times the capacity, tasks would take one of the two cores that the server needs.
 
 Requests arrive on a timetable, each over a connection of its own, whether or not earlier ones have been answered. Each
-ends with a status, or with the reason for there being none. ``run_jobs`` starts a process for each job, which reads
-the job from stdin and writes the result to stdout, as JSON.
+ends with a status, or with the reason for there being none.
 """
 
 import errno
@@ -20,20 +19,17 @@ import re
 import resource
 import select
 import socket
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-import msgspec
-import trio
 from attrs import Factory, define, field, frozen
 
+from benchmarks.job_process import do_job, run_job, run_jobs
 from trio_pool_serve.load.client_connection import CUT, NO_CONNECTION, NOT_SENT, RESET, TIMEOUT, request_bytes
 from trio_pool_serve.load.load_run import quantile
 
-ROOT = Path(__file__).parent.parent
+MODULE = "benchmarks.open_loop"
 
 CHUNK = 64 * 1024
 
@@ -308,24 +304,14 @@ def _raise_file_limit() -> int:
     return most
 
 
-async def run_job(job: OpenLoopJob) -> OpenLoopResult:
+async def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
     """Run a job in a new process. Cancellation: the process is terminated."""
-    command = [sys.executable, "-m", "benchmarks.open_loop"]
-    done = await trio.run_process(command, stdin=msgspec.json.encode(job), capture_stdout=True, cwd=ROOT)
-    return msgspec.json.decode(done.stdout, type=OpenLoopResult)
+    return await run_job(MODULE, job, OpenLoopResult)
 
 
-async def run_jobs(*jobs: OpenLoopJob) -> list[OpenLoopResult]:
-    """Run jobs side by side, each in a process; return their results in order. Cancellation: as ``run_job``."""
-    results: dict[int, OpenLoopResult] = {}
-
-    async def run(number: int, job: OpenLoopJob) -> None:
-        results[number] = await run_job(job)
-
-    async with trio.open_nursery() as nursery:
-        for number, job in enumerate(jobs):
-            nursery.start_soon(run, number, job)
-    return [results[number] for number in range(len(jobs))]
+async def run_open_loops(*jobs: OpenLoopJob) -> list[OpenLoopResult]:
+    """Run jobs side by side, each in its own process; return their results in order."""
+    return await run_jobs(MODULE, jobs, OpenLoopResult)
 
 
 def counts(result: OpenLoopResult) -> Counter[str]:
@@ -334,5 +320,4 @@ def counts(result: OpenLoopResult) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=OpenLoopJob)
-    sys.stdout.buffer.write(msgspec.json.encode(Generator(job).run()))
+    do_job(OpenLoopJob, lambda job: Generator(job).run())

@@ -9,41 +9,33 @@ is requested ten times a second meanwhile.
     python -m benchmarks.overload --only texts --factors 5 --seconds 10
 """
 
-import json
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import cyclopts
-import pybase64
 import trio
 from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.load import LoadJob, run_load
-from benchmarks.machine import describe_machine, stolen_s
+from benchmarks.machine import stolen_s
 from benchmarks.made_models import IMAGES, make_models
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.open_loop import (
     OpenLoopJob,
     merged,
-    run_job,
-    run_jobs,
+    run_open_loop,
+    run_open_loops,
 )
 from benchmarks.overload_results import KEEP_ALIVE_CLIENTS, Capacity, Overload, Phase, as_document, draw, show
-from benchmarks.report import (
-    RESULTS,
-    open_steps,
-    settings_document,
-    warn_if_busy,
-    write_json,
-)
-from benchmarks.scenarios import jpeg
-from benchmarks.server_state import resident_mib, wait_idle
+from benchmarks.report import RESULTS, Flags, Names, Report, command_of, open_steps
+from benchmarks.scenarios import body_of, jpeg_url
+from benchmarks.server_state import resident_mib, wait_idle, watch_memory
 from benchmarks.servers import Server, open_ours
 
 TOKENS = 34
@@ -67,8 +59,8 @@ class Settings:
     seconds: float = 60.0
     capacity_seconds: float = 10.0
     factors: Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())] = (1.0, 2.0, 5.0, 10.0)
-    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = ()
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    only: Names = ()
+    flags: Flags = ()
     generators: int = 2
     timeout_s: float = 20.0
     poisson: bool = False
@@ -92,7 +84,7 @@ class Kind:
 
 def texts(_: Path) -> Kind:
     """Return requests of a text each."""
-    return Kind("texts", [_body(MODEL_NAME, input=text) for text in Texts().make(512, TOKENS)])
+    return Kind("texts", [body_of(MODEL_NAME, input=text) for text in Texts().make(512, TOKENS)])
 
 
 def texts_to_several_processes(folder: Path) -> Kind:
@@ -105,14 +97,13 @@ def batches(_: Path) -> Kind:
     """Return requests of many texts each."""
     made = Texts()
     return Kind(
-        "batches", [_body(MODEL_NAME, input=made.make(TEXTS_PER_BATCH, TOKENS)) for _ in range(32)], clients=(2, 4)
+        "batches", [body_of(MODEL_NAME, input=made.make(TEXTS_PER_BATCH, TOKENS)) for _ in range(32)], clients=(2, 4)
     )
 
 
 def images(folder: Path) -> Kind:
     """Return requests of an image each, none of them in the cache."""
-    urls = [f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(seed, PICTURE)).decode()}" for seed in range(64)]
-    bodies = [_body(IMAGES, input=[url], modality="image") for url in urls]
+    bodies = [body_of(IMAGES, input=[jpeg_url(seed, PICTURE)], modality="image") for seed in range(64)]
     return Kind("images", bodies, (f"{IMAGES}={make_models(folder)[IMAGES]}", "--plugins", "benchmarks.no_image_cache"))
 
 
@@ -123,10 +114,6 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "images": images,
 }
 """What is sent, by the names that ``--only`` takes; a folder for models is the argument."""
-
-
-def _body(model: str, **fields: Any) -> str:
-    return json.dumps({"model": model, "encoding_format": "base64", **fields})
 
 
 async def measure_capacity(server: Server, kind: Kind, settings: Settings) -> Capacity:
@@ -144,7 +131,7 @@ async def measure_capacity(server: Server, kind: Kind, settings: Settings) -> Ca
 async def measure_goodput(server: Server, kind: Kind, clients: int, settings: Settings) -> float:
     """Return the requests/s of closed-loop clients. Cancellation: at once."""
     job = OpenLoopJob(port=server.port, bodies=kind.bodies, clients=clients, seconds=settings.capacity_seconds)
-    return (await run_job(job)).goodput
+    return (await run_open_loop(job)).goodput
 
 
 def jobs_of(server: Server, kind: Kind, per_s: float, settings: Settings) -> list[OpenLoopJob]:
@@ -172,27 +159,21 @@ async def measure_phase(server: Server, kind: Kind, factor: float, clients: int,
     stolen, began = stolen_s(), trio.current_time()
     before = resident_mib(server)
     probe = OpenLoopJob(port=server.port, path="/health", per_s=HEALTH_PER_S, seconds=settings.seconds)
-    async with watch_memory(server) as peak:
-        *loads, health = await run_jobs(*jobs_of(server, kind, per_s, settings), probe)
+    async with watch_memory(server) as samples:
+        *loads, health = await run_open_loops(*jobs_of(server, kind, per_s, settings), probe)
         settled = await wait_idle(server)
     stolen = (stolen_s() - stolen) / (trio.current_time() - began)
-    return Phase(factor, capacity, merged(loads), health, before, max(peak), resident_mib(server), settled, stolen)
-
-
-@asynccontextmanager
-async def watch_memory(server: Server) -> AsyncIterator[list[float]]:
-    """Collect the server's memory, MiB, every second for as long as the block."""
-    seen = [resident_mib(server)]
-
-    async def watch() -> None:
-        while True:
-            await trio.sleep(1)
-            seen.append(resident_mib(server))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        yield seen
-        nursery.cancel_scope.cancel(reason="the block is left")
+    return Phase(
+        factor,
+        capacity,
+        merged(loads),
+        health,
+        before,
+        max(mib for _, mib in samples),
+        resident_mib(server),
+        settled,
+        stolen,
+    )
 
 
 async def measure(kind: Kind, settings: Settings) -> Overload:
@@ -210,8 +191,7 @@ async def measure(kind: Kind, settings: Settings) -> Overload:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("overload", settings)
     measured: list[Overload] = []
     with tempfile.TemporaryDirectory() as folder:
         chosen = [make(Path(folder)) for name, make in KINDS.items() if not settings.only or name in settings.only]
@@ -220,14 +200,11 @@ async def run(settings: Settings) -> None:
                 name = kind.name + (f", round {number + 1}" if number else "")
                 measured.append(await measure(attrs.evolve(kind, name=name), settings))
     show(measured)
-    document = {"machine": machine, "settings": settings_document(settings), "loads": [*map(as_document, measured)]}
-    write_json(settings.output_dir, "overload", document)
+    report.write(loads=[*map(as_document, measured)])
     draw(measured, settings.output_dir)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure what a server does with more requests than it can compute."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

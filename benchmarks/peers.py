@@ -13,21 +13,19 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import attrs
 import cyclopts
 import httpx
 import psutil
-import trio
 from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.aim import COLUMNS, Aim
 from benchmarks.answers import ask, bodies_of, embeddings_body, vectors_of
 from benchmarks.load import LoadJob, run_load
-from benchmarks.machine import describe_machine
 from benchmarks.model import (
     MODEL_NAME,
     MODEL_PATH,
@@ -38,16 +36,7 @@ from benchmarks.model import (
     oracle_vectors,
     result_name,
 )
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_steps,
-    print_table,
-    settings_document,
-    warn_if_busy,
-    write_figure,
-    write_json,
-)
+from benchmarks.report import RESULTS, Numbers, Report, command_of, open_figure, open_steps, print_table, write_figure
 from benchmarks.rounds import Rounds
 from benchmarks.thread_clocks import listening_process
 from benchmarks.variants import LONG_TEXTS, OURS, PATIENT, open_variants, say_not_measured
@@ -132,7 +121,7 @@ class Load:
         return f"{self.clients} clients, {self.batch} × {self.tokens} tokens"
 
 
-Many = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+Many = Numbers
 
 
 @Parameter(name="*")
@@ -277,8 +266,7 @@ def draw(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
 
 async def run(settings: Settings) -> None:
     """Check the answers, measure, report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report(settings.result, settings)
     most = max(settings.batches)
     making, name = Texts(settings.model), name_of(settings.model)
     texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
@@ -292,23 +280,19 @@ async def run(settings: Settings) -> None:
         cosines = {peer.name: await check(peer, texts, settings.model, least[peer.name]) for peer in peers}
         measured = await measure(peers, texts, settings)
     show(peers, measured, settings)
-    document: dict[str, Any] = {
-        "machine": machine,
-        "settings": {**settings_document(settings), "model": name},
-        "peers": [attrs.asdict(peer) for peer in peers],
-        "least_cosine_with_float32": cosines,
-        "loads": [
+    report.write(
+        settings={"model": name},
+        peers=[attrs.asdict(peer) for peer in peers],
+        least_cosine_with_float32=cosines,
+        loads=[
             {"server": name, **attrs.asdict(load), "rounds": [attrs.asdict(result) for result in results]}
             for (name, load), results in measured.results.items()
         ],
-    }
-    write_json(settings.output_dir, settings.result, document)
+    )
     draw(peers, measured, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Compare our server with servers that run already."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from benchmarks.engines import compile_graph, file_of
+from benchmarks.graphs import compile_graph, graph_of
 from benchmarks.offline import thread_counts
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
@@ -56,10 +56,10 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, Any]:
     async with open_own_engine(model, OwnModelOptions(), task, TextOptions()) as engine:
         batches, padding = await batches_of(engine, path)
         runner: Any = engine.service.default.engine.worker.loaded  # type: ignore[union-attr]
-    computes, inputs, file = [runner.launch], batches, file_of(runner)
-    if file is not None:
+    computes, inputs, graph = [runner.launch], batches, graph_of(runner)
+    if graph is not None:
         cores = thread_counts()[-1]
-        compiled = compile_graph(file, cores, streams=cores)
+        compiled = compile_graph(graph, cores, streams=cores)
         names = [of_model.any_name for of_model in compiled.inputs]
         inputs = [Rows(batch.requests, runner.model.pad_token_id).arrays(names) for batch in batches]
         requests = [compiled.create_infer_request() for _ in range(cores)]
@@ -79,7 +79,7 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, Any]:
             for compute in computes:
                 nursery.start_soon(compute_until, began + lasts_s, compute)
     took = time.perf_counter() - began
-    return {"rows_per_s": rows / took, "padding": padding, "by": file.name if file else "torch"}
+    return {"rows_per_s": rows / took, "padding": padding, "by": graph.name if graph else "torch"}
 
 
 def measure_here(model: str, path: Path, seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import cyclopts
 import trio
@@ -24,9 +24,8 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.full_server import POINTS
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.report import RESULTS, open_steps, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.report import RESULTS, Names, Report, command_of, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT, Server, free_port, open_process, wait_for_ok
 from trio_pool_serve.load.client_connection import request_bytes
@@ -56,9 +55,9 @@ class Settings:
 
     rounds: int = 25
     requests: int = 160
-    checkouts: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (str(ROOT),)
+    checkouts: Names = (str(ROOT),)
     models: int = 1
-    without: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = tuple(POINTS)
+    without: Names = tuple(POINTS)
     output_dir: Path = RESULTS
 
 
@@ -151,8 +150,7 @@ async def measure(server: Server, kind: Kind, texts: list[str], requests: int) -
 
 async def run(settings: Settings) -> None:
     """Measure in rounds, and write the results. Cancellation: at once; the servers are stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("refusal_costs", settings)
     texts = Texts().make(LARGE_TEXTS, 34)
     wanted = {checkout: (checkout, "", settings.models) for checkout in settings.checkouts}
     wanted |= {f"without {point}": (settings.checkouts[-1], point, settings.models) for point in settings.without}
@@ -166,11 +164,12 @@ async def run(settings: Settings) -> None:
                 for kind in get_args(Kind):
                     for name, server in servers.items():
                         rounds.add((name, kind), await measure(server, kind, texts, settings.requests))
-    report(settings, list(wanted), rounds, machine)
+    show(list(wanted), rounds)
+    report.write(costs=rounds.as_document("server", "kind"))
 
 
-def report(settings: Settings, servers: Sequence[str], rounds: Rounds[tuple[str, Kind]], machine: Any) -> None:
-    """Print and write the results."""
+def show(servers: Sequence[str], rounds: Rounds[tuple[str, Kind]]) -> None:
+    """Print the table."""
     rows = []
     for name in servers:
         costs = [f"{rounds.median((name, kind), 'cpu_us'):.0f}" for kind in get_args(Kind)]
@@ -179,14 +178,9 @@ def report(settings: Settings, servers: Sequence[str], rounds: Rounds[tuple[str,
         rows.append([name, *map("{} ({}, ≥ {})".format, costs, ratios, least)])
     title = f"The server's CPU time per refused request, µs (÷ {servers[0]}, the least), {MODEL_NAME}"
     print_table(title, ["server", *get_args(Kind)], rows)
-    document = {"machine": machine, "costs": rounds.as_document("server", "kind")}
-    document["settings"] = settings_document(settings)
-    write_json(settings.output_dir, "refusal_costs", document)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure what refusals cost the event loop."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

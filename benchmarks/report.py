@@ -1,18 +1,24 @@
-"""Results for machines and for people."""
+"""Results for machines and for people, and the command by which a script makes them."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import attrs
 import matplotlib as mpl
+import trio
+from attrs import Factory, frozen
+from cyclopts import Parameter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from benchmarks.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -26,11 +32,61 @@ BUSY = 0.3
 servers spin: comparisons are then wrong, and not just noisy."""
 
 
+Names: TypeAlias = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
+Numbers: TypeAlias = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+Flags: TypeAlias = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)]
+
+
+def command_of(run: Callable[..., Any]) -> Callable[..., None]:
+    """Return the command of a script: it runs ``run`` in trio with the settings of its annotation."""
+    kind = get_type_hints(run)["settings"]
+
+    def main(settings: Any = kind()) -> None:  # noqa: B008  (frozen)
+        trio.run(run, settings)
+
+    main.__annotations__["settings"] = kind
+    main.__doc__ = (sys.modules[run.__module__].__doc__ or "").partition("\n")[0]
+    return main
+
+
 def warn_if_busy(machine: dict[str, Any]) -> None:
     """Print a warning if the machine is too busy for a result; ``machine`` is from ``describe_machine``."""
     load = machine["load_average_before"]
     if load > BUSY:
         console.print(f"the load average is {load:.2f}: these numbers will mean little", style="yellow")
+
+
+def settings_document(settings: Any) -> dict[str, Any]:
+    """Return a script's settings for JSON, without the folder of its results."""
+    return attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir")
+
+
+@frozen
+class Report:
+    """The results of a script. It is made before measuring, because it describes the machine, and warns if it is busy.
+
+    ``name`` is that of the files; ``settings`` has their folder, ``output_dir``.
+    """
+
+    name: str
+    settings: Any
+    machine: dict[str, Any] = Factory(describe_machine)
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_busy(self.machine)
+
+    def write(self, settings: dict[str, Any] | None = None, **results: Any) -> None:
+        """Write the results with the machine and the settings, and the tables that were printed.
+
+        ``settings`` take the place of those of the same names.
+        """
+        settings = settings_document(self.settings) | (settings or {})
+        document = {"machine": self.machine, "settings": settings, **results}
+        write_json(self.settings.output_dir, self.name, document)
+
+    def write_figure(self, figure: Figure) -> None:
+        """Write a plot beside the results."""
+        write_figure(figure, self.settings.output_dir, self.name)
 
 
 def open_progress() -> Progress:
@@ -49,11 +105,6 @@ def open_steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
         progress.update(task, description=title, completed=total)
 
 
-def settings_document(settings: Any) -> dict[str, Any]:
-    """Return a script's settings for JSON, but where its results go."""
-    return attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir")
-
-
 def add_markdown(text: str) -> None:
     """Have a text written by ``write_json`` as the tables are."""
     _tables.append(text.strip())
@@ -62,7 +113,7 @@ def add_markdown(text: str) -> None:
 def write_json(folder: Path, name: str, document: dict[str, Any]) -> None:
     """Write ``document`` to ``folder/name.json``, and the tables printed before to ``folder/name.md``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=2, default=str) + "\n")
     (folder / f"{name}.md").write_text("\n\n".join([*_tables, _provenance(document)]) + "\n")
     _tables.clear()
     console.print(f"written: {name}.json, {name}.md", highlight=False)

@@ -6,7 +6,6 @@ One text of 34 tokens per request. The server runs as usual and is observed from
     python -m benchmarks.request_profile --server-flags "--engine process --api-workers 2"
 """
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -14,26 +13,25 @@ from typing import Annotated, Any
 
 import attrs
 import cyclopts
-import httpx
 import numpy as np
-import trio
 from attrs import frozen
 from cyclopts import Parameter
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from benchmarks.answers import bodies_of, check_answers
 from benchmarks.load import LoadJob, LoadResult, run_load
-from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
+from benchmarks.model import MODEL_NAME, Texts, oracle_vectors
 from benchmarks.report import (
     RESULTS,
+    Numbers,
+    Report,
     add_markdown,
+    command_of,
     console,
     open_figure,
     open_progress,
-    warn_if_busy,
     write_figure,
-    write_json,
 )
 from benchmarks.servers import Server, open_ours
 from benchmarks.stack_samples import ORDER, record_stacks
@@ -57,7 +55,7 @@ class Settings:
 
     rounds: int = 3
     seconds: float = 10.0
-    clients: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 32)
+    clients: Numbers = (1, 32)
     server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     """More flags for the server."""
     stacks_per_s: int = 150
@@ -84,16 +82,6 @@ class Subject:
         """Load it; every request counts, also those of the first moments."""
         job = LoadJob(port=self.server.port, bodies=self.bodies, clients=clients, seconds=seconds, ramp_s=0.0)
         return await run_load(job)
-
-    async def check(self, oracle: np.ndarray) -> float:
-        """Return the least cosine of its vectors with the oracle's. Raises ``WrongAnswerError``."""
-        async with httpx.AsyncClient(base_url=self.server.url, trust_env=False, timeout=60) as client:
-            vectors = []
-            for body in self.bodies[: len(oracle)]:
-                headers = {"Content-Type": "application/json"}
-                answer = await client.post("/v1/embeddings", content=body, headers=headers)
-                vectors.append(answer.raise_for_status().json()["data"][0]["embedding"])
-        return check_vectors(np.array(vectors, dtype=np.float32), oracle)
 
     async def observe(self, observed: Observed, clients: int, settings: Settings) -> None:
         """Make one pass of each kind. One at a time: none sees what another costs."""
@@ -212,41 +200,34 @@ def _clients(profile: RequestProfile) -> str:
 
 async def run(settings: Settings) -> None:
     """Check the answers, measure, report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("request_profile", settings)
     texts = Texts().make(TEXTS, TOKENS)
-    bodies = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "float"}) for text in texts]
-    oracle = oracle_vectors(texts[:CHECKED_TEXTS])
     async with open_ours(*shlex.split(settings.server_flags)) as server:
-        subject = Subject(server, server_process(server.port), bodies)
-        cosine = await subject.check(oracle)
+        subject = Subject(server, server_process(server.port), bodies_of(texts))
+        checked = texts[:CHECKED_TEXTS]
+        cosine = await check_answers(server.url, checked, oracle_vectors(checked))
         observed, names = await measure(subject, settings)
     cast = Cast.of(observed.values(), names)
     profiles = [make_profile(clients, here, cast) for clients, here in observed.items()]
-    write_tables(profiles, settings, machine)
+    write_tables(profiles, settings, report.machine)
     for profile in profiles:
         if profile.other_share > MOST_OTHER:
             console.print(f"{profile.other_share:.0%} of the time has no stage: STAGES is out of date", style="yellow")
-    document = {
-        "machine": machine,
-        "settings": attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir"),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "model": MODEL_NAME,
-        "tokens": TOKENS,
-        "least_cosine_with_float32": cosine,
-        "profiles": [attrs.asdict(profile) for profile in profiles],
-        "loads": {
+    report.write(
+        omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
+        model=MODEL_NAME,
+        tokens=TOKENS,
+        least_cosine_with_float32=cosine,
+        profiles=[attrs.asdict(profile) for profile in profiles],
+        loads={
             clients: {kind: [attrs.asdict(result) for result in results] for kind, results in here.loads.items()}
             for clients, here in observed.items()
         },
-    }
-    write_json(settings.output_dir, "request_profile", document)
+    )
     draw(profiles, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Profile one request from outside the server."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,14 @@ from typing import Any, TypeAlias
 
 import attrs
 import cyclopts
-import httpx
-import numpy as np
-import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.load import LoadJob, LoadResult, health_probe, run_load, run_load_and_probe
-from benchmarks.machine import describe_machine
+from benchmarks.answers import check_answers
+from benchmarks.load import LoadJob, LoadResult, health_probe, run_load, run_loads
 from benchmarks.made_models import make_models
-from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
-from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.model import MODEL_NAME, Texts, oracle_vectors
+from benchmarks.report import RESULTS, Report, command_of, open_figure, open_progress, print_table, write_figure
 from benchmarks.scenarios import FLAGS, TOKENS, Scenario, scenarios
 from benchmarks.server_state import samples_of
 from benchmarks.servers import Server, open_on_loop, open_ours
@@ -103,7 +100,7 @@ async def observe(server: Server, scenario: Scenario, seconds: float, into: Obse
     before = await scrape_lag(server)
     if scenario.clients:
         load = LoadJob(port=server.port, bodies=scenario.bodies, clients=scenario.clients, seconds=seconds)
-        busy, health = await run_load_and_probe(load, probe)
+        busy, health = await run_loads(load, probe)
         into.loads.append(busy)
     else:
         health = await run_load(probe)
@@ -124,14 +121,6 @@ async def measure(servers: list[Server], settings: Settings) -> Measured:
                     await observe(server, scenario, settings.seconds, measured[scenario.name, server.name])
                     progress.advance(task)
     return measured
-
-
-async def check(server: Server, texts: list[str], oracle: np.ndarray) -> float:
-    """Return the least cosine of a server's vectors with the oracle's. Raises ``WrongAnswerError``."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        answer = await client.post(f"{server.url}/v1/embeddings", json={"input": texts})
-    rows = [item["embedding"] for item in answer.raise_for_status().json()["data"]]
-    return check_vectors(np.array(rows, dtype=np.float32), oracle)
 
 
 def show(measured: Measured) -> None:
@@ -178,30 +167,20 @@ def as_document(measured: Measured) -> list[dict[str, Any]]:
 
 async def run(settings: Settings) -> None:
     """Check the answers, measure, report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("responsiveness", settings)
     texts = Texts().make(32, TOKENS)
     oracle = oracle_vectors(texts)
     with tempfile.TemporaryDirectory() as folder:
         made = [f"{name}={path}" for name, path in make_models(Path(folder)).items()]
         async with open_ours(*made, *FLAGS) as ours, open_on_loop(*made, *FLAGS) as on_loop:
-            cosines = {server.name: await check(server, texts, oracle) for server in (ours, on_loop)}
+            cosines = {server.name: await check_answers(server.url, texts, oracle) for server in (ours, on_loop)}
             measured = await measure([ours, on_loop], settings)
     show(measured)
-    document = {
-        "machine": machine,
-        "settings": attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir"),
-        "model": MODEL_NAME,
-        "least_cosine_with_float32": cosines,
-        "scenarios": as_document(measured),
-    }
-    write_json(settings.output_dir, "responsiveness", document)
+    report.write(model=MODEL_NAME, least_cosine_with_float32=cosines, scenarios=as_document(measured))
     draw(measured, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure how the loop's other work fares under load."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ sockets.
     python -m benchmarks.scaling_constants
 """
 
-import json
 import os
 import threading
 import time
@@ -26,11 +25,11 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
+from benchmarks.answers import embeddings_body
 from benchmarks.engine_rows import InstantRunner
 from benchmarks.load import LoadJob, run_load
-from benchmarks.machine import describe_machine
-from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
+from benchmarks.model import MODEL_PATH, Texts
+from benchmarks.report import RESULTS, Report, open_steps, print_table
 from benchmarks.server_state import total_of
 from benchmarks.servers import open_ours
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
@@ -128,7 +127,7 @@ async def measure_requests(seconds: float) -> tuple[float, float]:
     async with open_ours("--engine", "process", "--replicas", "1") as server:
         for rows in (1, ROWS_OF_SEVERAL):
             inputs = [texts[begin : begin + rows] for begin in range(0, len(texts), rows)]
-            bodies = [json.dumps({"model": MODEL_NAME, "input": each, "encoding_format": "base64"}) for each in inputs]
+            bodies = [embeddings_body(each, encoding_format="base64") for each in inputs]
             job = LoadJob(port=server.port, bodies=bodies, clients=CLIENTS, seconds=seconds, ramp_s=0.0)
             await run_load(attrs.evolve(job, seconds=min(1.0, seconds)))
             loop_s, answered = _loop_s(server.pid), await total_of(server, ANSWERED)
@@ -218,7 +217,7 @@ def middle(found: Sequence[Constants]) -> Constants:
 
 def main(settings: Settings = Settings()) -> None:
     """Measure the constants."""
-    machine = describe_machine()
+    report = Report("scaling_constants", settings)
     rounds, batches = [], []
     with open_steps("constants", settings.rounds) as step:
         for number in range(settings.rounds):
@@ -250,14 +249,11 @@ def main(settings: Settings = Settings()) -> None:
             for typical in [median(seconds)]
         ],
     )
-    document = {
-        "machine": machine,
-        "settings": settings_document(settings),
-        "constants": attrs.asdict(constants),
-        "rounds": [attrs.asdict(each) for each in rounds],
-        "batches_s": [dict(zip(map("{0[0]} × {0[1]}".format, SHAPES), times, strict=True)) for times in batches],
-    }
-    write_json(settings.output_dir, "scaling_constants", document)
+    report.write(
+        constants=attrs.asdict(constants),
+        rounds=[attrs.asdict(each) for each in rounds],
+        batches_s=[dict(zip(map("{0[0]} × {0[1]}".format, SHAPES), times, strict=True)) for times in batches],
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,22 +53,27 @@ def scenarios() -> list[Scenario]:
     talk = [{"role": "user", "content": texts[0]}]
     return [
         Scenario("idle", [], 0),
-        Scenario("32 text clients", [_body(MODEL_NAME, input=text) for text in texts], 32),
-        Scenario("1024 texts a request", [_body(MODEL_NAME, input=texts)], 1),
-        Scenario("a text of 1 MB", [_body(MODEL_NAME, input=large, truncate_prompt_tokens=-1)], 1),
-        Scenario("16 image clients, 1 megapixel", _image_bodies(), IMAGE_CLIENTS),
+        Scenario("32 text clients", [body_of(MODEL_NAME, input=text) for text in texts], 32),
+        Scenario("1024 texts a request", [body_of(MODEL_NAME, input=texts)], 1),
+        Scenario("a text of 1 MB", [body_of(MODEL_NAME, input=large, truncate_prompt_tokens=-1)], 1),
+        Scenario(
+            "16 image clients, 1 megapixel",
+            [body_of(IMAGES, input=[jpeg_url(seed)], modality="image") for seed in range(IMAGE_CLIENTS)],
+            IMAGE_CLIENTS,
+        ),
         Scenario(f"prompt_embeds, {EMBEDS_ROWS} × {HIDDEN} bfloat16", [_embeds_body()], 1),
-        Scenario("a slow chat template", [_body(EMBEDS, messages=talk, chat_template=SLOW_TEMPLATE)], 1),
+        Scenario("a slow chat template", [body_of(EMBEDS, messages=talk, chat_template=SLOW_TEMPLATE)], 1),
     ]
 
 
-def _body(model: str, **fields: Any) -> str:
+def body_of(model: str, **fields: Any) -> str:
+    """Return the body of a request for vectors in base64."""
     return json.dumps({"model": model, "encoding_format": "base64", **fields})
 
 
-def _image_bodies() -> Sequence[str]:
-    urls = [f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(seed)).decode()}" for seed in range(IMAGE_CLIENTS)]
-    return [_body(IMAGES, input=[url], modality="image") for url in urls]
+def jpeg_url(seed: int, size: tuple[int, int] = IMAGE_SIZE) -> str:
+    """Return a ``data:`` URL of ``jpeg``."""
+    return f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(seed, size)).decode()}"
 
 
 def jpeg(seed: int, size: tuple[int, int] = IMAGE_SIZE) -> bytes:
@@ -89,4 +93,4 @@ def _embeds_body() -> str:
 
     torch.manual_seed(0)
     serialised = save({"embeds": torch.randn(EMBEDS_ROWS, HIDDEN).bfloat16()})
-    return _body(EMBEDS, prompt_embeds=pybase64.b64encode(serialised).decode())
+    return body_of(EMBEDS, prompt_embeds=pybase64.b64encode(serialised).decode())

@@ -17,16 +17,14 @@ from typing import Any
 
 import attrs
 import cyclopts
-import httpx
 import numpy as np
-import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
+from benchmarks.answers import ask, embeddings_body, vectors_of
 from benchmarks.load import LoadJob, LoadResult, run_load, run_loads
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
-from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.report import RESULTS, Report, command_of, open_figure, open_progress, print_table, write_figure
 from benchmarks.server_state import samples_of
 from benchmarks.servers import Server, open_ours
 
@@ -83,6 +81,9 @@ async def scrape_tokens(server: Server) -> TokensComputed:
     return TokensComputed(*(samples[name] for name in names))
 
 
+body_of = partial(embeddings_body, encoding_format="base64")
+
+
 @frozen
 class Bodies:
     """The bodies of all requests."""
@@ -96,10 +97,10 @@ class Bodies:
     def make(cls, texts: Texts) -> "Bodies":
         """Return the bodies; the texts are the same in every run."""
         return cls(
-            short=[_body(text) for text in texts.make(512, SHORT)],
-            long=[_body(text) for text in texts.make(64, LONG)],
-            single=[_body(text) for text in texts.make(512, SINGLE)],
-            noisy=[_body(texts.make(NOISY_INPUTS, SINGLE))],
+            short=[body_of(text) for text in texts.make(512, SHORT)],
+            long=[body_of(text) for text in texts.make(64, LONG)],
+            single=[body_of(text) for text in texts.make(512, SINGLE)],
+            noisy=[body_of(texts.make(NOISY_INPUTS, SINGLE))],
         )
 
     @property
@@ -108,10 +109,6 @@ class Bodies:
         every = round(1 / LONG_SHARE) - 1
         slices = [self.short[start : start + every] for start in range(0, len(self.short) - every, every)]
         return [body for some, long in zip(slices, self.long, strict=False) for body in (*some, long)]
-
-
-def _body(texts: str | Sequence[str]) -> str:
-    return json.dumps({"model": MODEL_NAME, "input": texts, "encoding_format": "base64"})
 
 
 @frozen
@@ -202,12 +199,8 @@ async def check(server: Server, by_length: Sequence[Sequence[str]]) -> float:
     Raises ``WrongAnswerError``. The oracle computes each length by itself, without padding.
     """
     texts = [[json.loads(body)["input"] for body in bodies] for bodies in by_length]
-    oracle = np.concatenate([oracle_vectors(some) for some in texts])
-    together = [text for some in texts for text in some]
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        answer = await client.post(f"{server.url}/v1/embeddings", json={"input": together})
-    rows = [item["embedding"] for item in answer.raise_for_status().json()["data"]]
-    return check_vectors(np.array(rows, dtype=np.float32), oracle)
+    answer = await ask(server.url, embeddings_body([text for some in texts for text in some]))
+    return check_vectors(vectors_of(answer.json()), np.concatenate([oracle_vectors(some) for some in texts]))
 
 
 def show(measured: dict[str, Observations]) -> None:
@@ -258,8 +251,7 @@ def as_document(measured: dict[str, Observations], todo: list[Scenario]) -> list
 
 async def run(settings: Settings) -> None:
     """Check the answers, measure, report."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("scheduling", settings)
     bodies = Bodies.make(Texts())
     checked = [bodies.short[:16], bodies.long[:2], bodies.single[:16]]
     async with open_ours(f"--max-model-len={LONG}") as server:
@@ -267,22 +259,17 @@ async def run(settings: Settings) -> None:
         capacity, todo = await scenarios(server, bodies, settings)
         measured = await measure(server, todo, settings)
     show(measured)
-    document = {
-        "machine": machine,
-        "settings": attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir"),
-        "model": MODEL_NAME,
-        "tokens": {"short": SHORT, "long": LONG, "single": SINGLE, "long_share": LONG_SHARE},
-        "least_cosine_with_float32": cosine,
-        "mixed_capacity_per_s": capacity,
-        "scenarios": as_document(measured, todo),
-    }
-    write_json(settings.output_dir, "scheduling", document)
+    report.write(
+        model=MODEL_NAME,
+        tokens={"short": SHORT, "long": LONG, "single": SINGLE, "long_share": LONG_SHARE},
+        least_cosine_with_float32=cosine,
+        mixed_capacity_per_s=capacity,
+        scenarios=as_document(measured, todo),
+    )
     draw(measured, settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure the latency of short queries next to long ones, and next to a noisy neighbour."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

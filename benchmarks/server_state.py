@@ -1,7 +1,8 @@
 """What a running server holds: its memory, its metrics, and what ``/load`` says that it still has to do."""
 
 import itertools
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -24,6 +25,23 @@ def resident_mib(server: Server) -> float:
         with suppress(psutil.Error):
             total += psutil.Process(pid).memory_info().rss
     return total / 2**20
+
+
+@asynccontextmanager
+async def watch_memory(server: Server, *, every_s: float = 1.0) -> AsyncIterator[list[tuple[float, float]]]:
+    """Sample the server's resident memory for as long as the block: seconds since its begin, and MiB."""
+    began = trio.current_time()
+    samples: list[tuple[float, float]] = []
+
+    async def watch() -> None:
+        while True:
+            samples.append((trio.current_time() - began, resident_mib(server)))
+            await trio.sleep(every_s)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        yield samples
+        nursery.cancel_scope.cancel(reason="the block is left")
 
 
 async def samples_of(server: Server, *names: str) -> list[Sample]:

@@ -8,7 +8,6 @@ has risen by more than it goes up and down anyway: trio's threads end when they 
     python -m benchmarks.soak --minutes 30
 """
 
-import itertools
 import json
 import shutil
 import tempfile
@@ -16,33 +15,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import attrs
 import cyclopts
-import httpx
 import numpy as np
 import psutil
-import pybase64
 import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
 from benchmarks.made_models import IMAGES, make_models
 from benchmarks.memory import memory_of
-from benchmarks.mixed_requests import MixedRequest, mixed_request
+from benchmarks.mixed_requests import MixedRequest, mixed_request, send_all
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.report import (
-    RESULTS,
-    open_figure,
-    open_progress,
-    print_table,
-    settings_document,
-    write_figure,
-    write_json,
-)
-from benchmarks.scenarios import jpeg
+from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_progress, print_table, write_figure
+from benchmarks.scenarios import jpeg_url
 from benchmarks.server_state import total_of, wait_idle
 from benchmarks.servers import Server, open_server
 from benchmarks.thread_clocks import process_tree
@@ -70,7 +58,7 @@ class Settings:
     minutes: float = 30.0
     every_s: float = 5.0
     clients: int = 8
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = (
+    flags: Flags = (
         "--max-queue-s",
         "60",
     )
@@ -150,29 +138,24 @@ def image_request(number: int, pictures: Sequence[str]) -> MixedRequest:
 async def measure(server: Server, settings: Settings, words: list[str], pictures: Sequence[str]) -> Soak:
     """Keep the server busy and watch it. Cancellation: at once."""
     soak = Soak()
-    numbers = itertools.count()
     sent = 0
     began = time.monotonic()
     end = began + 60 * settings.minutes
 
-    async def send(numbers: Iterator[int] = numbers) -> None:
+    def requests() -> Iterator[MixedRequest]:
         nonlocal sent
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as client:
-            for number in numbers:
-                if time.monotonic() >= end:
-                    return
-                request = mixed_request(words, number, MAX_REQUEST_TOKENS)
-                if number % IMAGE_EVERY == 0:
-                    request = image_request(number, pictures)
-                try:
-                    await request.send(client)
-                except Exception as error:  # the soak goes on, and reports it
-                    soak.failed.append(f"{type(error).__name__}: {error}"[:200])
-                sent += 1
+        while time.monotonic() < end:
+            sent += 1
+            if sent % IMAGE_EVERY == 0:
+                yield image_request(sent, pictures)
+            else:
+                yield mixed_request(words, sent, MAX_REQUEST_TOKENS)
+
+    def note(error: Exception) -> None:  # the soak goes on, and reports it
+        soak.failed.append(f"{type(error).__name__}: {error}"[:200])
 
     async with trio.open_nursery() as nursery:
-        for _ in range(settings.clients):
-            nursery.start_soon(send)
+        nursery.start_soon(send_all, server.url, requests(), settings.clients, note)
         with open_progress() as progress:
             task = progress.add_task("soak", total=round(60 * settings.minutes))
             while (now := time.monotonic()) < end:
@@ -230,9 +213,9 @@ def write_long_model(folder: Path) -> Path:
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
+    report = Report("soak", settings)
     words = Texts().words
-    pictures = [f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(n, (256, 256))).decode()}" for n in range(PICTURES)]
+    pictures = [jpeg_url(number, (256, 256)) for number in range(PICTURES)]
     soaks: list[Soak] = []
     with tempfile.TemporaryDirectory() as folder:
         images = make_models(Path(folder))[IMAGES]
@@ -246,17 +229,11 @@ async def run(settings: Settings) -> None:
         {"per_hour": {name: soak.trend(name).per_hour for name in MOST_PER_HOUR}, **attrs.asdict(soak)}
         for soak in soaks
     ]
-    write_json(
-        settings.output_dir,
-        "soak",
-        {"machine": machine, "settings": settings_document(settings), "servers": servers},
-    )
+    report.write(servers=servers)
     draw(soaks[-1], settings)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Keep a server busy for long, and watch what it holds."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import attrs
 import cyclopts
@@ -24,10 +23,10 @@ from benchmarks import memory_growth
 from benchmarks.aim import COLUMNS, Aim
 from benchmarks.bert_shapes import write_bert
 from benchmarks.first_answer import SERVE, Start, median_start, open_start
-from benchmarks.machine import describe_machine
 from benchmarks.memory import ProcessMemory, memory_by_holder
+from benchmarks.mixed_requests import mixed_request, send_all
 from benchmarks.model import MODEL_NAME, Texts
-from benchmarks.report import RESULTS, console, print_table, settings_document, warn_if_busy, write_json
+from benchmarks.report import RESULTS, Report, command_of, console, print_table
 
 TORCH, FIRST, LATER, WORKERS = "torch", "first start", "later start", "later start, 4 API workers and 1 engine process"
 BASE_FIRST, BASE = "base size, first start", "base size, later start"
@@ -108,7 +107,9 @@ async def measure(name: str, command: Sequence[str], measured: Measured, mixed_r
         measured.pss_mib.append(sum(process.pss_mib for process in processes))
         if mixed_requests:
             measured.holders["when ready"] = memory_by_holder(server.pid)
-            await memory_growth.send_all(server, memory_growth.Settings(), iter(range(mixed_requests)), Texts().words)
+            words, settings = Texts().words, memory_growth.Settings()
+            requests = (mixed_request(words, n, settings.max_request_tokens) for n in range(mixed_requests))
+            await send_all(server.url, requests, settings.clients)
             measured.holders[AFTER] = memory_by_holder(server.pid)
             await trio.sleep(PAUSE_S)
             measured.holders[f"{PAUSE_S} s later"] = memory_by_holder(server.pid)
@@ -150,7 +151,7 @@ def ratio_to_torch(measured: Mapping[str, Measured], name: str) -> float:
     return median(own.readyz_s / torch.readyz_s for own, torch in pairs)
 
 
-def _document(machine: dict[str, Any], settings: Settings, measured: Mapping[str, Measured]) -> dict[str, Any]:
+def _write(report: Report, measured: Mapping[str, Measured]) -> None:
     of_each = {
         name: {
             "median": attrs.asdict(median_start(of.starts)),
@@ -161,15 +162,13 @@ def _document(machine: dict[str, Any], settings: Settings, measured: Mapping[str
         for name, of in measured.items()
     }
     reached = [{**attrs.asdict(aim), "value": value} for aim, value in aims(measured)]
-    document = settings_document(settings)
-    named = {**document, "base_model": settings.base_model and settings.base_model.name}
-    return {"machine": machine, "settings": named, "model": MODEL_NAME, "aims": reached, "starts": of_each}
+    base = report.settings.base_model
+    report.write({"base_model": base and base.name}, model=MODEL_NAME, aims=reached, starts=of_each)
 
 
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; servers are stopped."""
-    machine = describe_machine()
-    warn_if_busy(machine)
+    report = Report("start_up", settings)
     with tempfile.TemporaryDirectory() as folder:
         base = settings.base_model or write_bert(Path(folder), "base")
         weights_mib = sum(file.stat().st_size for file in base.glob("*.safetensors")) / MIB
@@ -185,14 +184,12 @@ async def run(settings: Settings) -> None:
                     ready_s, memory = of.starts[-1].readyz_s, of.pss_mib[-1]
                     console.print(f"round {number + 1}: {name}: ready in {ready_s:.2f} s, {memory:.0f} MiB")
             if not is_last:
-                write_json(settings.output_dir, "start_up", _document(machine, settings, measured))
+                _write(report, measured)
     show(measured, weights_mib)
-    write_json(settings.output_dir, "start_up", _document(machine, settings, measured))
+    _write(report, measured)
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure the time and the memory of starts on CPU."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

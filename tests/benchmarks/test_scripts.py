@@ -18,8 +18,6 @@ from benchmarks.report import print_table, write_json
 from benchmarks.rounds import Rounds, median_difference
 from benchmarks.variants import OURS, known
 
-THERE = [script for script in SCRIPTS if script.is_there]
-
 
 def help_of(main, capsys) -> str:
     app = cyclopts.App()
@@ -29,7 +27,7 @@ def help_of(main, capsys) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("script", THERE, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_every_script_says_what_it_takes(script: Script, capsys):
     assert "--output-dir" in help_of(script.module.main, capsys)
     assert len(script.question) > 20
@@ -43,10 +41,10 @@ def test_no_benchmark_is_forgotten():
     folder = all_benchmarks.ROOT / "benchmarks"
     with_main = {path for path in folder.glob("**/*.py") if "cyclopts.run(main)" in path.read_text()}
     names = {path.parent.name if path.stem == "__main__" else path.stem for path in with_main}
-    assert names - {"benchmarks"} == {script.name for script in THERE}
+    assert names - {"benchmarks"} == {script.name for script in SCRIPTS}
 
 
-@pytest.mark.parametrize("script", THERE, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_quick_run_asks_for_what_the_script_has(script: Script, tmp_path):
     app = cyclopts.App()
     app.default(script.module.main)
