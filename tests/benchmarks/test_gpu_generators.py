@@ -11,17 +11,17 @@ from benchmarks.gpu.server_load import Measured, ServerLoad
 from benchmarks.gpu.settings import Settings
 from benchmarks.load import LoadJob
 from benchmarks.servers import Server
-from tests.benchmarks.test_load import counting
+from tests.load.raw_server import ANSWER, answering, raw_server
 
 PART = Generated(finished=10.0, seconds=2.0, cpu_s=0.2, began=5.0, ended=7.0, latencies_s=[0.1, 0.3])
 
 
 async def test_all_processes_together_send_as_many_clients():
-    async with counting() as server:
+    async with raw_server(answering(ANSWER)) as server:
         job = LoadJob(port=server.port, bodies=["one", "two", "three"], clients=5, seconds=0.3, ramp_s=0)
         result = await generate(job, 2, within_s=60)
-    assert result.requests == server.answered > 0
-    assert server.bodies == {b"one", b"two", b"three"}
+    assert result.requests == len(server.requests) > 0
+    assert {request.partition(b"\r\n\r\n")[2] for request in server.requests} == {b"one", b"two", b"three"}
     assert len(result.cpu_shares) == 2
     assert all(0 < share <= 1.5 for share in result.cpu_shares)
     assert 0 < result.p50_ms <= result.p99_ms
@@ -29,14 +29,14 @@ async def test_all_processes_together_send_as_many_clients():
 
 
 async def test_an_answer_that_is_not_200_invalidates_the_load():
-    async with counting(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy") as server:
+    async with raw_server(answering(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy")) as server:
         job = LoadJob(port=server.port, bodies=["one"], clients=4, seconds=30, ramp_s=0)
         with pytest.raises(RequestFailedError, match="UnexpectedAnswerError: 429: busy"):
             await generate(job, 2, within_s=60)
 
 
 async def test_requests_without_an_answer_invalidate_the_load():
-    async with counting(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n...") as server:
+    async with raw_server(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n...")) as server:
         with pytest.raises(RequestFailedError, match="not answered within 3 s"):
             await generate(LoadJob(port=server.port, bodies=["one"], seconds=0.1, ramp_s=0), 1, within_s=3)
 
@@ -80,12 +80,12 @@ async def test_a_429_is_on_the_row_instead_of_a_value(tmp_path):
     measured, findings = Measured(), Findings()
     merged = GeneratedLoad.merge([PART])
     measured.results[FAST] = [merged]  # an earlier round does not count, either
-    async with counting(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n") as server:
+    async with raw_server(answering(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n")) as server:
         job = server_load.load_job(Server("a server", server.port), LOAD, "a model", 0.1)
         assert await server_load._run(LOAD, job, measured, subject) is None
-        answered = server.answered
+        answered = len(server.requests)
         assert await server_load._run(LOAD, job, measured, subject) is None, "it is left out from then on"
-        assert server.answered == answered
+        assert len(server.requests) == answered
     server_load._judge([LOAD], measured, findings)
     value, note = findings.values[FAST]
     assert value is None

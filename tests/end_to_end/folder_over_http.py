@@ -1,6 +1,6 @@
 """A folder that is served for real: the engine and the model of the package, asked through a socket."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from tests.cpu_backend import BY_TORCH
 from trio_pool_serve.config import Config, InputConfig, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Vectors
+
+Record = Callable[[str, str, str, float], None]
+"""The fixture ``record_agreement``."""
 
 WHOLE = {"truncate_prompt_tokens": -1}
 """Cut what is too long at the model's limit, as the oracles do."""
@@ -56,6 +59,16 @@ class AskedFolder:
     async def reranked_as_tei(self, query: str, texts: Sequence[str], **fields: Any) -> Vectors:
         """``/rerank`` with ``texts``: as ``reranked``."""
         return unranked(await self.post("/rerank", query=query, texts=list(texts), **fields), "score", len(texts))
+
+    async def scores_by_route(
+        self, queries: Sequence[str], documents: Sequence[str]
+    ) -> Mapping[str, Sequence[Vectors]]:
+        """Each query's scores with all documents, by every route that gives them."""
+        return {
+            "/score": [await self.scores(query, documents) for query in queries],
+            "/rerank": [await self.reranked(query, documents) for query in queries],
+            "/rerank with texts": [await self.reranked_as_tei(query, documents) for query in queries],
+        }
 
 
 def one_of(families: Iterable[Any], *chosen: Any) -> list[Any]:

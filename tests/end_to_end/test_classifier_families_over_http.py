@@ -11,7 +11,16 @@ import torch
 import transformers
 from torch import nn
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, in_order, of_words, one_of, serving_folder
+from tests.end_to_end.folder_over_http import (
+    WHOLE,
+    AskedFolder,
+    Record,
+    farthest,
+    in_order,
+    of_words,
+    one_of,
+    serving_folder,
+)
 from tests.models.classifier_families import ENCODERS, FAMILIES, PAIRS, write_classifier
 from tests.models.model_families import TEXTS
 from tests.models.test_classification_agreement import LABELS, NAMES, pipeline
@@ -19,8 +28,6 @@ from tests.models.test_reranking_agreement import SOLUTIONS, write_process_rewar
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-4
-
-Record = Callable[[str, str, str, float], None]
 
 
 def by_pipeline(path: Path, inputs: Sequence[Any], **how: Any) -> Vectors:

@@ -1,13 +1,12 @@
 """Each embedding family's answers are those of sentence-transformers, by every route that gives them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, of_words, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, Record, farthest, of_words, one_of, serving_folder
 from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
@@ -17,8 +16,6 @@ SCORE_TOLERANCE = 1e-4
 ORACLE = "SentenceTransformer"
 PROMPTS = {"query": "query: ", "document": "passage: "}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-
-Record = Callable[[str, str, str, float], None]
 
 
 def write(folder: Path, name: str, **settings: Any) -> Path:
@@ -98,11 +95,7 @@ async def scores_differ(path: Path) -> float:
     expected = theirs.similarity(queries, documents).numpy()
     alike = theirs.similarity(theirs.encode(list(QUERIES)), theirs.encode(list(DOCUMENTS))).numpy()
     async with serving_folder(path) as ours:
-        found = {
-            "/score": [await ours.scores(query, DOCUMENTS) for query in QUERIES],
-            "/rerank": [await ours.reranked(query, DOCUMENTS) for query in QUERIES],
-            "/rerank with texts": [await ours.reranked_as_tei(query, DOCUMENTS) for query in QUERIES],
-        }
+        found = await ours.scores_by_route(QUERIES, DOCUMENTS)
         paired = await ours.scores(QUERIES, DOCUMENTS[: len(QUERIES)])
         symmetric = [await similarities(ours, query) for query in QUERIES]
     for rows in found.values():

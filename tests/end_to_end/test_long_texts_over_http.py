@@ -1,6 +1,6 @@
 """With ``--long-text chunk`` the vector of a long text is the mean of its windows', which are texts themselves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from tests.end_to_end.folder_over_http import WHOLE, farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, Record, farthest, one_of, serving_folder
 from tests.end_to_end.test_embedding_families_over_http import PROMPTS, write
 from tests.models.model_families import MAX_LENGTH, TEXTS, reference
 from trio_pool_serve.types import Vectors
@@ -21,8 +21,6 @@ WHOLE_WORDS = ("bert", "distilbert", "mpnet", "xlm-roberta", "t5")
 """Families whose tokenizers have words that are one token wherever they are. Some have vectors of unit length."""
 WORDS_BEHIND_BLANKS = (*WHOLE_WORDS, "roberta", "modernbert", "qwen3")
 """Those, and families whose words are one token behind a blank: windows of them are texts behind a prompt."""
-
-Record = Callable[[str, str, str, float], None]
 
 
 @frozen(eq=False)

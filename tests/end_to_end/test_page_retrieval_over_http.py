@@ -1,6 +1,5 @@
 """Vectors and scores of questions and pages are those of transformers and sentence-transformers, by every route."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import trio
 
 from tests.conftest import wait_idle
-from tests.end_to_end.folder_over_http import farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import Record, farthest, one_of, serving_folder
 from tests.end_to_end.seen_contents import as_base64, as_url, parts
 from tests.models.retrieval_families import assert_same_ranking
 from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, shuffled
@@ -16,8 +15,6 @@ from tests.models.vision_oracles import page_vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
-
-Record = Callable[[str, str, str, float], None]
 
 
 @pytest.mark.parametrize(

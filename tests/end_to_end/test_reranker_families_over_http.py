@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from tests.end_to_end.folder_over_http import farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import Record, farthest, one_of, serving_folder
 from tests.models.classifier_families import FAMILIES, LONG, PAIRS, cross_encoder, write_classifier
 from tests.models.model_families import edit_json
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
@@ -24,8 +24,6 @@ from tests.models.test_reranking_agreement import (
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-4
-
-Record = Callable[[str, str, str, float], None]
 Oracle = Callable[[Sequence[tuple[str, str]]], Any]
 
 QUESTIONS = [query for query in QUERIES if query]
@@ -41,11 +39,7 @@ async def difference(
     """Ask for pairs one by one and for each query's ranking, by every route; ``raw`` is without an activation."""
     expected, with_instruction = ranked(oracle), ranked(instructed)
     async with serving_folder(path, **loading) as ours:
-        found = {
-            "/score": [await ours.scores(query, DOCUMENTS) for query in QUESTIONS],
-            "/rerank": [await ours.reranked(query, DOCUMENTS) for query in QUESTIONS],
-            "/rerank with texts": [await ours.reranked_as_tei(query, DOCUMENTS) for query in QUESTIONS],
-        }
+        found = await ours.scores_by_route(QUESTIONS, DOCUMENTS)
         told = [await ours.reranked(query, DOCUMENTS, instruction=INSTRUCTION) for query in QUESTIONS]
         differences = [
             farthest([await ours.scores(FIRST, SECOND)], [oracle(PAIRS)]),

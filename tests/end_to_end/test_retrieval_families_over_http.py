@@ -1,13 +1,13 @@
 """Token vectors, MaxSim scores and sparse vectors are those of sentence-transformers, by every route."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, farthest, of_words, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, Record, farthest, of_words, one_of, serving_folder
 from tests.models.model_families import reference
 from tests.models.retrieval_families import (
     DOCUMENTS,
@@ -25,8 +25,6 @@ from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
-
-Record = Callable[[str, str, str, float], None]
 
 
 def as_arrays(rows: Sequence[Any]) -> list[Vectors]:
@@ -57,11 +55,7 @@ async def test_late_interaction_agrees(name: str, tmp_path: Path, record_agreeme
                 of_words(QUERIES, as_arrays(queries)),
             ),
         ]
-        found = {
-            "/score": [await ours.scores(query, DOCUMENTS) for query in QUERIES],
-            "/rerank": [await ours.reranked(query, DOCUMENTS) for query in QUERIES],
-            "/rerank with texts": [await ours.reranked_as_tei(query, DOCUMENTS) for query in QUERIES],
-        }
+        found = await ours.scores_by_route(QUERIES, DOCUMENTS)
         paired = await ours.scores(QUERIES, DOCUMENTS[: len(QUERIES)])
     for rows in found.values():
         assert_same_ranking(np.stack(rows), scores)

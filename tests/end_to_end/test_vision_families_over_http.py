@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.conftest import wait_idle
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, Record, farthest, one_of, serving_folder
 from tests.end_to_end.seen_contents import (
     OF_IMAGES,
     OF_OBJECTS,
@@ -40,8 +40,6 @@ from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
-
-Record = Callable[[str, str, str, float], None]
 
 Asks = Mapping[str, Callable[[], Awaitable[float]]]
 """By form: how far from the oracle the answer to a client is."""

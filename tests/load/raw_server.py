@@ -1,5 +1,7 @@
 """A server whose bytes a test writes itself."""
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -46,6 +48,12 @@ def answering(*parts: bytes) -> Callable[[RawServer, trio.SocketStream], Awaitab
                 await stream.aclose()
 
     return respond
+
+
+async def reset(_: RawServer, stream: trio.SocketStream) -> None:
+    """Reset the connection."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await stream.aclose()
 
 
 @asynccontextmanager

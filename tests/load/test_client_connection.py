@@ -1,8 +1,6 @@
 """The load generator's connection reads every form of response, and says how one failed."""
 
-import socket
 import ssl
-import struct
 from functools import partial
 
 import pytest
@@ -10,7 +8,7 @@ import trio
 import trio.testing
 import trustme
 
-from tests.load.raw_server import ANSWER, RawServer, answering, raw_server
+from tests.load.raw_server import ANSWER, RawServer, answering, raw_server, reset
 from trio_pool_serve.load.client_connection import (
     CUT,
     KEPT_BODY,
@@ -80,11 +78,6 @@ async def test_what_is_no_response_is_said_to_be_none(parts: list[bytes]):
             await connection.ask(request_bytes("/"))
         assert raised.value.outcome == NOT_HTTP
         assert not connection.keeps_alive
-
-
-async def reset(_: RawServer, stream: trio.SocketStream) -> None:
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await stream.aclose()
 
 
 @pytest.mark.parametrize(
