@@ -473,5 +473,5 @@ def test_the_examples_of_the_page_print_what_it_says(tmp_path: Path, minilm: Pat
 
 def test_the_page_describes_every_option_and_setting():
     page = (ROOT / "docs/python.md").read_text()
-    for name in (*python_api.CallOptions.__annotations__, *process_setup.ModelSettings.__annotations__):
+    for name in (*python_api.Options.__annotations__, *process_setup.ModelSettings.__annotations__):
         assert f"`{name}`" in page, name

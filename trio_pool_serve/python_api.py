@@ -39,7 +39,7 @@ CALLER = Client("python", is_background=True)
 """Is never refused, however much waits: it has no other server to go to."""
 
 
-class CallOptions(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """How texts are rendered and when they are computed: ``docs/python.md`` describes each option."""
 
     input_type: InputType | None
@@ -80,31 +80,24 @@ class AsyncModel:
     service: Service
 
     async def embed(
-        self,
-        texts: Texts,
-        *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        **options: Unpack[CallOptions],
+        self, texts: Texts, *, dimensions: int | None = None, normalize: bool | None = None, **options: Unpack[Options]
     ) -> Vectors:
         """Return a vector for each text: float32, shape (texts, dimensions). Cancellation: at once."""
         width = dimensions or self.service.model().engine.facts.dimensions
-        rows = await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize)
-        return np.asarray(rows)
+        fields = {"dimensions": dimensions, "normalize": normalize}
+        return np.asarray(await self._pool("embed", texts, options, width, **fields))
 
-    async def tokens(
-        self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[CallOptions]
-    ) -> list[Vectors]:
+    async def tokens(self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[Options]) -> list[Vectors]:
         """Return the vectors of each text's tokens: float32, shape (tokens, dimensions). Cancellation: at once."""
         normalize = self.service.model().folder.spec.normalizes or None  # as ``/pooling`` does
         return list(await self._pool("token_embed", texts, options, dimensions=dimensions, normalize=normalize))
 
-    async def sparse(self, texts: Texts, **options: Unpack[CallOptions]) -> list[SparseVector]:
+    async def sparse(self, texts: Texts, **options: Unpack[Options]) -> list[SparseVector]:
         """Return weights over the vocabulary for each text. Cancellation: at once."""
         return list(await self._pool("sparse_embed", texts, options))
 
     async def classify(
-        self, texts: Texts, *, activation: Activation = "probabilities", **options: Unpack[CallOptions]
+        self, texts: Texts, *, activation: Activation = "probabilities", **options: Unpack[Options]
     ) -> Classes:
         """Return the probabilities of the labels for each text. Cancellation: at once."""
         rows, model = await self._pool("classify", texts, options, activation=activation), self.service.model()
@@ -112,7 +105,7 @@ class AsyncModel:
         return Classes(tuple(map(model.label, range(numbers.shape[1]))), numbers)
 
     async def score(
-        self, texts_1: str | Texts, texts_2: Texts, *, activation: Activation = "score", **options: Unpack[CallOptions]
+        self, texts_1: str | Texts, texts_2: Texts, *, activation: Activation = "score", **options: Unpack[Options]
     ) -> Vectors:
         """Return the score of each text of ``texts_2``: float32, shape (texts,). Cancellation: at once.
 
@@ -122,7 +115,7 @@ class AsyncModel:
         return await self._score({"texts_1": first, "texts_2": texts_2}, activation, options)
 
     async def rerank(
-        self, query: str, documents: Texts, *, top_n: int | None = None, **options: Unpack[CallOptions]
+        self, query: str, documents: Texts, *, top_n: int | None = None, **options: Unpack[Options]
     ) -> list[RankedDocument]:
         """Return the ``top_n`` documents with the best scores, best first; by default all. Cancellation: at once."""
         if top_n is not None and top_n < 1:
@@ -132,7 +125,7 @@ class AsyncModel:
         return [RankedDocument(index, float(scores[index])) for index in best]
 
     async def _pool(
-        self, task: PoolingTask, texts: Texts, options: CallOptions, width: int | None = None, **fields: Any
+        self, task: PoolingTask, texts: Texts, options: Options, width: int | None = None, **fields: Any
     ) -> Any:
         """Return the output for each text: a list, or an array if they all have the same ``width``."""
         texts, params, model = _strings("texts", texts), _input_params(options), self.service.model()
@@ -153,7 +146,7 @@ class AsyncModel:
             await _compute_windows(len(texts), MAX_TOKEN_NUMBERS // numbers, compute, options)
         return rows
 
-    async def _score(self, sides: Mapping[str, Texts], activation: Activation, options: CallOptions) -> Vectors:
+    async def _score(self, sides: Mapping[str, Texts], activation: Activation, options: Options) -> Vectors:
         """Return the score of each text of the second side against the first, which may be one text for all."""
         inputs = {name: _strings(name, side) for name, side in sides.items()}
         (first, queries), (second, documents) = inputs.items()
@@ -162,15 +155,10 @@ class AsyncModel:
             raise InvalidRequestError(f"{numbers}: {first} must have one, or as many.", param=first)
         params, model, scores = _input_params(options), self.service.model(), np.empty(len(documents), np.float32)
         model.require("score")
+        new_job = partial(ScoreJob, input_params=params, activation=activation, priority=options.get("priority", 0))
 
         async def compute(window: slice) -> None:
-            job = ScoreJob(
-                queries=queries if len(queries) == 1 else queries[window],
-                documents=documents[window],
-                input_params=params,
-                activation=activation,
-                priority=options.get("priority", 0),
-            )
+            job = new_job(queries=queries if len(queries) == 1 else queries[window], documents=documents[window])
             scores[window] = (await score(model, job, RequestContext(client=CALLER))).values
 
         with _named_inputs(inputs):
@@ -221,7 +209,7 @@ class Model(AbstractContextManager["Model"]):
     rerank = _blocking(AsyncModel.rerank)
 
 
-def _input_params(options: CallOptions) -> InputParams:
+def _input_params(options: Options) -> InputParams:
     given: dict[str, Any] = {"truncate": None, **options}
     truncate = given.pop("truncate")
     for name, choices in (("input_type", get_args(InputType)), ("truncation_side", get_args(TruncationSide))):
@@ -263,7 +251,7 @@ def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
 
 
 async def _compute_windows(
-    rows: int, most_rows: int, compute: Callable[[slice], Awaitable[None]], options: CallOptions
+    rows: int, most_rows: int, compute: Callable[[slice], Awaitable[None]], options: Options
 ) -> None:
     """Compute windows of at most ``most_rows``, several at a time, and show the progress."""
     size, is_shown = max(1, min(most_rows, WINDOW_ROWS)), options.get("progress")

@@ -1,7 +1,8 @@
 """One model of a server: its source, its state, its engine and the requests that use it."""
 
 import time
-from typing import Any, Literal, Self, TypeAlias
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeAlias
 
 import trio
 from attrs import Factory, asdict, define, field
@@ -140,7 +141,7 @@ class ServedModel:
 
 
 @define(eq=False)
-class ModelUse:
+class ModelUse(AbstractContextManager["ModelUse"]):
     """One request's use of a model, which keeps it loaded; a context manager for the duration of the request.
 
     With ``outlives_context`` only ``end`` ends it, for responses that are streamed.
@@ -158,9 +159,6 @@ class ModelUse:
         if not self._has_ended:
             self._has_ended = True
             self.served.end_use()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if not self.outlives_context:

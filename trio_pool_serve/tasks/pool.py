@@ -91,8 +91,8 @@ class Pooled:
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
     """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to ``dimensions``."""
-    if dimensions is not None and not 1 <= dimensions <= model.engine.facts.dimensions:
-        limit = model.engine.facts.dimensions
+    limit = model.engine.facts.dimensions
+    if dimensions is not None and not 1 <= dimensions <= limit:
         raise InvalidRequestError(
             f"{{dimensions}} must be from 1 to {limit}, the model's own, not {dimensions}.", field="dimensions"
         )

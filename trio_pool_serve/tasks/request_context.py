@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Self
 
 from attrs import Factory, frozen
 
@@ -36,15 +35,12 @@ class RequestContext:
 
 
 @frozen(eq=False)
-class RequestAccounting:
+class RequestAccounting(AbstractContextManager["RequestAccounting"]):
     """Updates admission, the memory budget and the timings at each step of a request's rows; a context manager."""
 
     admitted: AdmittedRequest
     memory: MemoryBudget
     timings: RequestTimings
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.admitted.release()
