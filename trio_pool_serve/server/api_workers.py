@@ -1,6 +1,6 @@
 """Several API processes on one listening socket; the launcher only supervises them and the engine processes.
 
-They are not workers of hypercorn's, whose master process ends the others as soon as the first has drained.
+They are not hypercorn workers: hypercorn's master ends all workers as soon as the first has drained.
 """
 
 import logging
@@ -8,6 +8,7 @@ import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +19,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.places.place import LoadFailed
 from trio_pool_serve.engine.places.ray_places import RayPlacement
 from trio_pool_serve.engine.places.server_places import supervisor_of
 from trio_pool_serve.engine.places.supervisor import Supervisor
@@ -35,19 +37,19 @@ logger = logging.getLogger(__name__)
 MODULE = "trio_pool_serve.server.api_process"
 
 DRAIN_MARGIN_S = 2.0
-"""Seconds that a process may take to drain, in addition to ``--drain-timeout-s`` for its requests."""
+"""Seconds that a process may take to exit after ``--drain-timeout-s``."""
 
 
 class ApiJob(msgspec.Struct, tag=True, array_like=True):
-    """The job of an API process: serve on the socket ``fd``, which listens; the engines' are in ``socket_folder``."""
+    """The job of an API process: serve on the listening socket ``fd``, with the engines in ``socket_folder``."""
 
     config: bytes
     socket_folder: str
     number: int
-    """Of this process among the API processes, from 0."""
+    """Index of this API process, from 0."""
     fd: int
     joins: bool
-    """Whether others serve already: accept no connection before the models are ready in this process."""
+    """Whether others serve already: then this one accepts no connection before its models are ready."""
 
 
 class Drain(msgspec.Struct, tag=True, array_like=True):
@@ -55,21 +57,15 @@ class Drain(msgspec.Struct, tag=True, array_like=True):
 
 
 class Reload(msgspec.Struct, tag=True, array_like=True):
-    """Message to an API process: read the files again that the settings name."""
+    """Message to an API process: reload the files that the settings name."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
     """Message of an API process: all models are ready."""
 
 
-class NotServed(msgspec.Struct, tag=True, array_like=True):
-    """Message of an API process: the models cannot be served, with a message for the user."""
-
-    message: str
-
-
 FromParent: TypeAlias = ApiJob | Drain | Reload
-ToParent: TypeAlias = Ready | NotServed
+ToParent: TypeAlias = Ready | LoadFailed
 
 
 @define(eq=False)
@@ -85,11 +81,11 @@ class ApiWorkers:
     """Set once all have exited after ``drain``."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
     _starts: Counter[int] = field(init=False, factory=Counter)
-    """By number of the API process."""
+    """By index of the API process."""
     _draining: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Keep ``--api-workers`` processes alive: start one, and the others once it is ready.
+        """Keep ``--api-workers`` processes alive: start the first, then the others once it is ready.
 
         Raises ``ModelLoadError``. Cancellation: they are killed.
         """
@@ -114,7 +110,7 @@ class ApiWorkers:
                     case Ready():
                         ready_at = trio.current_time()
                         self.ready.set()
-                    case NotServed(message):
+                    case LoadFailed(message):
                         if not self.ready.is_set():
                             raise ModelLoadError(message)
                         logger.error("an API worker cannot start: %s", message)
@@ -132,14 +128,14 @@ class ApiWorkers:
         return {api_process_name(number): {"restarts": starts - 1} for number, starts in self._starts.items()}
 
     async def drain(self) -> None:
-        """Make all of them finish their requests and exit. Cancellation: they continue to drain."""
+        """Tell all of them to finish their requests and exit. Cancellation: they continue to drain."""
         self._draining = True
         await self._send_all(Drain())
         if not self._children:
             self.drained.set()
 
     async def reload(self) -> None:
-        """Make all of them read the files again that the settings name. Cancellation: some may not be told."""
+        """Tell all of them to reload the files that the settings name. Cancellation: some may not be told."""
         await self._send_all(Reload())
 
     async def _send_all(self, message: FromParent) -> None:
@@ -148,14 +144,12 @@ class ApiWorkers:
 
 
 async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
-    try:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it has exited already
         await child.channel.send(message)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        logger.debug("API worker %d has exited already", child.process.pid)
 
 
 def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapshot:
-    """Return what the launcher knows of its child processes."""
+    """Return the launcher's own usage, the API processes' restarts, and the engines' snapshot."""
     of_engines = engines.snapshot()
     own = Snapshot([], {"processes": {"launcher": process_usage(), **workers.restarts()}})
     return Snapshot(of_engines.families, merged_load([of_engines, own]))
@@ -167,8 +161,8 @@ async def serve_by_workers(
     """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when the first API process is ready.
 
     The engine processes are on the ``gpus``, or on the device of the settings if there are none.
-    Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``,
-    end all processes at once. Cancellation: all processes are ended.
+    Raises ``ModelLoadError`` or ``EngineDeadError``. All processes end at once at a second signal, or if the drain
+    takes longer than ``--drain-timeout-s``. Cancellation: all processes are ended.
     """
     sockets = SocketFolder()
     with sockets, open_listening(config.network) as listening:
@@ -187,7 +181,7 @@ async def serve_by_workers(
 
 
 async def _drain_at(ending: trio.Event, workers: ApiWorkers, everything: trio.CancelScope) -> None:
-    """Drain once the server is to end, and end everything then, or when that takes too long."""
+    """Drain at the first signal; cancel everything afterwards, or if that takes too long."""
     await ending.wait()
     logger.info("draining")
     notify(*STOPPING)

@@ -1,16 +1,17 @@
-"""Connections whose exceptions are contained: plain HTTP/1.x is read here, all else by hypercorn.
+"""Connections whose exceptions are contained: plain HTTP/1.x is read by us, everything else by hypercorn.
 
 hypercorn serves all connections of a worker in one nursery, and some clients can make its protocol code raise: HTTP/2
 frames after the end of a response, bytes after a websocket handshake. The exception would cancel all other connections.
-And a client that disconnects just as its response is finished can leave a connection open that is not read any more,
-for the whole keep-alive time. A connection that is closed behind the last response of a server that shuts down waits
-for another request, until the server stops waiting for it.
+A client that disconnects just as its response ends can leave a connection open and unread for the whole keep-alive
+time. And when the server shuts down, a connection that is closed after its last response waits for another request,
+until the server stops waiting for it.
 """
 
 import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import hypercorn.trio.run
@@ -36,29 +37,29 @@ from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, Serv
 NOT_READ = "the client does not read"
 
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds that closing may take, and what is left of a connection once its client is gone."""
+"""Seconds that closing may take, and that a connection may go on after its client has left."""
 
 
 @define(eq=False)
 class IdleTimer:
-    """Closes a connection that is idle for ``timeout_s`` seconds, by one task per connection.
+    """Closes a connection that is idle for ``timeout_s`` seconds, with one task per connection.
 
-    It replaces hypercorn's ``SingleTask``, which starts one task per request. ``wait_for_shutdown()`` returns once the
-    server accepts no more connections: idle ones are closed then.
+    Replaces hypercorn's ``SingleTask``, which starts one task per request. Once ``wait_for_shutdown()`` returns, idle
+    connections are closed.
     """
 
     timeout_s: float
     wait_for_shutdown: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
     first_by: float = math.inf
-    """When the first request must have begun."""
+    """Time by which the first request must begin."""
     _scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
     _idle: trio.Event = field(init=False, factory=trio.Event)
     _is_watching: bool = field(default=False, init=False)
     _has_ended: bool = field(default=False, init=False)
 
     async def restart(self, task_group: Any, action: object) -> None:
-        """Start measuring: the connection is idle. ``action``, hypercorn's own, is not used. Cancellation: none."""
+        """Start the timer: the connection is idle. hypercorn's own ``action`` is not used. Cancellation: none."""
         del action
         self._idle.set()
         self._scope.deadline = min(self.first_by, trio.current_time() + self.timeout_s)
@@ -67,12 +68,12 @@ class IdleTimer:
             task_group.spawn(self._watch)
 
     async def stop(self) -> None:
-        """Stop measuring: the connection is busy. Cancellation: none."""
+        """Stop the timer: the connection is busy. Cancellation: none."""
         self._idle = trio.Event()
         self._scope.deadline = self.first_by = math.inf
 
     def end(self) -> None:
-        """End the task of the timer: the connection ends by itself."""
+        """End the timer's task: the connection ends by itself."""
         self._has_ended = True
         self._scope.cancel(reason="the connection ends by itself")
 
@@ -85,7 +86,7 @@ class IdleTimer:
                 with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                     await self.close()
                 return
-            # A request has arrived just as the timeout expired.
+            # A request arrived just as the timeout expired.
             self._scope = trio.CancelScope()
 
 
@@ -93,9 +94,9 @@ logger = logging.getLogger(__name__)
 
 
 class ContainedConnection(TCPServer):
-    """hypercorn's connection, for all that is not plain HTTP/1.x; it also ends when the client disconnects.
+    """hypercorn's connection, for everything but plain HTTP/1.x; it also ends when the client disconnects.
 
-    ``received`` are bytes that have been read from the stream. The first request's head has to be there at ``head_by``.
+    ``received`` was read from the stream before. The first request's head must arrive by ``head_by``.
     """
 
     context: ServerContext
@@ -115,7 +116,7 @@ class ContainedConnection(TCPServer):
         self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
 
     async def run(self) -> None:
-        """Serve the connection until it is closed. Cancellation: at once, but for what hypercorn is writing."""
+        """Serve the connection until it is closed. Cancellation: at once, except for hypercorn's writes."""
         with self._connection:
             await super().run()
 
@@ -125,7 +126,7 @@ class ContainedConnection(TCPServer):
         await self.context.terminated.wait()
 
     async def protocol_send(self, event: Event) -> None:
-        """Handle an event of the protocol. Cancellation: as in hypercorn; writing ends after its time limit."""
+        """Handle a protocol event. Cancellation: as in hypercorn; writing ends after its time limit."""
         if isinstance(event, RawData):
             await self._write(event.data)
             return
@@ -136,7 +137,7 @@ class ContainedConnection(TCPServer):
             self.idle_timer.end()
 
     async def _write(self, data: bytes) -> None:
-        """Write as hypercorn does, which has no time limit: within ``client_timeout_s``."""
+        """Write within ``client_timeout_s``; hypercorn has no time limit."""
         async with self.send_lock:
             try:
                 with trio.fail_after(self._client_timeout_s, shield=True):
@@ -170,7 +171,7 @@ class ContainedConnection(TCPServer):
             await self._wrapped_app(scope, receive, paced, sync_spawn, call_soon)
 
     async def _reset(self, scope: Any) -> None:
-        """End a stream of HTTP/2; what the app sends after that goes nowhere."""
+        """Reset an HTTP/2 stream; anything that the app sends afterwards is dropped."""
         protocol: Any = self.protocol.protocol
         for number, stream in getattr(protocol, "streams", {}).items():
             if stream.scope is scope:
@@ -203,10 +204,9 @@ async def serve_connection(
     head_by: float = math.inf,
     refusals: EarlyRefusals | None = None,
 ) -> None:
-    """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
+    """Serve a connection until it is closed; its exceptions are logged, and end nothing else.
 
-    ``received`` has been read from it already, if it is without TLS. Cancellation: at once, but for what hypercorn is
-    writing.
+    ``received`` was read from it before, without TLS. Cancellation: at once, except for hypercorn's writes.
     """
     try:
         async with closing(stream):
@@ -220,7 +220,7 @@ async def serve_connection(
                 received, head_by = left_over, trio.current_time() + context.connections.limits.client_timeout_s
             await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
     except OSError:
-        return  # the client has left before it was asked who it is
+        return  # the client left before its address was read
     except Exception as error:
         # Not a cancellation: a group with ``trio.Cancelled`` is a ``BaseExceptionGroup``, not an ``Exception``.
         logger.warning("a connection failed: %s", type(error).__name__)
@@ -240,7 +240,7 @@ async def closing(stream: Any) -> AsyncIterator[None]:
 
 
 async def serve_counted(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
-    """Serve a connection of hypercorn's listener, if there is room for it. Cancellation: as ``serve_connection``."""
+    """Serve a connection of hypercorn's listener if there is room. Cancellation: as ``serve_connection``."""
     if context.connections.refuses():
         return
     served = getattr(app, "app", None)
@@ -253,19 +253,15 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
 
 
 def _is_plain(config: Config, stream: Any) -> bool:
-    """Return whether ``HttpConnection`` can read it: no TLS, and none of the settings that only hypercorn knows."""
+    """Return whether ``HttpConnection`` can read it: no TLS, and no setting that only hypercorn supports."""
     only_hypercorn_s = config.read_timeout or config.server_names or config.h11_pass_raw_headers
     return isinstance(stream, trio.SocketStream) and not only_hypercorn_s
 
 
 def contain_connections(connections: Connections | None = None) -> None:
-    """Make hypercorn's trio workers of this process serve each connection by ``serve_connection``.
+    """Make hypercorn's trio workers in this process serve each connection with ``serve_connection``.
 
     Replaces names in hypercorn's module, which has no other extension point; the version is pinned.
     """
-
-    def new_context(max_requests: int | None) -> ServerContext:
-        return ServerContext(max_requests, connections)
-
     setattr(hypercorn.trio.run, TCPServer.__name__, serve_counted)
-    setattr(hypercorn.trio.run, WorkerContext.__name__, new_context)
+    setattr(hypercorn.trio.run, WorkerContext.__name__, partial(ServerContext, connections=connections))

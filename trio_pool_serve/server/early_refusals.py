@@ -1,11 +1,10 @@
 """Refusals of an overloaded server: without an exchange or a call of the app, on new connections without a task.
 
-A server that is asked for five times what it can compute refuses four of five requests. Their share of the event loop
-is what is missing for the others: a scope, an exchange and a decoded body for each would take several times what the
-refusal itself does.
+A server with five times the requests that it can compute refuses four of five. The event loop's time for them is lost
+for the others: a scope, an exchange and a decoded body for each would cost several times as much as the refusal itself.
 
-When even so the loop does not keep up, tasks of the addresses that were refused just before are refused unread, for
-still less: health checks do not wait behind thousands of refusals.
+If the loop still lags, POST requests from addresses that were refused just before are refused unread, which costs even
+less: health checks do not wait behind thousands of refusals.
 """
 
 import logging
@@ -33,35 +32,35 @@ from trio_pool_serve.server.server_context import ServerContext
 logger = logging.getLogger(__name__)
 
 MAX_LAG_S = 0.25
-"""How long after its arrival a request is read at the latest, before some are refused unread."""
+"""If a request was read later than this after its arrival, some requests are refused unread."""
 
 REFUSED_AGAIN_S = 1.0
-"""For how long an address is refused unread after a refusal: then one of its requests is read, and may be taken."""
+"""An address is refused unread for this long after a refusal; then one of its requests is read, and may be served."""
 
 MAX_ADDRESSES = 4096
-"""That are remembered."""
+"""Addresses that are remembered."""
 
 
 @frozen(eq=False)
 class Refusal:
-    """The bytes of a response, and whether the connection is closed behind it."""
+    """The bytes of a response, and whether the connection is closed after it."""
 
     content: bytes
     closes: bool
 
 
 LEFT = Refusal(b"", closes=True)
-"""Of a client that reads no more."""
+"""For a client that no longer reads."""
 
 UNREAD = Refusal(REFUSAL, closes=True)
 
 PATIENCE_S = 1.0
-"""For how long a task waits for the next request of a connection before more is made for it."""
+"""Seconds that a task waits for the next request of a connection before an ``HttpConnection`` is made for it."""
 
 
 @define(eq=False)
 class EarlyRefusals:
-    """Responds to the requests that ``app`` refuses early."""
+    """Answers requests that ``app`` refuses early."""
 
     app: PoolServeApp
     config: Config
@@ -70,9 +69,9 @@ class EarlyRefusals:
     """By address."""
 
     def answer(self, connection: socket.socket, peer: Any) -> Refusal | bytes:
-        """Answer the first request of a connection if it has arrived whole, with nothing behind it, and is refused.
+        """Answer the first request of a connection if it is refused, and has arrived whole with nothing after it.
 
-        Returns the refusal; or what has been read of a connection that is to be served.
+        Return the refusal; or, if the connection must be served, the bytes read from it.
         """
         # 121 instead of 226 µs of CPU time per refused request if the server closes the connection, 182 instead of 224,
         # with ``answer_next``, if the client does (python -m benchmarks.refusal_costs, "on acceptance").
@@ -91,9 +90,9 @@ class EarlyRefusals:
         return found
 
     async def answer_next(self, connection: socket.socket, peer: Any) -> Refusal | bytes:
-        """Answer what follows a refused request, until it is not refused or nothing has arrived for ``PATIENCE_S``.
+        """Answer the requests after a refused one, until one is not refused or none arrives for ``PATIENCE_S``.
 
-        Returns as ``answer``; behind a refusal the connection is closed. Cancellation: at once.
+        Return as ``answer``; after a refusal the connection is closed. Cancellation: at once.
         """
         client = parse_socket_addr(connection.family, peer)
         with self.context.terminated.waiting(trio.current_time() + PATIENCE_S) as limit:
@@ -128,7 +127,7 @@ class EarlyRefusals:
         return received if refusal is None else _sent(connection, refusal)
 
     def _is_refused_again(self, address: str, received: bytes) -> bool:
-        """Return whether a request may be refused unread: a task's, of an address that has just been refused."""
+        """Return whether a request may be refused unread: a POST from an address that was refused just before."""
         refused_at = self._refused_at.get(address, -math.inf)
         return received.startswith(b"POST ") and trio.current_time() - refused_at < REFUSED_AGAIN_S
 
@@ -140,9 +139,9 @@ class EarlyRefusals:
     def response_to(
         self, request: IncomingRequest, body: bytes, client: tuple[str, int] | None, waited_s: float, *, is_last: bool
     ) -> Refusal | None:
-        """Return the response to a request; ``None`` if it is to be handled, or has not arrived whole.
+        """Return the refusal of a request; ``None`` if it must be handled, or has not arrived whole.
 
-        With ``is_last`` the server closes the connection behind it.
+        With ``is_last`` the server closes the connection after it.
         """
         if not request.is_complete:
             return None
@@ -157,14 +156,14 @@ class EarlyRefusals:
                 headers.append((b"Connection", b"close"))
             return Refusal(head_bytes(status, headers) + content, closes)
         except Exception as error:
-            # Handled as any other request, it ends its own connection only.
+            # The request is handled like any other: then it can end only its own connection.
             logger.warning("an early refusal failed: %s", type(error).__name__)
             logger.debug("traceback of the early refusal", exc_info=error)
             return None
 
 
 def _received(connection: socket.socket) -> bytes | None:
-    """Return what has arrived, nothing if the client sends no more, ``None`` if there is nothing yet."""
+    """Return the bytes that have arrived; empty if the client sends no more, ``None`` if none have arrived."""
     try:
         return connection.recv(MAX_RECEIVED, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -174,7 +173,7 @@ def _received(connection: socket.socket) -> bytes | None:
 
 
 def _sent(connection: socket.socket, refusal: Refusal) -> Refusal:
-    """Send a refusal, which fits: there has been room for those before it."""
+    """Send a refusal; it fits into the socket's buffer, as earlier ones were read."""
     try:
         connection.send(refusal.content, socket.MSG_DONTWAIT)
     except OSError:

@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 SNAPSHOT_S = 2.0
-"""How often a snapshot is sent to the parent, if that is on this machine only for this process."""
+"""Interval between snapshots to the parent, if the server is on another machine."""
 
 
 async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> int:
-    """Load the model, then compute until the parent is gone or sends ``Leave``; return the exit status.
+    """Load the model, then compute until the parent ends or sends ``Leave``; return the exit status.
 
     Cancellation: at once.
     """
     assert isinstance(job, EngineJob)  # noqa: S101  (the first message)
-    limit_openmp_spinning()  # before torch is imported, as the next
+    limit_openmp_spinning()  # before torch is imported, as ``prepare_for_loading``
     prepare_for_loading()
     config = decode_config(job.config)
     replica, labels = job.replica, job.replica.labels
@@ -67,7 +67,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
             return runner
         return SharingRunner(runner, [SharedCores.open(Path(job.cores), replica.process, replica.processes)])
 
-    zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
+    zone = config.hosts.zone if job.socket_folder else ""  # known only on the API processes' machine
     engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
 
     def snapshot() -> Snapshot:
@@ -78,7 +78,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
     async def serve(listeners: list[trio.SocketListener]) -> None:
-        await engine.worker.wait_ready()  # who connects before waits
+        await engine.worker.wait_ready()  # connections wait until then
         await trio.serve_listeners(engine.serve, listeners)
 
     try:
@@ -120,7 +120,7 @@ async def _watch_parent(
     while await channel.receive() is not None:
         leaving.set()
     if engine.worker.state == "loading":
-        leave(0)  # what loads cannot be cancelled
+        leave(0)  # loading cannot be cancelled
     everything.cancel(reason="the parent is gone")
 
 

@@ -35,16 +35,15 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 
 IDENTITY = token_hex(8)
-"""Of this process."""
+"""Identifies this process."""
 
 
 async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLoader = load_transformer) -> None:
-    """Load the model, then compute for API processes until SIGTERM or SIGINT.
+    """Load the model, then compute for API processes until SIGTERM or SIGINT, then drain.
 
-    Then the API processes are told to send no more rows, and the process ends once those that have been sent are
-    computed; at the second signal, or after ``--drain-timeout-s``, at once. Raises ``ModelLoadError``,
-    ``EngineDeadError``, or ``OSError`` for an address that cannot be listened on. Cancellation: at once; API processes
-    see their connections end.
+    To drain, the API processes are told to send no more rows, and all rows sent before are computed; a second signal,
+    or ``--drain-timeout-s``, ends the process at once. Raises ``ModelLoadError``, ``EngineDeadError``, or ``OSError``
+    if it cannot listen. Cancellation: at once; API processes see their connections end.
     """
     config = settings.config
     limit_openmp_spinning()  # before torch is imported
@@ -110,7 +109,7 @@ async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None
 async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Metrics, ending: trio.Event) -> None:
     """Serve ``/livez``, ``/readyz`` and ``/metrics`` over HTTP, forever.
 
-    Raises ``ModelLoadError`` for an address that cannot be listened on. Cancellation: at once.
+    Raises ``ModelLoadError`` if it cannot listen there. Cancellation: at once.
     """
     settings = HypercornConfig()
     settings.bind = [str(address)]

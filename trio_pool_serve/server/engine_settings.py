@@ -8,7 +8,7 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 
 @frozen(kw_only=True)
 class EngineServerConfig:
-    """Where an engine listens for API processes, and with ``probe_listen`` for HTTP; ``config`` has its one model's."""
+    """The addresses at which an engine listens for API processes and for HTTP probes; ``config`` has its one model."""
 
     config: Config
     listen: HostAddress

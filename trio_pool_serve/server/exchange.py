@@ -1,4 +1,4 @@
-"""One request and its response, as an ASGI app sees them."""
+"""One request and its response as an ASGI app sees them, and the call of the app."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
@@ -12,16 +12,16 @@ from trio_pool_serve.server.incoming_request import IncomingRequest
 from trio_pool_serve.server.outgoing_response import OutgoingResponse, ServerHeaders
 
 MAX_UNRECEIVED = 64 * 1024
-"""Bytes of a body that an app has not received, from which on no more are read from the client."""
+"""Bytes of a body that wait for the app; above this, no more are read from the client."""
 
 
 class Exchange:
     """ASGI's ``receive`` and ``send`` for one request.
 
-    The ``request`` had waited for ``waited_s`` seconds when it was read. The connection gives it the body with ``take``
-    and ``leave``, which never wait; ``write`` sends bytes to the client, and ``is_last`` tells whether the server wants
-    to close the connection. An app may register a listener, to which body and disconnect are delivered at once, instead
-    of receiving messages: it needs no task for that. It runs in ``cancel_scope``.
+    The ``request`` had waited for ``waited_s`` seconds when it was read. The connection delivers the body with ``take``
+    and the disconnect with ``leave``, which never wait. ``write`` sends bytes to the client; ``is_last`` says whether
+    the server wants to close the connection. Instead of receiving messages, an app may register a listener, to which
+    body and disconnect are delivered at once without a task. The app runs in ``cancel_scope``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Exchange:
     # -- for the app ------------------------------------------------------------------------------------------------
 
     def deliver_to(self, listener: PoolServeConnection) -> None:
-        """Deliver what has arrived, and all that will, to ``listener``; ``receive`` is not used any more."""
+        """Deliver everything that has arrived or will arrive to ``listener``; ``receive`` is not used any more."""
         self._listener = listener
         if self._unreceived or self._body_has_ended:
             listener.take(b"".join(self._unreceived), is_last=self._body_has_ended)
@@ -77,7 +77,7 @@ class Exchange:
     async def send(self, message: Any) -> None:
         """Send a message of the response; the head waits for the body if that follows at once.
 
-        Cancellation: at once; a response that is cut off by it ends the connection.
+        Cancellation: at once; a response that it cuts off ends the connection.
         """
         kind = message["type"]
         if kind == "http.response.start" and self.response is None:
@@ -126,7 +126,7 @@ class Exchange:
         self._note_change()
 
     async def wait_for_room(self) -> None:
-        """Wait while too much of the body has not been received by the app. Cancellation: at once."""
+        """Wait while too much of the body waits for the app. Cancellation: at once."""
         while sum(map(len, self._unreceived)) > MAX_UNRECEIVED and not self.is_answered:
             await self._wait_for_change()
 
@@ -145,10 +145,10 @@ class Exchange:
 def call_in_context(
     call: Coroutine[Any, Any, Any], context: Context, before_waiting: Callable[[], object]
 ) -> Generator[Any, Any, None]:
-    """Run ``call`` in a context; ``before_waiting()`` is called when it waits for the first time, if it does.
+    """Run ``call`` in a context; call ``before_waiting()`` when it first waits.
 
-    A request that is answered without waiting, such as one that is refused, costs no second task: who calls this
-    starts the task that notices a disconnect in ``before_waiting``. Cancellation: as ``call``.
+    ``before_waiting`` starts the task that notices a disconnect, so a request that is answered without waiting, a
+    refused one for example, costs no second task. Cancellation: as ``call``.
     """
     try:
         waits_for = context.run(call.send, None)

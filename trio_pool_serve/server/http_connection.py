@@ -1,4 +1,4 @@
-"""One HTTP/1.x connection: one task, or three once a request has waited, for all of its requests."""
+"""One HTTP/1.x connection, with one task for all of its requests, or three once a request has waited."""
 
 import os
 import time
@@ -19,21 +19,21 @@ from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, Outgoin
 from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
 
 LAST_REQUEST_S = 1.0
-"""Seconds that a new connection has for its request while the server shuts down."""
+"""Seconds within which a new connection must send its request while the server shuts down."""
 
 
 class HttpConnection:
     """Reads the requests of a connection, runs the app for each, and writes the responses.
 
-    One task does all of it, until a request waits for something: from then on another reads, and one closes the
-    connection when it is idle for long or the server shuts down. So a connection whose requests are refused costs one
-    task, and one whose requests are computed three, with none for each request. The reader goes on reading while a
-    request runs, and so sees the client leave; but not while there are bytes behind that request, which are not read
-    before it is answered.
+    One task does all of it until a request first waits. From then on a second task reads, and a third closes the
+    connection when it is idle for too long or the server shuts down. So a connection whose requests are refused costs
+    one task, one whose requests are computed three, and no request costs one of its own. The reader goes on reading
+    while a request runs, so it notices when the client leaves; but it stops at the first byte of the next request,
+    until the running one is answered.
 
-    A whole request that ``refusals`` have a response to has no exchange, and the app does not see it.
+    Requests that ``refusals`` answer have no exchange, and the app does not see them.
 
-    What is not plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` has been read already.
+    Anything but plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` was read before.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HttpConnection:
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._buffer.append(received)
         self._refusals = refusals
-        self._looked_at = bool(received)  # requests that early refusals have let through
+        self._checked = bool(received)  # requests that early refusals have let through
         self._exchange: Exchange | None = None
         self._requests = 0
         self._requests_scope = trio.CancelScope()  # cancelled when the client leaves; one for each request costs more
@@ -66,25 +66,25 @@ class HttpConnection:
         self._arrived = trio.Event()  # a request, or the end
         self._answered = trio.Event()
         self._has_reader = False
-        self.has_ended = False  # the client sends no more: nothing that arrives can make closing reset the connection
-        self._is_gone = False  # not even a response can be delivered
+        self.has_ended = False  # the client sends no more, so closing cannot reset the connection
+        self._is_gone = False  # the client cannot even receive a response
         self._refused_with: int | None = None
         self._is_left_to_hypercorn = False
         self._has_refused_last = False  # a refusal was the last response
         self._is_writable = True
         self._has_begun_response = False
-        self._probe_bytes = 0  # of the current response's head, which are sent already
+        self._probe_bytes = 0  # sent already of the current response's head
 
     async def run(self) -> bytes | None:
-        """Serve the connection until it is to be closed, by the caller. Cancellation: at once.
+        """Serve the connection until the caller must close it, and return ``None``. Cancellation: at once.
 
-        Returns the bytes that hypercorn is to go on with, or ``None``.
+        If it is left to hypercorn, return the bytes to continue with.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             with self._requests_scope:
                 await self._serve_requests()
-            if self._refused_with is not None:  # for a body, the scope has been cancelled
+            if self._refused_with is not None:  # outside the scope, which a wrong body cancels
                 await self._refuse(self._refused_with)
             nursery.cancel_scope.cancel(reason="the connection has ended")
         return self._buffer.unread if self._is_left_to_hypercorn else None
@@ -92,14 +92,14 @@ class HttpConnection:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def _next_exchange(self) -> Exchange | None:
-        """Return the next request; ``None`` if the connection is to be closed, or left to hypercorn."""
+        """Return the next request; ``None`` if the connection must be closed or left to hypercorn."""
         if self._has_reader:
             await self._arrived.wait()
             self._arrived = trio.Event()
             return self._exchange
         try:
             if self._buffer.unread:
-                await trio.lowlevel.checkpoint()  # for others' turns, between requests that arrived at once
+                await trio.lowlevel.checkpoint()  # other tasks' turn, between requests that arrived at once
             while (exchange := await self._take_request()) is None:
                 if self._has_refused_last or not (data := await self._receive_while_idle()):
                     return None
@@ -112,13 +112,13 @@ class HttpConnection:
         return exchange
 
     async def _receive_while_idle(self) -> bytes:
-        """Return what has arrived; nothing at the end, and when the connection is idle for too long."""
+        """Return the bytes that have arrived; empty at the end, or if the connection is idle for too long."""
         data = self._receive_nowait() if not self._requests else None
         if data is None:
             grace_s = 0.0 if self._requests else LAST_REQUEST_S
             with self._context.terminated.waiting(self._closes_at(), grace_s):
                 data = await self._receive()
-        if data is None:  # it is too late, but for what has arrived by now
+        if data is None:  # the time is over: only bytes that have arrived by now count
             data = self._receive_nowait()
         if data is None:
             self._refuse_slow_head()
@@ -130,7 +130,7 @@ class HttpConnection:
             self._refused_with = 408
 
     def _closes_at(self) -> float:
-        """Return when the connection is closed if nothing more arrives, and no request is running."""
+        """Return the time at which the connection is closed if nothing arrives and no request is running."""
         limit_s, since = self._config.keep_alive_timeout, self._idle_since
         if self._buffer.unread:
             limit_s = self._context.connections.limits.client_timeout_s
@@ -145,7 +145,7 @@ class HttpConnection:
         self._buffer.append(data)
 
     def _receive_nowait(self) -> bytes | None:
-        """Return what has arrived, nothing if the client sends no more, ``None`` if there is nothing yet."""
+        """Return the bytes that have arrived; empty if the client sends no more, ``None`` if none have arrived."""
         try:
             return os.read(self._socket.fileno(), MAX_RECEIVED)
         except BlockingIOError:
@@ -155,11 +155,10 @@ class HttpConnection:
             return b""
 
     async def _receive(self) -> bytes:
-        """Return what arrives next; nothing if the client has closed its sending half, or is gone."""
+        """Return the next bytes; empty if the client has closed its sending half, or is gone."""
         while True:
             try:
-                # Without the attempt before waiting, which nearly always fails, and the one turn of the loop behind
-                # it, that trio's streams make.
+                # trio's streams first try to read, which nearly always fails, and then give up a turn of the loop.
                 await trio.lowlevel.wait_readable(self._socket)
             except (OSError, trio.ClosedResourceError):
                 self._is_gone = True
@@ -195,13 +194,13 @@ class HttpConnection:
         self._arrived.set()
         exchange = self._exchange
         if exchange is not None:
-            # A client that closes when it has a part of its response has left: there is nothing more to ask it by.
+            # A client that closes after the response has begun counts as gone: no probe can be sent any more.
             if exchange.request.is_complete and not self._is_gone and not self._has_begun_response:
                 await wait_until_gone(self._socket, self._send_probe)
             exchange.leave()
 
     async def _distribute(self) -> None:
-        """Give all that has arrived to the requests that it belongs to, one after the other."""
+        """Give the bytes that have arrived to their requests, one after the other."""
         while True:
             exchange = self._exchange
             if exchange is None:
@@ -222,15 +221,15 @@ class HttpConnection:
                 await self._answered.wait()
 
     async def _take_request(self) -> Exchange | None:
-        """Return the exchange that the next request opens whose head has arrived; requests before it were refused."""
+        """Return an exchange for the next request that is not refused; ``None`` if its head has not arrived."""
         while not self._has_refused_last and (request := self._buffer.take_head()) is not None:
             waited_s = seconds_since_arrival(self._socket)
-            if self._requests:  # what has arrived while an earlier request was running waited for that one
+            if self._requests:  # bytes that arrived during an earlier request waited for that one
                 waited_s = min(waited_s, trio.current_time() - self._idle_since)
             self._requests += 1
             await self._context.mark_request()
             # 137 instead of 387 µs of CPU time per refused request (benchmarks.refusal_costs, "on connections").
-            body, refusals = b"", self._refusals if self._requests > self._looked_at else None
+            body, refusals = b"", self._refusals if self._requests > self._checked else None
             if refusals is not None and not request.is_chunked and refusals.app.is_refusing(waited_s):
                 body = self._buffer.take_body(request)
                 refusal = refusals.response_to(request, body, self._client, waited_s, is_last=self._is_last())
@@ -239,7 +238,7 @@ class HttpConnection:
                     self._idle_since = trio.current_time()
                     self._has_refused_last = refusal.closes or not self._is_writable
                     if self._buffer.unread:
-                        await trio.lowlevel.checkpoint()  # for others' turns
+                        await trio.lowlevel.checkpoint()  # other tasks' turn
                     continue
             exchange = self._exchange = Exchange(
                 request, waited_s, self._server_headers, self._is_last, self._write_response, self._requests_scope
@@ -249,7 +248,7 @@ class HttpConnection:
         return None
 
     def _deliver_body(self, exchange: Exchange, taken: bytes = b"") -> None:
-        """Give a request what has arrived of its body: what has been ``taken``, or is to be."""
+        """Give a request the part of its body that has arrived: ``taken`` from the buffer already, or taken now."""
         body = taken or self._buffer.take_body(exchange.request)
         if body or exchange.request.is_complete:
             exchange.take(body, is_last=exchange.request.is_complete)
@@ -259,7 +258,7 @@ class HttpConnection:
     async def _serve_requests(self) -> None:
         context = copy_context()
         while (exchange := await self._next_exchange()) is not None:
-            # The context of the last request must not be seen by the next: a proxy sends those of many clients.
+            # Each request has a context of its own: a proxy sends requests of many clients on one connection.
             await call_in_context(self._respond(exchange), context.copy(), self._start_reader)
             if self._refused_with is not None:
                 break
@@ -280,7 +279,7 @@ class HttpConnection:
         try:
             await self._app(scope, exchange.receive, exchange.send, trio.to_thread.run_sync, trio.from_thread.run)
         except Exception:
-            # As hypercorn, which says no more to the client, either.
+            # As in hypercorn: the client is told nothing more.
             await self._config.log.exception("Error in ASGI Framework")
         finally:
             response = exchange.response
@@ -319,7 +318,7 @@ class HttpConnection:
             await self._write(*parts)
 
     def _send_probe(self) -> None:
-        """Send the next byte of what every response begins with, if the response has not begun yet."""
+        """Send the next byte of ``BEGINNING``, unless the response has begun."""
         sent = self._probe_bytes
         if self._has_begun_response or not self._is_writable or sent == len(BEGINNING):
             return
@@ -331,11 +330,10 @@ class HttpConnection:
             self._give_up_writing()
 
     async def _write(self, *parts: bytes) -> None:
-        """Write to the client, by one system call if there is room; after a failure nothing more is written.
+        """Write to the client, with one system call if there is room. Nothing is written after a failure.
 
-        A client that reads too slowly counts as one that has left.
-
-        Cancellation: at once while there is no room; nothing more is written then.
+        A client that reads too slowly counts as gone. Cancellation: at once while there is no room; nothing more is
+        written then.
         """
         if not self._is_writable:
             return
@@ -374,12 +372,12 @@ class HttpConnection:
     # -- the task that closes the connection ------------------------------------------------------------------------
 
     async def _wait_until_idle(self, connection: trio.CancelScope) -> None:
-        """Cancel the connection when it has been idle for too long, or is idle while the server shuts down.
+        """Cancel the connection when it is idle for too long, or idle while the server shuts down.
 
-        It looks at the time of the last response when the time is over, and not whenever there is a response.
+        Responses do not restart the timer: the time of the last one is looked up when the timer expires.
         """
         shutdown = self._context.terminated
-        # Either timeout may begin while this waits, which is not woken for it.
+        # While this waits, either timeout may begin without waking it: so it wakes up after the shorter one.
         step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.client_timeout_s)
         until = trio.current_time() + step_s
         while not shutdown.is_set() and until > trio.current_time():
@@ -389,7 +387,7 @@ class HttpConnection:
             until = soon if self._exchange is not None else min(soon, self._closes_at())
         while self._exchange is None and has_arrived(self._socket):
             await trio.lowlevel.checkpoint()  # the reader's turn
-        # A request that is running is answered first; the task that runs it looks for the shutdown then.
+        # A running request is answered first; its task checks for the shutdown afterwards.
         if self._exchange is None:
             self._refuse_slow_head()
             if self._refused_with is not None:

@@ -17,26 +17,26 @@ from trio_pool_serve.api.http.request import WAITED_S
 END_OF_HEAD = b"\r\n\r\n"
 
 MAX_LENGTH_DIGITS = 20
-"""As in h11: enough for any number of 64 bits."""
+"""As in h11: enough for any 64-bit number."""
 
 MAX_HEADERS = 100
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 FIRST_OF_TOKENS = 0x21
-"""No request begins with a smaller byte: not TLS, nor an empty line. The same test as h11's."""
+"""A request begins with no smaller byte; TLS and empty lines do. The same test as in h11."""
 
 MAX_TARGET = 8 * 1024
 
 MAX_REQUEST_LINE = MAX_TARGET + 32
-"""Bytes of a request's first line: the target, and as much as any method and version may take."""
+"""Bytes of a request's first line: the target, and any method and version."""
 
 CHUNK_OVERHEAD = 32
-"""Bytes of framing that every chunk may have: a size, a short extension, two line ends."""
+"""Bytes of framing that each chunk may add: a size, a short extension, two line ends."""
 
 
 class BadRequestError(Exception):
-    """The bytes are no request that the server accepts; it responds with ``status``, and closes the connection."""
+    """The server does not accept these bytes as a request: it responds with ``status`` and closes the connection."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -44,17 +44,17 @@ class BadRequestError(Exception):
 
 
 class LeftToHypercornError(Exception):
-    """The request is not one that is read here: hypercorn must be given the connection, and all bytes of it."""
+    """The request is not read here: the connection, with all of its bytes, is left to hypercorn."""
 
 
 class IncomingRequest:
     """The head of a request, and the framing of its body.
 
-    llhttp is strict: no leniency is switched on. It cannot say where in its input a request has ended, so it is given
-    exactly one head, and of a chunked body never more than up to the next CR LF CR LF, with which such a body ends.
-    A request has a parser of its own: nothing of one request can get into the next.
+    llhttp is strict: no leniency is switched on. It does not report where in its input a request has ended, so it gets
+    exactly one head, and a chunked body only up to the next CR LF CR LF, with which such a body ends. Each request has
+    a parser of its own: nothing of one request can get into the next.
 
-    Raises ``BadRequestError`` and ``LeftToHypercornError``, which see.
+    Raises ``BadRequestError`` and ``LeftToHypercornError``.
     """
 
     def __init__(self, head: bytes, max_framing_bytes: int) -> None:
@@ -68,7 +68,7 @@ class IncomingRequest:
         try:
             self._parser.feed_data(head)
         except (HttpParserUpgrade, HttpParserInvalidMethodError, HttpParserInvalidURLError) as error:
-            # CONNECT and upgrades; methods that llhttp does not know, and targets without a path: h11 reads those.
+            # CONNECT, upgrades, methods that llhttp does not know, and targets without a path: h11 reads these.
             raise LeftToHypercornError from error
         except HttpParserError as error:
             raise BadRequestError(400) from error
@@ -89,7 +89,7 @@ class IncomingRequest:
         self.is_complete = not self.is_chunked and not self._missing
 
     def _check(self, fields: dict[bytes, bytes]) -> None:
-        """Check what llhttp does not."""
+        """Check the rules that llhttp does not check."""
         if b"upgrade" in fields:
             raise LeftToHypercornError
         if len(self.headers) > MAX_HEADERS:
@@ -107,7 +107,7 @@ class IncomingRequest:
             raise BadRequestError(501)
 
     def scope(self, root_path: str, client: tuple[str, int] | None, waited_s: float) -> dict[str, Any]:
-        """Return what is known of ASGI's scope: from the request, the client's address, and how long it has waited."""
+        """Return ASGI's scope, as far as the request, the client's address and the time waited determine it."""
         path, _, query_string = self.target.partition(b"?")
         return {
             "type": "http",
@@ -125,9 +125,9 @@ class IncomingRequest:
         }
 
     def take_body(self, data: bytes) -> tuple[bytes, int]:
-        """Return what ``data`` has of the body, and how many bytes of ``data`` that took; sets ``is_complete``.
+        """Return the part of the body in ``data``, and how many bytes of ``data`` that took; set ``is_complete``.
 
-        Raises ``BadRequestError`` for wrong chunks, and for chunks with more framing than the head may have bytes.
+        Raises ``BadRequestError`` for invalid chunks, and for chunks with more framing than ``max_framing_bytes``.
         """
         if not self.is_chunked:
             taken = min(len(data), self._missing)
@@ -161,11 +161,11 @@ class IncomingRequest:
     def on_url(self, target: bytes) -> None:
         """Take the request target."""
         if self._has_head:
-            raise BadRequestError(400)  # of another request, behind the end of a body where no end was seen
+            raise BadRequestError(400)  # another request's, after an end of the body that was not seen
         self.target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers are thrown away, as by hypercorn."""
+        """Take a header; trailers are dropped, as in hypercorn."""
         if not self._has_head:
             self.headers.append((name.lower(), value.rstrip(b" \t")))
 
@@ -182,12 +182,12 @@ class IncomingRequest:
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Note the end: of a chunked body, or of the head of a request that has none."""
+        """Note the end of a chunked body, or of the head of a request without a body."""
         self.is_complete = True
 
 
 def _end_of_piece(data: bytes, begin: int) -> int:
-    """Return where the next CR LF CR LF ends; without one, where it may begin, or the end of ``data``."""
+    """Return where the next CR LF CR LF ends; if there is none, where it may begin, or the end of ``data``."""
     found = data.find(END_OF_HEAD, begin)
     if found >= 0:
         return found + len(END_OF_HEAD)
@@ -200,8 +200,8 @@ def _end_of_piece(data: bytes, begin: int) -> int:
 class RequestBuffer:
     """The bytes that have arrived and belong to no request yet.
 
-    Nothing is read ahead: what follows a request stays here as it is until it is asked for. ``max_head_bytes`` is the
-    longest head.
+    Nothing is parsed ahead: bytes after a request stay here unchanged until they are asked for. ``max_head_bytes`` is
+    the longest head.
     """
 
     def __init__(self, max_head_bytes: int) -> None:
@@ -213,10 +213,10 @@ class RequestBuffer:
         self.unread = self.unread + data if self.unread else data
 
     def take_head(self) -> IncomingRequest | None:
-        """Return the next request, once all of its head has arrived.
+        """Return the next request; ``None`` until its whole head has arrived.
 
-        Raises ``BadRequestError`` as soon as it is known that it is none, and ``LeftToHypercornError``, after which
-        ``unread`` begins with that request.
+        Raises ``BadRequestError`` as early as possible, and ``LeftToHypercornError``, after which ``unread`` begins
+        with that request.
         """
         unread = self.unread
         if not unread:
@@ -229,7 +229,7 @@ class RequestBuffer:
         if len(unread) > MAX_TARGET and unread.find(b"\n", 0, MAX_REQUEST_LINE) < 0:
             raise BadRequestError(414)
         if end < len(END_OF_HEAD):
-            # llhttp refuses a line that ends without CR; a head of such lines has no end to wait for.
+            # llhttp refuses lines that end without CR: a head with such a line has no end to wait for.
             if unread.count(b"\n") != unread.count(b"\r\n"):
                 raise BadRequestError(400)
             return None
@@ -240,7 +240,7 @@ class RequestBuffer:
         return request
 
     def take_body(self, request: IncomingRequest) -> bytes:
-        """Return what has arrived of a request's body since the last call. Raises ``BadRequestError``."""
+        """Return the part of a request's body that arrived since the last call. Raises ``BadRequestError``."""
         if not self.unread or request.is_complete:
             return b""
         body, taken = request.take_body(self.unread)

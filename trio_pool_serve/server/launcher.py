@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    Without a ``service`` one is made from the settings, with runners from ``load_runner``, which must be a function at
-    the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
-    outlasts ``--drain-timeout-s``, end the process at once. Cancellation: at once, as after a drain.
+    Without ``service``, one is made from the settings, with runners from ``load_runner``, which must be a function at
+    the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. The process exits at once at a second
+    signal, or if the drain takes longer than ``--drain-timeout-s``. Cancellation: at once, as after a drain.
     """
     notify("STATUS=loading models")
     raise_file_limit()
@@ -49,7 +49,7 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
 
 async def _serve_alone(config: Config, service: Service) -> None:
     """Serve HTTP in this process."""
-    # Imported here: the parent of API workers does without, which saves it a third of its memory.
+    # Imported here: the parent of API workers does not need it, which saves a third of its memory.
     from trio_pool_serve.server.listener import serve_listeners
 
     configure_process(service)
@@ -59,7 +59,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
         async with open_process_nursery() as nursery:
             nursery.start_soon(_drain_at, await nursery.start(watch_ends), service, stop)
             if tls is not None or config.network.api_keys_file is not None or config.hosts.engine_hosts:
-                # Otherwise the signal ends the server, as by default.
+                # Otherwise SIGHUP ends the server, as by default.
                 await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
             nursery.start_soon(_announce, service, url_of(listening, config.network))
@@ -68,12 +68,12 @@ async def _serve_alone(config: Config, service: Service) -> None:
 
 
 async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> None:
-    """Drain once the server is to end; exit when that takes too long."""
+    """Drain at the first signal; exit if that takes too long."""
     await ending.wait()
     notify(*STOPPING)
     from trio_pool_serve.server.listener import drain  # ``_serve_alone`` has imported it
 
-    await drain(service, stop, trio.sleep_forever)
+    await drain(service, stop)
     leave(0)
 
 
@@ -84,11 +84,11 @@ EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
     "sparse_embed": ("/embed_sparse", '{"inputs": "Hello, world"}'),
     "token_classify": ("/pooling", '{"input": "Hello, world", "task": "token_classify"}'),
 }
-"""Path and body of an example request for each task; the first task that the model supports is shown."""
+"""Path and body of an example request for each task; the first one that the model supports is printed."""
 
 
 async def _announce(service: Service, url: str) -> None:
-    """Print an example request once the service is ready, and tell systemd, from then on again and again.
+    """Print an example request once the service is ready; notify systemd then, and its watchdog from then on.
 
     Cancellation: at once; nothing is printed.
     """

@@ -255,19 +255,21 @@ async def serve_listeners(
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
 
-async def drain(service: Service, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]) -> None:
+async def drain(
+    service: Service, stop: trio.Event, wait_for_parent: Callable[[], Awaitable[None]] = trio.sleep_forever
+) -> None:
     """Refuse new requests, on new connections too, and wait while running requests finish.
 
-    Return after ``--drain-timeout-s``, or as soon as ``wait_for_more()`` returns a reason to exit at once: the caller
-    exits then. Cancellation: at once; the caller cancels it when all requests have finished.
+    Return after ``--drain-timeout-s``, or as soon as ``wait_for_parent()`` returns: the caller exits then.
+    Cancellation: at once; the caller cancels it when all requests have finished.
     """
     limit_s = service.config.time_limits.drain_timeout_s
     logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
-    reason = "the drain took too long"
-    with trio.move_on_after(limit_s):
-        reason = await wait_for_more()
+    with trio.move_on_after(limit_s) as limit:
+        await wait_for_parent()
     # hypercorn shields its writes: a client that does not read would keep the process alive for ever.
     rows = sum(served.engine.statistics().queued_rows for served in service.served.values())
+    reason = "the drain took too long" if limit.cancelled_caught else "the parent is gone"
     logger.warning("exiting with %d rows unfinished: %s", rows, reason)

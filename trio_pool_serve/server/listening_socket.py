@@ -1,4 +1,4 @@
-"""The socket of a server: opening it, and refusing who has connected to it. The parent of API workers needs no more."""
+"""The listening socket of a server, and refusals on it. The parent of API workers needs no more than this."""
 
 import contextlib
 import resource
@@ -12,11 +12,11 @@ from trio_pool_serve.server.systemd import take_passed_socket
 BACKLOG = 2048
 
 REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-"""For what is refused unread."""
+"""The response to requests that are refused unread."""
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
-    """Return a bound and listening socket, which outlives the listeners that serve on it."""
+    """Return a bound, listening socket, which outlives the listeners that serve on it."""
     path = network.unix_socket
     if path is not None:
         _remove_dead_socket(path)
@@ -33,7 +33,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
 
 
 def _remove_dead_socket(path: Path) -> None:
-    """Remove the socket of a killed server; one that is served and other files stay, so that binding fails."""
+    """Remove the socket of a killed server. A served socket or any other file stays, so that binding fails."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -53,14 +53,14 @@ def url_of(listening: socket.socket, network: NetworkConfig) -> str:
 
 
 def raise_file_limit() -> None:
-    """Let this process, and those that it starts, open as many files as the system allows them."""
+    """Let this process and its children open as many files as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS has a lower one of its own
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit of its own
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def say_no(connection: socket.socket, *, is_plain: bool) -> None:
-    """Send a refusal, as far as the kernel takes it at once; with TLS there is no way to say anything."""
+    """Send a refusal, as far as the kernel takes it at once. With TLS, only close the sending half."""
     connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     with contextlib.suppress(OSError):
         if is_plain:
@@ -70,7 +70,7 @@ def say_no(connection: socket.socket, *, is_plain: bool) -> None:
 
 
 def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
-    """Refuse all that has connected since accepting ended: closing the listening socket would reset it."""
+    """Refuse all connections that were not accepted: closing the listening socket would reset them."""
     with contextlib.suppress(OSError):
         while True:
             with listening.accept()[0] as connection:
@@ -79,10 +79,10 @@ def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
 
 @contextlib.contextmanager
 def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
-    """Listen in the block; who has connected by its end and was not accepted is refused.
+    """Listen for as long as the block lasts; connections that were not accepted by its end are refused.
 
-    A socket that systemd has passed is used instead of one of the settings. It stays as it is at the end, and who waits
-    there waits for the next process.
+    A socket passed by systemd is used instead of the settings' address. It stays open at the end, and connections that
+    wait on it wait for the next process.
     """
     passed = take_passed_socket()
     if passed is not None:

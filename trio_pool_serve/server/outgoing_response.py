@@ -1,4 +1,4 @@
-"""The bytes of one HTTP/1.1 response: those that h11 would write."""
+"""The bytes of one HTTP/1.1 response, as h11 would write them."""
 
 import math
 import time
@@ -13,13 +13,13 @@ from trio_pool_serve.server.incoming_request import IncomingRequest
 Headers = list[tuple[bytes, bytes]]
 
 BEGINNING = b"HTTP/1.1 "
-"""What every response begins with."""
+"""The first bytes of every response."""
 
 REFUSAL: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
 class ServerHeaders:
-    """The headers that the server adds to all responses; the date in them is written once a second."""
+    """The headers that the server adds to all responses; their date is formatted once a second."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -37,8 +37,8 @@ class ServerHeaders:
 class OutgoingResponse:
     """The framing of one response, by the rules of h11.
 
-    Raises ``ValueError`` for headers that would not be one line each, and for a body that does not have the length
-    that its head has announced.
+    Raises ``ValueError`` for headers with a line end in them, and for a body whose length differs from the announced
+    one.
     """
 
     def __init__(self, request: IncomingRequest, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -50,7 +50,7 @@ class OutgoingResponse:
         self.closes = request.closes
         self._has_body = not suppress_body(request.method, status)
         self._is_chunked = False
-        self._framing: Headers = []  # what we add
+        self._framing: Headers = []  # added by us
         self._missing: float = math.inf
         lengthless = status in {204, 304}
         if b"transfer-encoding" in names or (b"content-length" not in names and not lengthless):
@@ -67,11 +67,11 @@ class OutgoingResponse:
 
     @property
     def has_known_length(self) -> bool:
-        """Whether the body's length is in the head: at least the end of the body follows at once."""
+        """Whether the head announces the body's length, or there is no body."""
         return not self._has_body or self._missing < math.inf
 
     def head(self, server_headers: Headers, *, is_last: bool) -> bytes:
-        """Return the head; with ``is_last`` it says that the server closes the connection, where nothing else does."""
+        """Return the head; with ``is_last`` it announces that the server closes the connection."""
         last = [(b"connection", b"close")] if is_last else []
         headers = [*self._headers, *server_headers, *last, *self._framing]
         if self.closes:
@@ -95,13 +95,13 @@ class OutgoingResponse:
         return data
 
     def check_end(self) -> None:
-        """Check that the body, all of which has been written, was not too short."""
+        """Raise ``ValueError`` if the whole body was shorter than announced."""
         if 0 < self._missing < math.inf:
             raise ValueError("The body is shorter than its head has announced.")
 
 
 def head_bytes(status: int, headers: Headers) -> bytes:
-    """Return the head of a response. Raises ``ValueError`` for headers that would not be one line each."""
+    """Return the head of a response. Raises ``ValueError`` for headers with a line end in them."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     count = len(headers)
     if lines.count(b"\n") != count or lines.count(b"\r") != count or b"\0" in lines:

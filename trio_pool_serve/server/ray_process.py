@@ -1,4 +1,4 @@
-"""The process that talks to Ray, in place of the server. Started by ``RayPlacement``."""
+"""The process that talks to Ray for the server. Started by ``RayPlacement``."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trio_pool_serve.telemetry.snapshots import serve_snapshots
 
 
 async def main(channel: FramedStream[RayJob], job: RayJob) -> int:
-    """Place engine processes until the parent is gone; return the exit status. Cancellation: the actors are ended."""
+    """Place engine processes until the parent ends; return the exit status. Cancellation: the actors are ended."""
     config, folder = decode_config(job.config), Path(job.socket_folder)
     configure_logging(config.logging)
     places = ActorPlaces(config, job.loader, folder, key=job.key)

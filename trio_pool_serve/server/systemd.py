@@ -1,4 +1,4 @@
-"""systemd's side of the server: notifications, the watchdog, and sockets that systemd has opened.
+"""systemd: notifications, the watchdog, and sockets that systemd has opened.
 
 The protocol is one datagram per notification and three environment variables (sd_notify(3), sd_listen_fds(3)). The
 packages for it are bindings to libsystemd, or no longer maintained.
@@ -22,7 +22,7 @@ FIRST_FD = 3
 
 
 def notify(*assignments: str) -> None:
-    """Tell systemd, if it has started this process and wants to know: ``READY=1``, ``STATUS=text``, for example."""
+    """Send assignments such as ``READY=1`` or ``STATUS=text`` to systemd, if it asked this process for them."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -38,9 +38,9 @@ def notify(*assignments: str) -> None:
 
 
 def take_passed_socket() -> socket.socket | None:
-    """Return the listening socket that systemd has passed to this process, the first time.
+    """Return the listening socket that systemd has passed to this process; ``None`` from the second call on.
 
-    Raises ``OSError`` if there are several: a server has one.
+    Raises ``OSError`` if systemd has passed several.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
@@ -56,17 +56,17 @@ def take_passed_socket() -> socket.socket | None:
 
 
 def is_computing(snapshots: Iterable[Snapshot], batch_timeout_s: float) -> bool:
-    """Return whether forward passes go on: no batch has been computed for longer than it may be.
+    """Return whether no batch has been in flight for more than twice the batch timeout.
 
-    Without any snapshot no process answers, which counts as no. The engine fails such a batch itself; this is for when
-    that fails too.
+    ``False`` without snapshots: no process answers. The engine fails such batches itself; this check is for when that
+    fails, too.
     """
     models = [model for snapshot in snapshots for model in snapshot.load.get("models", {}).values()]
     return bool(models) and all(model.get("oldest_in_flight_s", 0.0) <= 2 * batch_timeout_s for model in models)
 
 
 def watchdog_interval_s() -> float | None:
-    """Return how often systemd wants to hear from this process; ``None`` if it does not."""
+    """Return the interval at which systemd's watchdog expects notifications; ``None`` without a watchdog."""
     period_us = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not period_us.isdigit():
         return None
@@ -74,10 +74,10 @@ def watchdog_interval_s() -> float | None:
 
 
 async def feed_watchdog(gather: Callable[[], Awaitable[list[Snapshot]]], batch_timeout_s: float) -> None:
-    """Notify systemd's watchdog twice in each of its periods while the event loop turns and forward passes go on.
+    """Notify systemd's watchdog twice per interval while the event loop turns and forward passes go on.
 
-    ``gather()`` returns the snapshots of the server's processes. Returns at once if there is no watchdog. Cancellation:
-    at once.
+    ``gather()`` returns the snapshots of the server's processes. Return at once without a watchdog. Cancellation: at
+    once.
     """
     interval_s = watchdog_interval_s()
     while interval_s:

@@ -22,17 +22,17 @@ PROTOCOLS = ["h2", "http/1.1"]
 HINT = f"--ssl-keyfile and --ssl-ca-certs name further files, and {KEY_PASSWORD} has the password of an encrypted key."
 
 HANDSHAKES = 32
-"""That begin at a time. To begin one takes the event loop 0.6 ms with an RSA key of 2,048 bits, so 20 ms for all."""
+"""Handshakes that begin at a time. Each takes 0.6 ms of the event loop (RSA, 2,048 bits), so 20 ms for all."""
 
 HANDSHAKES_PER_ADDRESS = 8
 
 TURN_S = 0.02
-"""After which another one begins, even if the client has not answered: its handshake goes on without a turn.
+"""After this, another handshake begins, even if the client has not answered: its own goes on without a turn.
 
 With turns of 1 s, 250 addresses that never answered made others wait 4 s."""
 
 RETRY_S = 1.0
-"""Until files that do not fit are read again: one of them may have been replaced, and the other not yet."""
+"""Pause before certificate and key are read again if they do not match: perhaps only one was replaced so far."""
 
 
 @define(eq=False)
@@ -46,7 +46,7 @@ class Certificates:
 
     @classmethod
     def of(cls, network: NetworkConfig, offload: Offload) -> Self | None:
-        """Return them, ``None`` without a certificate or on a Unix socket. Raises ``OSError`` with a message."""
+        """Return the certificates; ``None`` without any, or on a Unix socket. Raises ``OSError`` with a message."""
         if network.ssl_certfile is None or network.unix_socket is not None:
             return None
         try:
@@ -55,9 +55,9 @@ class Certificates:
             raise OSError(f"--ssl-certfile {network.ssl_certfile}: {error}. {HINT}") from error
 
     async def reload(self) -> None:
-        """Read the files again: connections that begin from now on get the new certificate.
+        """Reload the files: connections that begin afterwards get the new certificate.
 
-        Files that cannot be used are logged, read once more, and else nothing is changed. Cancellation: at once.
+        If the files are invalid, this is logged, they are read once more, and the old ones stay. Cancellation: at once.
         """
         for pause_s in (RETRY_S, 0.0):
             try:
@@ -70,7 +70,7 @@ class Certificates:
                 return
 
     async def begin_tls(self, connection: trio.SocketStream, client: int) -> trio.SSLStream[trio.SocketStream] | None:
-        """Return a connection's stream after its handshake, ``None`` if that has failed. Cancellation: at once.
+        """Return a connection's stream after its handshake; ``None`` if the handshake fails. Cancellation: at once.
 
         ``client`` is a number for the client's address.
         """
@@ -81,7 +81,7 @@ class Certificates:
             stream = trio.SSLStream(connection, self.context, server_side=True, https_compatible=True)
             try:
                 await stream.do_handshake()
-            except Exception as error:  # as of a connection that is served: it ends nothing else
+            except Exception as error:  # ends nothing else, as in ``serve_connection``
                 logger.debug("a TLS handshake failed", exc_info=error)
                 stream = None
             nursery.cancel_scope.cancel(reason="the handshake has ended")
@@ -102,7 +102,7 @@ def open_tls(service: Service) -> Certificates | None:
 
 
 def _context_of(network: NetworkConfig) -> ssl.SSLContext:
-    """Return a new context, which has nothing of earlier files; it reads each file once, and checks that they fit."""
+    """Return a new context, with nothing of earlier files. Each file is read once, and they must match."""
     assert network.ssl_certfile is not None  # noqa: S101  (there is no context without)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,4 +1,4 @@
-"""The signals of a server: SIGTERM and SIGINT end it, at SIGHUP files are read again that the settings name."""
+"""The signals of a server: SIGTERM and SIGINT drain it, SIGHUP reloads the files that the settings name."""
 
 import logging
 import signal
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 async def watch_ends(*, task_status: trio.TaskStatus[trio.Event] = trio.TASK_STATUS_IGNORED) -> None:
-    """Set an event, which ``started`` has, at the first SIGTERM or SIGINT; exit at once at the second.
+    """Set an event at the first SIGTERM or SIGINT, and exit at once at the second. ``started`` returns the event.
 
     Cancellation: at once.
     """
@@ -29,7 +29,7 @@ async def watch_ends(*, task_status: trio.TaskStatus[trio.Event] = trio.TASK_STA
 async def watch_reloads(
     reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call ``reload()`` at each SIGHUP; ``started`` once signals are received. Cancellation: at once."""
+    """Call ``reload()`` at each SIGHUP; started once signals are received. Cancellation: at once."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
