@@ -1,4 +1,4 @@
-"""The API keys of a server, and the usage of each."""
+"""The API keys of a server, and the usage of each against its limits."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -16,21 +16,21 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Where clients put keys; the last two are Anthropic's and Azure's. The first key that is right counts."""
+"""Headers for API keys; the last two are Anthropic's and Azure's. The first valid key counts."""
 
 
 BUSY_RETRY_S = 1.0
-"""``Retry-After`` for a key with too many running requests: when one of them ends is not known."""
+"""``Retry-After`` for a key with too many running requests: it is not known when one of them ends."""
 
 RECHECK_S = 10.0
-"""For which a batch waits before it looks at the limits again, which may have been reloaded."""
+"""Seconds that a job waits before it checks the limits again, which may have been reloaded."""
 
 
 @define(eq=False)
 class TokenBucket:
-    """Fills at ``per_minute`` up to a minute's worth, at least 1, which it has at first. Times are in seconds.
+    """Starts full, at a minute's worth (at least 1), and refills at ``per_minute``. May be overdrawn.
 
-    It may be overdrawn.
+    Times are in seconds.
     """
 
     per_minute: float
@@ -42,21 +42,21 @@ class TokenBucket:
 
     @property
     def capacity(self) -> float:
-        """The most that it holds."""
+        """The highest level."""
         return max(1.0, self.per_minute)
 
     def take(self, amount: float, now: float) -> None:
-        """Take an amount, whether it is there or not."""
+        """Take an amount, even if that overdraws the bucket."""
         self._fill(now)
         self.level -= amount
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until there is that much; 0 if there is."""
+        """Return the seconds until ``amount`` is available; 0 if it is."""
         self._fill(now)
         return max(0.0, amount - self.level) * 60 / self.per_minute
 
     def resize(self, per_minute: float, now: float) -> None:
-        """Change the rate; what has been used stays used."""
+        """Change the rate; the used amount stays used."""
         self._fill(now)
         used = self.capacity - self.level
         self.per_minute = per_minute
@@ -71,10 +71,10 @@ class TokenBucket:
 class KeyUsage:
     """The running requests of one key, and its two buckets.
 
-    ``processes`` API processes have an equal share of the rates each, and of the running requests, rounded up: every
-    process counts for itself, so a key gets less than its limits if its connections are spread unevenly. Tokens are
-    taken as prompts are rendered, which is when their number is known: a request may overdraw the bucket, and the next
-    ones wait until that is filled up again. A key's batches have another one of these.
+    Each of the ``processes`` API processes has an equal share of the rates and of the running requests, rounded up.
+    Every process counts for itself, so a key gets less than its limits if its connections are spread unevenly. Tokens
+    are taken when prompts are rendered and their number is known: a request may overdraw the bucket, and the next ones
+    wait until it is filled again. A key's jobs have a usage of their own.
     """
 
     processes: int = 1
@@ -84,7 +84,7 @@ class KeyUsage:
     max_running: int | None = None
 
     def apply(self, key: ApiKey, now: float) -> None:
-        """Take the limits of a key, which may differ from those before; what was used stays."""
+        """Apply the limits of a key, which may have changed; used amounts stay used."""
         self.requests = self._bucket(self.requests, key.requests_per_minute, now)
         self.tokens = self._bucket(self.tokens, key.tokens_per_minute, now)
         limit = key.max_concurrent_requests
@@ -108,7 +108,7 @@ class KeyUsage:
 
     @asynccontextmanager
     async def saved_up(self, requests: int, tokens: int) -> AsyncIterator[None]:
-        """Count requests, and wait until the limits have allowed them and so many tokens, which the block may take.
+        """Count requests, and wait until the limits allow them and ``tokens``, which the block may take.
 
         Cancellation: at once; the requests count.
         """
@@ -122,7 +122,7 @@ class KeyUsage:
             self._take(0, -tokens)
 
     def _take(self, requests: int, tokens: int) -> float:
-        """Take from both buckets; return the seconds until none is overdrawn."""
+        """Take from both buckets; return the seconds until neither is overdrawn."""
         wait_s = [0.0]
         for bucket, amount in ((self.requests, requests), (self.tokens, tokens)):
             if bucket is not None:
@@ -152,39 +152,39 @@ def _used_up(what: str, retry_after_s: float) -> OverloadedError:
 class ApiKeys:
     """Finds the key that a request presents.
 
-    Keys are looked up by their SHA-256. How long that takes may depend on the digest that is looked for, which a client
-    cannot steer towards another: so it tells nothing about other keys.
+    Keys are looked up by their SHA-256. The time of a lookup may depend on the digest, which a client cannot steer
+    towards another key's: so it reveals nothing about other keys.
 
     The keys of ``--api-keys-file`` are known once ``start`` has returned.
     """
 
     network: NetworkConfig
     known_models: Collection[str] | None = ()
-    """``None``: keys may be for any, as others may be loaded while the server runs."""
+    """Models that keys may name; ``None`` for any, because models may be loaded while the server runs."""
     processes: int = 1
     clock: Callable[[], float] = trio.current_time
     _of_flags: Mapping[bytes, ApiKey] = field(init=False)
     _by_digest: Mapping[bytes, ApiKey] = field(init=False)
     _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
-    """By name, and whether it is that of batches. What a key has used stays when the file is read again."""
+    """By the key's name, and whether it is the usage by jobs. Usage stays when the file is reloaded."""
 
     def __attrs_post_init__(self) -> None:
         self._by_digest = self._of_flags = dict(_keys_of_flags(self.network.api_key_list))
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """Return the keys of a server with these settings."""
+        """Return the API keys of a server with these settings."""
         names = [name for source in config.sources for name in source.names]
         known = None if config.model_changes.model_api else names
         return cls(config.network, known, config.processes.api_workers)
 
     @property
     def are_needed(self) -> bool:
-        """Whether requests need a key at all."""
+        """Whether requests need a key."""
         return bool(self._of_flags) or self.network.api_keys_file is not None
 
     def find(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
-        """Return the key that a request presents; ``None`` if it presents none that is right."""
+        """Return the key that a request presents; ``None`` if it presents no valid one."""
         for name in HEADERS:
             given = headers.get(name)
             if given is not None and (key := self._by_digest.get(digest_of(_without_scheme(name, given)))):
@@ -192,7 +192,7 @@ class ApiKeys:
         return None
 
     def usage_of(self, key: ApiKey, *, by_batches: bool = False) -> KeyUsage:
-        """Return what has been used of a key, by requests or by batches, which one process computes."""
+        """Return the usage of a key, by requests or by jobs of the Batch API, which one process computes."""
         usage = self._usage.get((key.name, by_batches))
         if usage is None:
             usage = self._usage[key.name, by_batches] = KeyUsage(1 if by_batches else self.processes)
@@ -200,16 +200,16 @@ class ApiKeys:
         return usage
 
     def usage_by_batches(self, name: str) -> KeyUsage | None:
-        """Return what the batches of a key have used; ``None`` if it has no limits a minute, or is no longer known."""
+        """Return the usage of a key by jobs; ``None`` if it has no limits per minute, or is no longer known."""
         for key in self._by_digest.values():
             if key.name == name and (key.requests_per_minute or key.tokens_per_minute):
                 return self.usage_of(key, by_batches=True)
         return None
 
     def read_file(self) -> dict[bytes, ApiKey]:
-        """Return the keys of the file by their digests, none without a file. Blocking.
+        """Return the keys of the file by digest, none without a file. Blocking.
 
-        Raises ``ValueError`` or ``OSError`` for a file that cannot be used.
+        Raises ``ValueError`` or ``OSError`` for an invalid file.
         """
         path = self.network.api_keys_file
         of_file = {} if path is None else read_key_file(path, self.known_models)
@@ -227,8 +227,8 @@ class ApiKeys:
     async def load(self, offload: Offload) -> None:
         """Read the file, if there is one, in a thread.
 
-        Raises what ``read_file`` raises; the keys stay as they were then. Cancellation: as soon as the thread has
-        finished; nothing is changed.
+        Raises as ``read_file``, without changing the keys. Cancellation: as soon as the thread has finished; nothing is
+        changed.
         """
         if self.network.api_keys_file is None:
             return
@@ -242,9 +242,9 @@ class ApiKeys:
             usage.apply(limits[name], now)
 
     async def reload(self, offload: Offload) -> None:
-        """Read the file again; one that cannot be used is logged, and the keys stay as they were.
+        """Reload the file. If it is invalid, that is logged and the keys stay as they were.
 
-        Requests that are running end with the key that they began with. Cancellation: as ``load``.
+        Running requests keep the key with which they began. Cancellation: as ``load``.
         """
         if self.network.api_keys_file is None:
             return
@@ -260,7 +260,7 @@ class ApiKeys:
 
 
 def _keys_of_flags(keys: Iterable[str]) -> Iterator[tuple[bytes, ApiKey]]:
-    """Yield the keys of ``--api-key``, which are without limits; their names are none that a file can have."""
+    """Yield the keys of ``--api-key``, which have no limits, and names that no key of a file can have."""
     for number, key in enumerate(keys, 1):
         yield digest_of(key), ApiKey(name=f"--api-key {number}", admin=True)
 

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from attrs import frozen
 
 HEADER = b"x-forwarded-for"
-"""In which proxies say whom they were asked by; it is the one that nginx, HAProxy and load balancers of clouds send."""
+"""Header in which proxies name their client; nginx, HAProxy and cloud load balancers send it."""
 
 MAX_LABEL = 128
 """Characters of a proxy's header that are kept."""
@@ -15,16 +15,16 @@ MAX_LABEL = 128
 
 @frozen
 class ClientLabels:
-    """Labels clients by their address, or by the header of requests that trusted proxies send.
+    """Labels clients by their address, or by the header in requests from trusted proxies.
 
-    Those are in ``networks``; with ``trusts_unix``, clients of a Unix socket are, too.
+    Trusted proxies are the addresses in ``networks`` and, with ``trusts_unix``, the clients of a Unix socket.
     """
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     trusts_unix: bool = False
 
     def _is_proxy(self, address: str) -> bool:
-        """Whether an address is that of a trusted proxy; an empty one is a client's of the Unix socket."""
+        """Return whether an address is a trusted proxy's; it is empty for clients of a Unix socket."""
         if not address:
             return self.trusts_unix
         if not self.networks:
@@ -38,10 +38,10 @@ class ClientLabels:
         return any(ip in network for network in self.networks)
 
     def label(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Return the label of the client at an address, empty for a Unix socket's, that sent those headers."""
+        """Return the label of the client with this address, empty for a Unix socket, and these headers."""
         if self._is_proxy(address):
             given = b",".join(value for name, value in headers if name == HEADER).decode("latin1")
-            # Each proxy appends the address that it was asked from; what a client has made up stands before.
+            # Each proxy appends the address of its client; entries made up by a client come before.
             for part in reversed(given.split(",")):
                 if (name := part.strip()) and not self._is_proxy(name):
                     return _label_of_name(name[:MAX_LABEL])
@@ -50,11 +50,11 @@ class ClientLabels:
 
 @lru_cache(1024)
 def _label_of_address(address: str) -> str:
-    """Return an IPv4 address as it is, and the first 64 bits of an IPv6 address: one client has all of the others."""
+    """Return an IPv4 address unchanged, and the /64 network of an IPv6 address: one client has all of it."""
     try:
         ip = ip_address(address)
     except ValueError:
-        return address  # none: a Unix socket
+        return address  # empty: a Unix socket
     if not isinstance(ip, IPv6Address):
         return str(ip)
     if ip.ipv4_mapped is not None:

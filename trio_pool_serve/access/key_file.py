@@ -17,20 +17,20 @@ from trio_pool_serve.types import Client
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Some ten thousand keys. What is longer, such as a device, is cut off, and is not understood then."""
+"""Some ten thousand keys. A longer file, such as a device, is cut off, and then invalid."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""A key's name. No address and no label of a client without a key can be one."""
+"""A key's name; never an address or another label of a client without a key."""
 
 Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=2**53)]
 
 
 @frozen(kw_only=True)
 class ApiKey:
-    """What the client that presents a key may do; ``name`` is its label in logs and queues.
+    """An API key and its permissions; ``name`` is its client's label in logs and queues.
 
-    ``models`` are names of models, ``None`` for all. ``admin``: it may also use the routes of operators.
-    ``may_outrank`` is that of ``types.Client``.
+    ``models`` are the names of the models that it may use, ``None`` for all. With ``admin`` it may also use the
+    operators' routes. ``may_outrank`` is that of ``types.Client``.
     """
 
     name: str
@@ -44,12 +44,12 @@ class ApiKey:
 
     @property
     def client(self) -> Client:
-        """The client whose requests have the key."""
+        """The client that uses the key."""
         return Client(self.name, self.may_outrank)
 
 
 class _Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One table of the file, as it is written."""
+    """One table of the file, as written."""
 
     key: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
@@ -68,11 +68,11 @@ def digest_of(key: str) -> bytes:
 
 
 def read_key_file(path: Path, known_models: Collection[str] | None) -> dict[bytes, ApiKey]:
-    """Return the keys of a file by their digests. Blocking.
+    """Return the keys of a file by digest. Blocking.
 
-    Raises ``ValueError`` for a file that is not understood, that names a model which is not among ``known_models``, if
-    those are given, or in which two tables have the same key; ``OSError`` if it cannot be read. No message quotes a
-    key. A file that other users can read is logged.
+    Raises ``ValueError`` for an invalid file, for a model that is not in ``known_models`` (unless ``None``), and for
+    two tables with the same key; ``OSError`` if the file cannot be read. No message quotes a key. Logs a warning if
+    other users can read the file.
     """
     try:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""The memory that a process keeps for later: what malloc has freed, and what libraries cache for each shape of a batch.
+"""Memory that a process keeps: freed memory of malloc's, caches for each shape of a batch, and frozen objects.
 
 glibc returns freed memory to the kernel only from the end of a heap, and by default often: each batch then pays page
-faults for memory that the one before has freed. So a process that computes keeps as much as its largest batch needs,
-and returns the rest, wherever in the heap it is, every ``RETURN_EVERY_S`` seconds in which it computed.
+faults for memory that the batch before has freed. So a process that computes keeps as much as its largest batch needs,
+and returns the rest, anywhere in the heap, every ``RETURN_EVERY_S`` seconds in which it computed.
 """
 
 import ctypes
@@ -19,19 +19,18 @@ M_ARENA_MAX = -8
 """Parameter numbers of ``mallopt``, from glibc's malloc.h."""
 
 MMAP_THRESHOLD_BYTES = 2**25
-"""Allocations of this size and more are mapped, and unmapped when freed: the most that glibc allows."""
+"""Allocations of at least this size are mapped, and unmapped when freed: the most that glibc allows."""
 
 MAX_ARENAS = 2
 """Heaps of one process: one for the main thread, one for all others. glibc's default is eight for each core, each of
-which keeps what it has freed."""
+which keeps its freed memory."""
 
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
-"""Environment variables by which a user configures malloc: with any of them, it is left as it is."""
+"""Environment variables with which users configure malloc: if any of them is set, nothing is changed."""
 
 RETURN_EVERY_S = 15.0
-"""Time between two calls of ``return_freed_memory``. One takes 2 to 20 ms, and has 13,000 pages faulted in again after
-50 MiB were returned (MiniLM in float32, 150 shapes of at most 256 tokens, two cores): about 1/500 of that time."""
-
+"""Time between two calls of ``return_freed_memory``. One takes 2 to 20 ms, and after it returned 50 MiB, 13,000 pages
+are faulted in again (MiniLM in float32, 150 shapes of at most 256 tokens, two cores): about 1/500 of that time."""
 
 ONEDNN_PRIMITIVES = 256
 """Kernels that oneDNN keeps: one for each layer's shape and number of tokens. Its default, 1,024, takes 250 MiB per
@@ -51,9 +50,10 @@ def prepare_for_loading() -> None:
 
 
 def retain_freed_memory(size: int) -> bool:
-    """Have malloc keep ``size`` freed bytes at the end of its heap, for the whole process; return whether it does.
+    """Make malloc keep ``size`` freed bytes at the end of its heap, and return whether it does.
 
-    Does nothing with another C library, or if one of ``MALLOC_VARIABLES`` is set. Of several sizes the last one holds.
+    Holds for the whole process, until the next call. Does nothing with another C library, or if one of
+    ``MALLOC_VARIABLES`` is set.
     """
     if not _may_configure():
         return False
@@ -74,9 +74,9 @@ def return_mapped_pages(file: Path) -> None:
     """Return the pages of ``file`` that this process has mapped read-only to the kernel; they are read again on use.
 
     For weights that a library has copied into layouts of its own, but keeps mapped: their pages would count as this
-    process's memory. For OpenVINO that is after the first inference, which reads them again. What is left to read, the
-    table of embeddings, comes back from the page cache (MiniLM in float32: 87 MiB before, at most 46 MiB of the table
-    later). Takes 0.3 to 3 ms. Does nothing on other systems than Linux. Blocking.
+    process's memory. For OpenVINO, call it after the first inference, which reads them again; after that only the table
+    of embeddings is read, from the page cache (MiniLM in float32: 87 MiB before, at most 46 MiB of the table later).
+    Takes 0.3 to 3 ms. Does nothing except on Linux. Blocking.
     """
     if sys.platform != "linux":
         return
@@ -95,20 +95,20 @@ def _may_configure() -> bool:
 
 
 THRESHOLDS_WHILE_LOADING = 50_000, 10, 20
-"""Of the garbage collector; Python's default is 700, 10, 10. What is imported and loaded stays, and to walk through it
-again and again takes a tenth of the time: 3.7 CPU seconds instead of 3.4 with torch and transformers."""
+"""Thresholds of the garbage collector; Python's default is 700, 10, 10. Imported and loaded objects stay, and walking
+through them again and again takes a tenth of the time: 3.7 CPU seconds instead of 3.4 with torch and transformers."""
 
 THRESHOLDS = 10_000, 10, 20
-"""The same for objects made after that. By Python's default, what requests hold was walked through every few seconds,
-for 30 to 130 ms with the lines of a batch, to find next to nothing: nearly all objects are freed when their last
-reference goes."""
+"""Thresholds after loading. With Python's default, the objects of requests were walked through every few seconds, for
+30 to 130 ms with the lines of a job of the Batch API, to find next to nothing: nearly all objects are freed when their
+last reference goes."""
 
 
 def freeze_objects() -> None:
-    """Exempt all objects that exist from garbage collection: what has been loaded stays. Collect others more rarely.
+    """Exempt all objects that exist now from garbage collection, and collect others more rarely.
 
-    The collector would walk through all of them, with the interpreter lock, for as long as a dozen batches take, each
-    time a large request has allocated a quarter as much again.
+    Otherwise the collector would walk through all of them, with the interpreter lock, for as long as a dozen batches
+    take, each time a large request has allocated a quarter as much again.
     """
     gc.collect()
     gc.freeze()
@@ -116,10 +116,10 @@ def freeze_objects() -> None:
 
 
 def collect_garbage(*, thaws: bool) -> None:
-    """Collect what has been dropped, also in cycles of references; ``thaws``: what ``freeze_objects`` exempted, too.
+    """Collect unreachable objects, reference cycles included; with ``thaws``, those that were frozen, too.
 
-    Without ``thaws`` it takes about a millisecond in a process whose objects are frozen, otherwise 0.2 s with torch
-    and transformers imported. The interpreter lock is held meanwhile.
+    Takes about a millisecond without ``thaws`` if objects are frozen, otherwise 0.2 s with torch and transformers
+    imported. The interpreter lock is held meanwhile.
     """
     frozen = thaws and gc.get_freeze_count() > 0
     if frozen:

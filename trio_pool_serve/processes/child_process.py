@@ -1,8 +1,7 @@
 """Child processes: each gets its job over a socket to its parent, and exits when that socket closes.
 
-However the parent ends, SIGKILL included, the socket closes and no child is left behind. Children ignore SIGTERM and
-SIGINT, which a terminal or systemd sends to all processes of a server at once: the parent drains, and needs them for
-that.
+However the parent ends, by SIGKILL for example, the socket closes and no child is left behind. Children ignore SIGTERM
+and SIGINT, which a terminal or systemd sends to all processes of a server at once: the parent needs them to drain.
 """
 
 import logging
@@ -28,14 +27,14 @@ Status = TypeVar("Status")
 Job = TypeVar("Job")
 
 EXIT_TIMEOUT_S = 5.0
-"""Time for a child to exit by itself after its channel is closed, before it is killed."""
+"""Seconds that a child has to exit by itself after its channel is closed, before it is killed."""
 
 
 @define
 class RestartBackoff:
-    """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one again and again.
+    """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one repeated.
 
-    After a run of more than ``stable_after_s`` seconds they begin again. The defaults suit child processes.
+    They start over after a run of more than ``stable_after_s`` seconds. The defaults suit child processes.
     """
 
     pauses_s: Sequence[float] = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
@@ -43,7 +42,7 @@ class RestartBackoff:
     crashes_in_a_row: int = field(default=0, init=False)
 
     def next_pause_s(self, ran_s: float) -> float:
-        """Return how many seconds to wait after a crash that ended a run of ``ran_s`` seconds."""
+        """Return the seconds to wait after a crash that ended a run of ``ran_s`` seconds."""
         if ran_s > self.stable_after_s:
             self.crashes_in_a_row = 0
         pause_s = self.pauses_s[min(self.crashes_in_a_row, len(self.pauses_s) - 1)]
@@ -59,7 +58,7 @@ class ChildProcess(Generic[Status]):
     channel: FramedStream[Status]
 
     async def status(self) -> Status | None:
-        """Return the child's next message; ``None`` once it has ended. A child that sends anything else is ended.
+        """Return the child's next message; ``None`` once it has ended. An invalid message ends the child.
 
         Cancellation: at once, and a child that is about to end is killed.
         """
@@ -70,7 +69,7 @@ class ChildProcess(Generic[Status]):
         return received[0]
 
     async def wait(self) -> str:
-        """Wait until the child has ended; return a phrase for the log that says how. Cancellation: at once."""
+        """Wait until the child has ended; return how, as a phrase for the log. Cancellation: at once."""
         code = await self.process.wait()
         return f"ended by signal {-code}" if code < 0 else f"left with status {code}"
 
@@ -98,15 +97,15 @@ async def open_child(
 ) -> AsyncIterator[ChildProcess[Any]]:
     """Run ``python -m MODULE`` with ``job`` for as long as the block lasts.
 
-    It inherits ``fds`` and this process's environment, with the variables of ``environment`` set in it. While the
-    system lets no process start, it is tried again.
+    It inherits ``fds`` and this process's environment, with the variables in ``environment`` added. Retries as long as
+    the system cannot start a process.
 
     Cancellation: the child is killed unless it leaves within ``EXIT_TIMEOUT_S``.
     """
     process, ours = await _start(module, fds, {**os.environ, **environment})
     child = ChildProcess[Any](process, FramedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), status))
     try:
-        with suppress(trio.BrokenResourceError):  # it has ended already, as ``status`` will return
+        with suppress(trio.BrokenResourceError):  # it has ended already; ``status`` will return ``None``
             await child.channel.send(job)
         yield child
     finally:
@@ -137,14 +136,14 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
 
 @frozen
 class ChildEnd:
-    """How a child has ended, as a phrase for the log, and for how long it had been ready (seconds)."""
+    """How a child ended, as a phrase for the log, and the seconds that it had been ready."""
 
     how: str
     was_ready_s: float
 
 
 async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
-    """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
+    """Call ``live()``, which runs one child and returns how it ended, repeatedly, with pauses between crashes.
 
     Raises what ``live`` raises. Cancellation: at once.
     """
@@ -162,10 +161,10 @@ UNWIND_S = 15
 
 @asynccontextmanager
 async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
-    """Open the nursery of all that a process does: once it is cancelled, SIGALRM ends the process after ``UNWIND_S``.
+    """Open the nursery of all tasks of a process; ``UNWIND_S`` after it is cancelled, SIGALRM ends the process.
 
-    When there is no memory, what should wake a task can be lost. The nursery would wait for that task for ever, while
-    the socket is open and nothing accepts. An alarm needs neither memory nor a thread. Cancellation: at once.
+    Out of memory, a task's wake-up can be lost. The nursery would wait for that task for ever, with an open socket on
+    which nothing is accepted. An alarm needs neither memory nor a thread. Cancellation: at once.
     """
 
     async def set_alarm_when_cancelled() -> None:
@@ -186,7 +185,7 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process at once with that exit status; its last lines are written first."""
+    """End the process at once with this exit status, after writing its last log lines."""
     logging.shutdown()
     if isinstance(sys.stderr, StandardError):
         sys.stderr.wait_written()
@@ -194,14 +193,14 @@ def leave(status: int) -> NoReturn:
 
 
 def leave_with(status: int) -> NoReturn:
-    """End the process with an exit status, even while a batch is still computed: its thread would abort the end."""
+    """Flush stdout and stderr, and end the process even while a thread computes a batch, which would abort the exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     leave(status)
 
 
 def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> None:
-    """Run ``main(channel, job)`` as a child process, and exit with its status even while threads still run."""
+    """Run ``main(channel, job)`` as a child process, and exit with its status even if threads still run."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     leave(trio.run(_run, main, job_type))
@@ -221,6 +220,6 @@ async def send_to_parent(channel: FramedStream[Job], status: object) -> None:
 
 
 async def wait_for_parent(channel: FramedStream[Job]) -> None:
-    """Wait until the parent has ended or closed the channel. Cancellation: at once."""
+    """Wait until the parent has ended or closed the channel, ignoring its messages. Cancellation: at once."""
     while await channel.receive() is not None:
-        """The parent sends nothing after the job."""
+        continue

@@ -1,8 +1,7 @@
 """Framed messages between processes of one server.
 
-A frame is two little-endian integers (bytes of the header, uint32; bytes of the payload, uint64), the header (a message
-in msgpack), and the payload (raw arrays). Nothing is pickled: a process that can write to a socket cannot run code in
-the receiver.
+A frame is two little-endian integers (header bytes, uint32; payload bytes, uint64), the header (a message in msgpack),
+and the payload (raw arrays). Nothing is pickled: a process that can write to a socket cannot run code in the receiver.
 """
 
 import errno
@@ -27,14 +26,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 PREFIX = struct.Struct("<IQ")
 
 JOINED_BYTES = 2**20
-"""Buffers are copied into one of up to so many bytes, which is sent by one call. Of vectors of 384 float32 a MiB took
-0.61 ms of CPU time that way, 0.73 in pieces of 256 KiB, 1.2 in pieces of 64 KiB, and 25 one by one."""
+"""Buffers are joined into pieces of up to this many bytes, each sent by one call. One MiB of vectors of 384 float32
+took 0.61 ms of CPU time in one piece, 0.73 in pieces of 256 KiB, 1.2 in pieces of 64 KiB, and 25 one by one."""
 
 ALONE_FROM = 256 * 1024
-"""Buffers of at least so many bytes are sent by themselves, without a copy: smaller ones took longer that way."""
+"""Buffers of at least this many bytes are sent alone, without a copy; smaller ones took longer that way."""
 
 CHUNK = 64 * 1024
-"""Larger payloads are received into memory of their own."""
+"""Bytes of one read. Larger payloads are received into memory of their own."""
 
 MAX_HEADER_BYTES = 64 * 2**20
 """A row takes a few hundred bytes of a header."""
@@ -46,13 +45,13 @@ MAX_TEXT = 4000
 """Characters of an error message or description."""
 
 FAILURES_TO_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What msgspec raises for an object that msgpack cannot represent: UnicodeError is a ValueError."""
+"""Raised by msgspec for objects that msgpack cannot represent; UnicodeError is a ValueError."""
 
 FAILURES_TO_DECODE = (ValueError, RecursionError, msgspec.MsgspecError)
 
 
 def sendable(text: str) -> str:
-    """Return a text that can be sent: truncated to ``MAX_TEXT``, and without lone surrogates."""
+    """Return the text as it can be sent: truncated to ``MAX_TEXT``, without lone surrogates."""
     return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
@@ -87,11 +86,11 @@ class FramedStream(Generic[Message]):
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     logs_invalid_frames: bool = True
     invalid_frame: str = field(default="", init=False)
-    """What was wrong with the frame that has ended the stream; empty if none was."""
+    """Description of the invalid frame that ended the stream; empty if there was none."""
     received_bytes: int = field(default=0, init=False)
-    """In all, those of incomplete frames included."""
+    """Total, incomplete frames included."""
     sent_bytes: int = field(default=0, init=False)
-    """In all, those of frames that are being sent included, as soon as the kernel has taken them."""
+    """Total that the kernel has taken, frames being sent included."""
     _decoder: msgspec.msgpack.Decoder[Message] = field(init=False)
     _received: bytearray = field(init=False, factory=bytearray)
 
@@ -99,7 +98,7 @@ class FramedStream(Generic[Message]):
         self._decoder = msgspec.msgpack.Decoder(self.kind)
 
     def continued(self, kind: Any) -> "FramedStream[Any]":
-        """Return the same stream for messages of another type, of the usual sizes; this one is not used any more."""
+        """Return the same stream for messages of another type and the default sizes; do not use this one afterwards."""
         stream = FramedStream[Any](self.stream, kind)
         stream._received = self._received
         return stream
@@ -136,9 +135,9 @@ class FramedStream(Generic[Message]):
     async def receive(self) -> tuple[Message, memoryview] | None:
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.
 
-        ``None`` also for an invalid frame, which ``invalid_frame`` then describes, and a warning in the log unless
-        ``logs_invalid_frames`` is false: what follows it cannot be decoded either.
-        Cancellation: at once; within a large frame, the stream cannot be used any more.
+        Also return ``None`` for an invalid frame, described by ``invalid_frame`` and, with ``logs_invalid_frames``,
+        logged as a warning: the bytes after it cannot be decoded either. Cancellation: at once; within a large frame,
+        the stream is unusable afterwards.
         """
         if not await self._has(PREFIX.size):
             return None
@@ -168,7 +167,7 @@ class FramedStream(Generic[Message]):
             logger.warning("a connection between processes ends: %s", invalid_frame)
 
     async def _has(self, length: int) -> bool:
-        """Receive until ``length`` bytes have arrived; return False if the stream ends before."""
+        """Receive until ``length`` bytes have arrived; return ``False`` if the stream ends first."""
         while len(self._received) < length:
             try:
                 received = await self.stream.receive_some(CHUNK)

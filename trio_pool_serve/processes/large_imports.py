@@ -19,7 +19,7 @@ class LazyModule(ModuleType):
 
 
 def do_without_torch() -> None:
-    """Make every later ``import torch`` in this process fail, transformers' own included."""
+    """Make every later ``import torch`` in this process fail, including transformers' own."""
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # as the import system wants it
         # Otherwise transformers logs that only tokenizers are available, which is all that is used here.
@@ -27,6 +27,6 @@ def do_without_torch() -> None:
 
 
 def allow_torch() -> None:
-    """Let ``import torch`` work again, for code of others in this process."""
+    """Let ``import torch`` work again, for other code in this process."""
     if "torch" in sys.modules and sys.modules["torch"] is None:
         del sys.modules["torch"]

@@ -1,4 +1,4 @@
-"""Numbers in memory that processes of one machine share, each of which writes its own ones only: nothing is locked."""
+"""Numbers in memory shared by processes of one machine. Each process writes only its own: nothing is locked."""
 
 import math
 import mmap
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def shared_array(path: Path, *shape: int) -> npt.NDArray[np.float64]:
-    """Map the file at ``path`` as an array; it is created if it does not exist, all zeros. Raises ``OSError``."""
+    """Map the file at ``path`` as a float64 array; create it with zeros if it does not exist. Raises ``OSError``."""
     nbytes = 8 * math.prod(shape)
     with path.open("a+b") as file:
         file.truncate(nbytes)

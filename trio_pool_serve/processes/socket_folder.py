@@ -1,4 +1,4 @@
-"""The private folder of the sockets between a server's processes, and how they listen there."""
+"""The private folder of the sockets between a server's processes, and listening there."""
 
 import fcntl
 import logging
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 BACKLOG = 128
 
 CHECK_S = 1.0
-"""How often it is looked whether the folder and the sockets are still there."""
+"""Interval at which the folder and the sockets are checked for removal."""
 
 PREFIX = "trio_pool_serve-"
 
 ABANDONED_S = 60.0
-"""Younger folders are left alone: their owner may not have locked them yet."""
+"""Younger folders stay: their owner may not have locked them yet."""
 
 
 class SocketFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that only this user can enter; making one removes those of servers that were killed.
+    """A temporary folder that only this user can enter; creating one removes the folders of killed servers.
 
     Its owner holds a lock on it, which ends with the process.
     """
@@ -41,9 +41,9 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
         self._lock = _lock(self.name)
 
     async def keep(self) -> NoReturn:
-        """Make the folder again whenever a cleaner of temporary files, for one, has removed it. Cancellation: at once.
+        """Recreate the folder whenever it is removed, by a cleaner of temporary files for example. Runs forever.
 
-        Who listens there, or writes files, does so again: see ``serve_at``.
+        The processes that listen or write there do so again, as in ``serve_at``. Cancellation: at once.
         """
         failure, folder = "", Path(self.name)
         while True:
@@ -61,7 +61,7 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
                     logger.error("%s was removed, and cannot be made again: %s", self.name, failure)  # noqa: TRY400
 
     def cleanup(self) -> None:
-        """Remove the folder; again, it does nothing."""
+        """Remove the folder, if that has not been done."""
         super().cleanup()
         if self._lock >= 0:
             os.close(self._lock)
@@ -69,7 +69,7 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether a folder is there and this user's; another user may make one where ours was removed."""
+    """Return whether a folder exists and is this user's; another user may create one where ours was removed."""
     with suppress(FileNotFoundError):
         return folder.lstat().st_uid == os.geteuid()
     return False
@@ -81,10 +81,10 @@ async def serve_at(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run ``serve`` with a listener at ``path``, and once more with another one whenever that was removed; forever.
+    """Run ``serve`` with a listener at ``path``, and again with a new one whenever that is removed; forever.
 
-    ``started`` once it listens. Raises ``ModelLoadError`` if it cannot: a path may have 108 characters on Linux, for
-    one. Cancellation: at once; the socket is removed.
+    Started once it listens. Raises ``ModelLoadError`` if it cannot: Linux limits paths to 108 characters, for example.
+    Cancellation: at once; the socket is removed.
     """
     listener, bound = _listen_at(path)
     try:
@@ -110,7 +110,7 @@ def _number_of(path: Path) -> int:
 
 
 def _listen_at(path: Path) -> tuple[trio.SocketListener, int]:
-    """Return a listener, in place of one of a process that has died, and the number of its file."""
+    """Return a listener, which replaces the socket of a dead process, and the inode number of its file."""
     listening = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)

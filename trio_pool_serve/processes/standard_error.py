@@ -1,7 +1,7 @@
-"""Standard error that nothing waits for: a thread writes what the process prints and logs.
+"""Standard error that never blocks: a thread writes the output and logs of the process.
 
 Its reader may stall (a log shipper, a terminal after Ctrl-S) or end, and its disk may be full. That must neither stop
-an event loop nor fail a load, during which libraries show progress.
+an event loop nor fail a load, during which libraries print progress.
 """
 
 import atexit
@@ -19,10 +19,10 @@ from trio_pool_serve.threads.dedicated_threads import start_thread
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 2**22
-"""Of lines that wait: about 10,000 of the access log, of which a process logs 100 in a second by default."""
+"""Limit of waiting lines: about 10,000 of the access log, of which a process logs 100 a second by default."""
 
 FLUSH_S = 1.0
-"""Time to write what still waits when the process exits: its last lines say why."""
+"""Seconds to write waiting lines when the process exits: the last ones say why."""
 
 
 class StandardError(io.TextIOWrapper):
@@ -35,7 +35,7 @@ class StandardError(io.TextIOWrapper):
         self._jobs = start_thread("stderr")
 
     def write(self, text: str, /) -> int:
-        """Have the thread write ``text``, unless too much waits already."""
+        """Queue ``text`` for the thread, or drop it if too much waits already."""
         encoded = text.encode(errors="backslashreplace")
         with self._lock:
             fits = self._waiting_bytes + sys.getsizeof(encoded) <= MAX_WAITING_BYTES
@@ -46,7 +46,7 @@ class StandardError(io.TextIOWrapper):
         return len(text)
 
     def wait_written(self) -> None:
-        """Wait, for ``FLUSH_S`` at most, until what has been printed so far is written or dropped. Blocks."""
+        """Wait up to ``FLUSH_S`` until all output so far is written or dropped. Blocks."""
         written = threading.Event()
         self._jobs.put(written.set)
         written.wait(FLUSH_S)
@@ -67,17 +67,17 @@ class StandardError(io.TextIOWrapper):
 
 
 def detach_standard_error() -> None:
-    """Make ``sys.stderr`` a ``StandardError`` until the process ends, which waits for its last lines."""
+    """Make ``sys.stderr`` a ``StandardError``, whose last lines are written before the process exits."""
     if not isinstance(sys.stderr, StandardError):
         sys.stderr = StandardError(_open_for_thread())
         atexit.register(sys.stderr.wait_written)
 
 
 def _open_for_thread() -> int:
-    """Return a descriptor of standard error whose writes block; those of descriptor 2, as by C libraries, fail instead.
+    """Return a descriptor of standard error for blocking writes; writes to descriptor 2, by C libraries, fail instead.
 
-    Both are opened anew, because the flag is one of the open file, which other programs share. A socket, or a pipe of
-    another user, cannot be: then writes to descriptor 2 itself may still block.
+    Both are opened anew, because the flag belongs to the open file, which other programs share. Sockets and other
+    users' pipes cannot be opened anew: then writes to descriptor 2 may still block.
     """
     if not stat.S_ISFIFO(os.fstat(2).st_mode) and not os.isatty(2):
         return 2

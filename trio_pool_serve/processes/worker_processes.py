@@ -29,7 +29,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 CLOSING_S = 2.0
-"""Idle workers exit as soon as their pipes close; one that has not exited after so many seconds is killed."""
+"""Idle workers exit as soon as their pipes close; one that has not exited after this many seconds is killed."""
 
 
 @frozen
@@ -45,8 +45,8 @@ class WorkerStatistics:
 def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
     """Prepare a worker process.
 
-    It ignores SIGTERM and exits when its pipe closes: a signal to all processes of a group, as service managers send
-    it, must not end the work that a drain waits for.
+    It ignores SIGTERM and exits when its pipe closes: a drain waits for its work, and service managers send the signal
+    to all processes of a group.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lower_priority(niceness)
@@ -56,7 +56,7 @@ def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
 def _allow_children() -> None:
     """Allow this process to have children even if it is daemonic, as hypercorn's workers are.
 
-    ``multiprocessing`` forbids it because a daemonic process may be killed before it can end its children. Worker
+    ``multiprocessing`` forbids that because a daemonic process may be killed before it ends its children. Worker
     processes exit by themselves when their pipes close, however the parent ends. There is no public setting for it.
     """
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
@@ -76,8 +76,8 @@ class _Work:
 class WorkerProcesses:
     """At most ``workers`` processes, started on demand and kept while ``run`` runs.
 
-    ``prepare()`` is called first in each, at ``niceness``; no call's time limit includes it. Callables, arguments,
-    results and exceptions are pickled on the loop: pass bytes and other large flat objects, not large trees.
+    Each first calls ``prepare()``, at ``niceness``, outside of any call's time limit. Callables, arguments, results and
+    exceptions are pickled on the loop: pass bytes and other large flat objects, not large trees.
     ``in_processes=False`` runs everything on the loop instead, without time limits, for benchmarks.
     """
 
@@ -91,7 +91,7 @@ class WorkerProcesses:
     _nursery: trio.Nursery | None = field(init=False, default=None)
     _killed: int = field(init=False, default=0)
     _running: int = field(init=False, default=0)
-    """Calls of the context's ``run_sync``, including those that no process has begun yet."""
+    """Calls of the context's ``run_sync``, including calls that no process has begun yet."""
 
     def __attrs_post_init__(self) -> None:
         self._limiter = trio.CapacityLimiter(self.workers)
@@ -126,7 +126,7 @@ class WorkerProcesses:
     async def call(
         self, function: Callable[[*Args], T], *args: *Args, client: int = 0, timeout_s: float = math.inf
     ) -> T:
-        """Call ``function(*args)`` in a worker process, in the turn of ``client``; return or raise what it does.
+        """Return ``function(*args)``, called in a worker process in the turn of ``client``; raise what it raises.
 
         After ``timeout_s`` seconds the process is killed and ``WorkerTooSlowError`` raised. Raises ``WorkerDiedError``
         if the process dies by itself, and ``UnavailableError`` unless ``run`` runs.

@@ -22,32 +22,31 @@ PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 PRAGMA foreign_keys = ON;
 """
-"""EXCLUSIVE: held by the first transaction until the process ends, however it ends. FULL: a transaction that has been
-committed is on the disk."""
+"""EXCLUSIVE: the first transaction locks the database until the process ends, however it ends. FULL: a committed
+transaction is on the disk."""
 
 
 @define(eq=False)
 class Database:
     """Runs transactions on one connection, one after the other, in the thread that has opened it.
 
-    A transaction that has been committed survives the process and the machine. No other process can use the database
-    at the same time. ``replaced`` is set once a transaction has raised ``StorageLostError``.
+    A committed transaction survives a crash of the process or the machine. No other process can use the database at
+    the same time. ``replaced`` is set once a transaction has raised ``StorageLostError``.
     """
 
     path: Path
     replaced: trio.Event = field(init=False, factory=trio.Event)
     _files: list[tuple[int, int]] = field(init=False, factory=list)
-    """Those that were opened."""
+    """Device and inode of the files that were opened."""
     _connection: sqlite3.Connection | None = field(default=None, init=False)
     _thread: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("database"))
     _turn: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(1))
 
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what ``transaction(connection)`` returns, after it was committed; rolled back if it raises.
+        """Return what ``transaction(connection)`` returns, once it is committed; roll back if it raises.
 
-        Raises ``StorageError`` for what SQLite raises about the disk, and ``StorageLostError`` if the database is no
-        longer at its path: then it has to be opened again. Cancellation: at once; a transaction that has begun is
-        finished, and committed.
+        Raises ``StorageError`` for SQLite's errors about the disk, and ``StorageLostError`` if the database has left its
+        path: then open it again. Cancellation: at once; a transaction that has begun is finished and committed.
         """
         try:
             return await self._in_thread(lambda: self._transact(transaction))
@@ -81,7 +80,7 @@ class Database:
         self._files = self._files_at_path()
 
     def _files_at_path(self) -> list[tuple[int, int]]:
-        """Return what identifies the database and its write-ahead log; nothing if one is missing."""
+        """Return device and inode of the database and its write-ahead log; an empty list if one is missing."""
         paths = (self.path, self.path.with_name(f"{self.path.name}-wal"))
         with suppress(OSError):
             return [(status.st_dev, status.st_ino) for status in map(Path.stat, paths)]
@@ -94,15 +93,15 @@ class Database:
 
 
 IN_MEMORY = Path(":memory:")
-"""SQLite's name for a database that is in no file."""
+"""SQLite's name for a database without a file."""
 
 
 @asynccontextmanager
 async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
-    """Open a database, which is created if there is none, for as long as the block lasts.
+    """Open a database for as long as the block lasts; create it if it does not exist.
 
-    ``schema`` is SQL that changes nothing when it is run again. Raises ``StorageInUseError`` if another process has
-    opened it, and ``StorageError`` if it cannot be opened. Cancellation: at once; at the end it is closed first, which
+    ``schema`` is SQL that changes nothing if it is run again. Raises ``StorageInUseError`` if another process has
+    opened the database, and ``StorageError`` if it cannot be opened. Cancellation: at once, after closing it, which
     takes at most ``CLOSE_TIMEOUT_S``.
     """
     database = Database(path)
@@ -118,7 +117,7 @@ async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
 
 
 def storage_error(path: Path, error: sqlite3.OperationalError) -> StorageError:
-    """Return the error that says what SQLite met."""
+    """Return our error for an error of SQLite's."""
     if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StorageInUseError(f"{path} is in use by another process.")
     kind = StorageFullError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else StorageError

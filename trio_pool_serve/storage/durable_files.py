@@ -14,7 +14,7 @@ from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullEr
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Raise ``StorageError`` for what the system says about a file: that the disk is full, or permission denied."""
+    """Raise a ``StorageError`` for each ``OSError`` about a file: disk full, permission denied."""
     try:
         yield
     except FileNotFoundError as error:
@@ -26,7 +26,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def make_durable(path: Path) -> None:
-    """Make a file's bytes durable, or of a folder which files were renamed, created and removed in it."""
+    """Sync a file's bytes to the disk, or a folder's entries: files created, renamed or removed in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -35,9 +35,9 @@ def make_durable(path: Path) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Rename what is complete, a file or a folder of files, to its name, durably.
+    """Rename a complete file, or folder of files, to its final name, durably.
 
-    After a crash it has all of its bytes, or is not there. A folder replaces an empty one at most.
+    After a crash it has all of its bytes, or does not exist. A folder can only replace an empty one.
     """
     with storage_errors(path):
         for part in (*temporary.rglob("*"), temporary):
@@ -47,7 +47,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder durably, unless it is there; its parent has to be. Raises ``StorageError``."""
+    """Make a folder durably, unless it exists; its parent must exist. Raises ``StorageError``."""
     with storage_errors(folder):
         if not folder.is_dir():
             folder.mkdir(mode, exist_ok=True)
@@ -68,14 +68,14 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 
 @define(eq=False)
 class AppendedFile:
-    """A file that grows at its end, from a length up to which its bytes count."""
+    """A file to which bytes are appended; its bytes up to ``length`` are valid."""
 
     path: Path
     file: BinaryIO
     length: int
 
     def append(self, data: bytes) -> None:
-        """Write at the end. Raises ``StorageError``; then what was written since ``sync`` does not count."""
+        """Append bytes. Raises ``StorageError``; then the bytes since the last ``sync`` are not valid."""
         with storage_errors(self.path):
             view = memoryview(data)
             while view:
@@ -83,7 +83,7 @@ class AppendedFile:
         self.length += len(data)
 
     def sync(self) -> int:
-        """Make all that was appended durable; return the length. Raises ``StorageError``."""
+        """Sync all appended bytes to the disk; return the length. Raises ``StorageError``."""
         with storage_errors(self.path):
             os.fsync(self.file.fileno())
         return self.length
@@ -94,10 +94,10 @@ class AppendedFile:
 
 
 def open_appended(path: Path, length: int) -> AppendedFile:
-    """Open a file to append to it, cut off at ``length``: what lies behind was never committed.
+    """Open a file to append to it, truncated to ``length``: later bytes were never committed.
 
-    It is created for a length of 0, where a file that is already there is cut off, too. Raises ``StorageError``, and
-    ``StorageLostError`` if the file is shorter or has been deleted.
+    With length 0, the file is created, or emptied if it exists. Raises ``StorageError``, and ``StorageLostError`` if
+    the file is shorter or has been deleted.
     """
     with storage_errors(path):
         if length:

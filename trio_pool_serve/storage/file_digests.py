@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered between processes for as long as a file is the same. All functions block."""
+"""SHA-256 of files, remembered between processes while a file stays the same. All functions block."""
 
 import hashlib
 import os
@@ -13,14 +13,14 @@ import msgspec
 from trio_pool_serve.storage.file_lock import locked
 
 SMALL_FILE = 64 * 2**10
-"""Files up to this size are read each time, which takes as long as to look them up."""
+"""Files up to this size are read each time, which takes as long as a lookup."""
 
 MOST_FILES = 2048
-"""That are remembered, the latest: 400 KB."""
+"""Files that are remembered, the latest ones: 400 KB."""
 
 SETTLED_S = 2.0
-"""A file that was changed more recently may be changed again without another time: clocks of file systems have ticks
-of up to two seconds (FAT)."""
+"""A file changed more recently may be changed again with the same time: clocks of file systems have ticks of up to two
+seconds (FAT)."""
 
 
 class ModelDigest(NamedTuple):
@@ -35,7 +35,7 @@ class ModelDigest(NamedTuple):
 
 
 class RememberedFile(NamedTuple):
-    """A file as it was when it was read. ``change_ns``: also what keeps the time of modification changes this one."""
+    """A file as it was when it was read. ``change_ns`` also changes if the time of modification was set back."""
 
     size: int
     modification_ns: int
@@ -45,17 +45,16 @@ class RememberedFile(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, sha256: str) -> "RememberedFile":
-        """Return it with what the file system says."""
+        """Return it with the file's status."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
 
 
 def file_digests(paths: Iterable[Path], memory: Path | None) -> dict[Path, str]:
     """Return the SHA-256 of each file's content, in hexadecimal.
 
-    The file ``memory`` has what earlier calls have found, of this process and others, and gets what this one finds if
-    it can be written; with ``None`` all files are read. One that is lost or damaged is made anew. Files that stay the
-    same are not read again: of the same size, times and inode under the same path, links resolved. Raises ``OSError``
-    for a file that cannot be read.
+    The file ``memory`` has the digests that this and other processes found before, and this call adds its own if it is
+    writable; if it is lost or damaged, it is created anew. A file with the same size, times and inode under the same
+    resolved path is not read again. With ``None`` all files are read. Raises ``OSError`` for unreadable files.
     """
     remembered = {} if memory is None else _read(memory)
     found, new = {}, {}
@@ -76,14 +75,14 @@ def file_digests(paths: Iterable[Path], memory: Path | None) -> dict[Path, str]:
 
 
 def read_file(path: Path) -> RememberedFile:
-    """Return what can be remembered of a file: as it was before it was read. Raises ``OSError``."""
+    """Read a file; return its digest, with its status before it was read. Raises ``OSError``."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         return RememberedFile.of(status, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def remember(memory: Path, files: Mapping[str, RememberedFile]) -> None:
-    """Remember more files, by their resolved paths; does nothing where that cannot be written."""
+    """Remember more files by their resolved paths; do nothing if ``memory`` cannot be written."""
     with suppress(OSError), locked(memory.with_suffix(".lock")):
         merged = {path: file for path, file in _read(memory).items() if path not in files} | dict(files)
         kept = dict([*merged.items()][-MOST_FILES:])

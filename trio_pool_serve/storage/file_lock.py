@@ -1,4 +1,4 @@
-"""Turns of processes, by locks on files that are there only meanwhile."""
+"""Locks between processes, on files that exist only while they are locked."""
 
 import fcntl
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
-    """Keep other processes and threads out of blocks that lock this path.
+    """Lock this path against other processes and threads, and yield ``True``.
 
-    Blocks, without a limit, while another has it locked; if it does not wait, it yields ``False`` instead. Makes the
-    folder if there is none. Where nothing can be locked, as the folder is not writable or the file system has no locks,
-    it yields ``True`` at once.
+    While another one holds the lock, block without a limit, or yield ``False`` if it does not wait. Makes the folder if
+    it does not exist. If nothing can be locked, in a read-only folder or on a file system without locks, yield ``True``
+    at once.
     """
     try:
         lock = _lock(path, waits=waits)

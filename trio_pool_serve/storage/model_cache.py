@@ -1,8 +1,8 @@
 """Converted models on disk: an entry for each content of a model's files and each kind of conversion.
 
-An entry is a folder of files with a record, which has their digests. It is written under another name and renamed, so
-it is complete or not there. Processes that want the same entry take turns: the first one converts, the others read.
-The entries that were not used for longest are removed for new ones. All methods block.
+An entry is a folder of files with a record of their digests. It is written under another name and renamed, so it is
+complete or does not exist. Processes that need the same entry take turns: the first one converts, the others read. The
+least recently used entries are removed for new ones. All methods block.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ from trio_pool_serve.storage.file_lock import locked
 logger = logging.getLogger(__name__)
 
 LIMIT_BYTES = 10 * 2**30
-"""Of all entries together."""
+"""Size of all entries together."""
 
 IN_USE_S = 60 * 60
-"""How long after its last use an entry is not removed for others: a process may be reading it."""
+"""An entry is not removed for others this long after its last use: a process may be reading it."""
 
 ABANDONED_S = 24 * 60 * 60
-"""Age of unfinished entries that are removed: the process that wrote them has died."""
+"""Age at which unfinished entries are removed: the process that wrote them has died."""
 
 ENTRY = re.compile(r"[^.].*-[0-9a-f]{16}")
 UNFINISHED = re.compile(r"\.(.*-)?[0-9a-f]{16}\..*")
-"""Names of folders of this cache. Others are never removed: the folder may be used for more than the cache."""
+"""Names of this cache's folders. Others are never removed: the folder may be used for more than the cache."""
 
 FORMAT = 5
-"""Version of what is cached; increased whenever the conversion, the quantisation or the record changes."""
+"""Version of the entries; increase it whenever the conversion, the quantisation or the record changes."""
 
 RECORD = "record.json"
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class RecordBase:
-    """What the record of any entry may tell about it: what it is, and the versions of the libraries that made it."""
+    """The parts that every record may have: what the entry is, and the versions of the libraries that made it."""
 
     what: str = ""
     versions: dict[str, str] = field(factory=dict)
@@ -61,7 +61,7 @@ class RecordBase:
 
 @frozen
 class _Stored:
-    """The content of a record's file. ``files`` has the SHA-256 of each file by its path in the entry."""
+    """The content of a record's file; ``files`` maps the path of each file in the entry to its SHA-256."""
 
     format: int
     files: dict[str, str]
@@ -69,7 +69,7 @@ class _Stored:
 
 
 def installed_versions(*libraries: str) -> dict[str, str]:
-    """Return the versions of libraries, as far as they are installed."""
+    """Return the versions of the installed ones of these libraries."""
     versions = {}
     for library in libraries:
         with suppress(PackageNotFoundError):
@@ -78,7 +78,7 @@ def installed_versions(*libraries: str) -> dict[str, str]:
 
 
 def write_record(path: Path, files: dict[str, str], record: object) -> None:
-    """Write a record with the SHA-256 of each file, by its path in the entry. Raises ``OSError``."""
+    """Write a record, with the SHA-256 of each file by its path in the entry. Raises ``OSError``."""
     stored = _Stored(FORMAT, files, msgspec.Raw(msgspec.json.encode(record)))
     path.write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
     path.chmod(0o600)
@@ -87,7 +87,7 @@ def write_record(path: Path, files: dict[str, str], record: object) -> None:
 def read_record(path: Path, record_type: type[T]) -> tuple[T, dict[str, str]] | None:
     """Return the record of an entry's folder, and the SHA-256 of each file.
 
-    ``None`` if there is none, if it is of another ``FORMAT``, or cannot be decoded.
+    ``None`` if there is none, if it has another ``FORMAT``, or cannot be decoded.
     """
     try:
         stored = msgspec.json.decode((path / RECORD).read_bytes(), type=_Stored)
@@ -100,7 +100,7 @@ def read_record(path: Path, record_type: type[T]) -> tuple[T, dict[str, str]] | 
 class EntrySummary:
     """An entry as ``cache list`` shows it. ``used_at`` is in seconds since the epoch.
 
-    ``about`` is ``None`` for an entry that is never read: of another ``FORMAT``, or damaged.
+    ``about`` is ``None`` for an entry that is never read: with another ``FORMAT``, or damaged.
     """
 
     name: str
@@ -111,15 +111,15 @@ class EntrySummary:
 
 @frozen
 class ModelCache:
-    """The folder with the entries."""
+    """The folder of the entries."""
 
     folder: Path
 
     @classmethod
     def of(cls, cache_dir: str | None) -> "ModelCache | None":
-        """Return the cache of the setting ``--cache-dir``; ``None`` if nothing is kept.
+        """Return the cache for ``--cache-dir``; ``None`` if nothing is cached.
 
-        That is with an empty value, or without one for a user who has no home directory.
+        Nothing is cached with an empty value, or with none for a user without a home directory.
         """
         if cache_dir is not None:
             return cls(Path(cache_dir).expanduser().absolute()) if cache_dir else None
@@ -129,13 +129,13 @@ class ModelCache:
         return None
 
     def entry(self, name: str, *key: str) -> "CacheEntry":
-        """Return the entry of what the words of ``key`` tell apart. ``name`` is for people, and finds nothing."""
+        """Return the entry for the words of ``key``. ``name`` is for people, and not part of the key."""
         readable = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:40] or "model"
         return CacheEntry(self, readable, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
 
     @property
     def memory(self) -> Path:
-        """Where digests of files are remembered."""
+        """The file in which digests are remembered."""
         return self.folder / "digests.json"
 
     def digest(self, paths: Iterable[Path]) -> dict[Path, str]:
@@ -143,7 +143,7 @@ class ModelCache:
         return file_digests(paths, self.memory)
 
     def entries(self) -> list[EntrySummary]:
-        """Return what is in the cache, the last used first. Raises ``StorageError`` if it cannot be read."""
+        """Return all entries, the last used first. Raises ``StorageError`` if the cache cannot be read."""
         found = []
         with storage_errors(self.folder):
             paths = [*self.folder.iterdir()] if self.folder.exists() else []
@@ -156,7 +156,7 @@ class ModelCache:
         return sorted(found, key=lambda entry: entry.used_at, reverse=True)
 
     def remove(self, entry: EntrySummary, *, even_if_used: bool = True) -> bool:
-        """Remove an entry; return ``False`` if a process has it locked, or has used it since it was listed.
+        """Remove an entry; return ``False`` if a process has it locked or, without ``even_if_used``, has used it since.
 
         Raises ``StorageError``. Processes that have loaded it are not disturbed: the bytes stay until they end.
         """
@@ -168,10 +168,9 @@ class ModelCache:
             return may_be
 
     def make_room(self, limit_bytes: int = 0) -> int:
-        """Remove entries that have not been used for longest, until all are at most ``limit_bytes`` together.
+        """Remove the least recently used entries until all are at most ``limit_bytes``; return the bytes removed.
 
-        Entries stay that were used within the last hour, or that a process has locked. Return how many bytes were
-        removed.
+        Entries that were used within the last hour, or that a process has locked, stay.
         """
         removed = 0
         with suppress(StorageError), locked(self.folder / "removal.lock"):
@@ -187,11 +186,11 @@ class ModelCache:
         return removed
 
     def lock_path(self, key: str) -> Path:
-        """Return what locks an entry."""
+        """Return the path that locks an entry."""
         return self.folder / f"{key}.lock"
 
     def remove_abandoned(self) -> None:
-        """Remove what processes that died while they wrote or removed an entry left behind. Raises ``OSError``."""
+        """Remove folders of processes that died while writing or removing an entry. Raises ``OSError``."""
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):
                 if UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < time.time() - ABANDONED_S:
@@ -200,7 +199,7 @@ class ModelCache:
 
 @frozen
 class CacheEntry:
-    """One entry, which may be missing. What cannot be read is missing."""
+    """One entry, which may be missing. An unreadable entry counts as missing."""
 
     cache: ModelCache
     name: str
@@ -208,21 +207,21 @@ class CacheEntry:
 
     @property
     def path(self) -> Path:
-        """Where it is, under whatever name it was made, or will be."""
+        """The folder of the entry, whatever name it was made under, or where it will be."""
         return next(self.cache.folder.glob(f"[!.]*-{self.key}"), self.cache.folder / f"{self.name}-{self.key}")
 
     def locked(self) -> AbstractContextManager[bool]:
-        """Keep other processes out of blocks that lock this entry. Waits for them, seconds to minutes.
+        """Lock this entry against other processes. Waits for them, seconds to minutes.
 
-        Nobody waits where the folder is not writable.
+        Nobody waits if the folder is not writable.
         """
         return locked(self.cache.lock_path(self.key))
 
     def read(self, record_type: type[T]) -> T | None:
-        """Return the record, and note that the entry is used.
+        """Return the record, and mark the entry as used.
 
-        ``None`` if there is none, if it is of another ``FORMAT`` or cannot be decoded as ``record_type``, or if a file
-        is not as it was recorded. Files that have not changed since a process read them are not read again.
+        ``None`` if there is none, if it has another ``FORMAT`` or cannot be decoded as ``record_type``, or if a file
+        differs from its digest. Files that have not changed since a process read them are not read again.
         """
         path = self.path
         stored = read_record(path, record_type)
@@ -243,12 +242,12 @@ class CacheEntry:
         return record
 
     def put(self, write: Callable[[Path], T]) -> tuple[Path, T] | None:
-        """Replace the entry, durably, by what ``write`` writes to an empty folder; return where it is and its record.
+        """Replace the entry, durably, with the files that ``write`` puts into an empty folder; return its path and record.
 
-        The record is what ``write`` returns: anything that msgspec can encode and ``read`` can decode; with the
-        attributes of ``RecordBase``, ``cache list`` shows them. ``None`` if it cannot be kept, which is logged, also
-        for an ``OSError`` of ``write``. On a full disk ``write`` is called once more if entries that were not used
-        within the last hour could be removed.
+        ``write`` returns the record: anything that msgspec can encode and ``read`` can decode. ``cache list`` shows the
+        attributes of ``RecordBase``. ``None`` if the entry cannot be kept, which is logged, also if ``write`` raises
+        ``OSError``. If the disk is full, ``write`` is called again after entries not used within the last hour were
+        removed, if there were any.
         """
         try:
             try:
@@ -283,10 +282,10 @@ class CacheEntry:
 
 @contextmanager
 def written(write: Callable[[Path], T], entry: CacheEntry | None) -> Iterator[tuple[Path, T]]:
-    """Yield a folder in which ``write`` has written files, and what it has returned: the record of ``entry``.
+    """Yield the folder of ``entry`` with the files that ``write`` wrote, and the record that it returned.
 
-    It is the entry's. If there is no entry, or it cannot be kept, ``write`` is called for a temporary folder. Raises
-    ``StorageError``, ``OSError``, and what ``write`` raises.
+    If there is no entry, or it cannot be kept, ``write`` is called for a temporary folder. Raises ``StorageError``,
+    ``OSError``, and whatever ``write`` raises.
     """
     made = None if entry is None else entry.put(write)
     if made is not None:
@@ -305,7 +304,7 @@ def _temporary_folder(parent: Path | None, prefix: str) -> "tempfile.TemporaryDi
 
 
 def _read_settled(file: Path) -> RememberedFile:
-    """Return what can be remembered of a complete file. A later change gives it another time, even one right now."""
+    """Return the digest of a complete file, set back in time so that a change right now gives it another time."""
     file.chmod(0o600)
     os.utime(file, (time.time() - 2 * SETTLED_S,) * 2)
     return read_file(file)

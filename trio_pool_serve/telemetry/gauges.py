@@ -1,4 +1,4 @@
-"""The gauges of ``/metrics`` and what each of them means; ``docs/metrics.md`` is generated from it."""
+"""The gauges of ``/metrics`` and their meanings; ``docs/metrics.md`` is generated from them."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What happened in the whole server between two snapshots: rates, quantiles and states, for people who watch it."""
+"""Samples of the whole server for people who watch it: rates, quantiles and states, one a second for 15 minutes."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot, merged_load
 
 STAGES = ("render_wait", "render", "queue", "forward", "copy_wait", "encode", "request")
-"""Histograms of seconds, in the order in which a request passes them; the last is a whole request."""
+"""Histograms of seconds in the order in which a request passes them; the last is the whole request."""
 
 LOOP_LAG = "loop_lag"
 
@@ -26,31 +26,31 @@ HISTOGRAMS = (*(f"{stage}_seconds" for stage in (*STAGES, LOOP_LAG)), "batch_row
 COUNTERS = ("requests", "request_failures", "tokens", "busy_seconds", "connections_refused")
 
 REFUSALS = "refusals"
-"""A counter by reason, which is the label ``of``."""
+"""A counter by reason, the label ``of``."""
 
 CONNECTIONS = f"{PREFIX}connections"
 
 EVERY_S = 1.0
 
 KEPT = 900
-"""Samples: fifteen minutes."""
+"""Samples that are kept: fifteen minutes."""
 
 AT_ONCE = 32
-"""Samples for which memory is taken while they are sent to a viewer, who may read slowly."""
+"""Samples that are sent to a viewer at once: a slow reader keeps no more of them in memory."""
 
 STALE_S = 3 * EVERY_S
-"""Snapshots that are further apart are not compared: rates would be means over a time that was not watched."""
+"""Snapshots further apart are not compared: the rates would be means over an unwatched time."""
 
 Counted: TypeAlias = defaultdict[tuple[str, str, float], float]
-"""What a process has counted since its start, or all of them between two snapshots.
+"""The counts of a process since its start, or of all processes between two snapshots.
 
-By the sample's name, with the suffix that Prometheus gives to it; by the label that is kept (a refusal's reason, a
-batch's model; else empty); and, of a histogram's bucket, by its bound (else 0).
+The keys are the sample's name with Prometheus' suffix, the label that is kept (a refusal's reason, a batch's model,
+otherwise empty), and the bound of a histogram's bucket (otherwise 0).
 """
 
 
 def _count(counted: Counted, family: Family) -> None:
-    """Add a metric of a snapshot, if it is one that samples are made of."""
+    """Add a metric of a snapshot, if samples contain it."""
     name = family.name.removeprefix(PREFIX)
     if name not in (*COUNTERS, *HISTOGRAMS, REFUSALS):
         return
@@ -61,7 +61,7 @@ def _count(counted: Counted, family: Family) -> None:
 
 
 def _by_label(counted: Counted, name: str) -> dict[str, float]:
-    """Return the numbers of one name, by the label that is kept."""
+    """Return the counts of one name by label."""
     return {label: count for (each, label, _), count in counted.items() if each == name}
 
 
@@ -70,13 +70,13 @@ def _sum_of(counted: Counted, name: str) -> float:
 
 
 def _mean(counted: Counted, name: str) -> float | None:
-    """Return the mean of what a histogram has observed, ``None`` of nothing."""
+    """Return the mean of a histogram's observations, ``None`` if there are none."""
     count = _sum_of(counted, f"{name}_count")
     return _sum_of(counted, f"{name}_sum") / count if count else None
 
 
 def quantile(counted: Counted, name: str, share: float) -> float | None:
-    """Return a quantile as Prometheus' ``histogram_quantile`` does: linear within a bucket; ``None`` of nothing."""
+    """Return a quantile as Prometheus' ``histogram_quantile``: linear in a bucket; ``None`` without observations."""
     buckets: defaultdict[float, float] = defaultdict(float)
     for (each, _, bound), count in counted.items():
         if each == f"{name}_bucket":
@@ -95,7 +95,7 @@ def quantile(counted: Counted, name: str, share: float) -> float | None:
 
 @frozen(eq=False)
 class Totals:
-    """What all processes have counted until one moment, each by itself, and their load."""
+    """The counts of each process up to one moment, and their load."""
 
     monotonic_s: float
     processes: Mapping[Hashable, Counted]
@@ -104,7 +104,7 @@ class Totals:
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot], monotonic_s: float) -> "Totals":
-        """Read the snapshots of the processes."""
+        """Return the totals of the processes' snapshots."""
         processes: defaultdict[Hashable, Counted] = defaultdict(lambda: defaultdict(float))
         connections = 0.0
         for snapshot in snapshots:
@@ -116,10 +116,10 @@ class Totals:
         return cls(monotonic_s, processes, connections, merged_load(snapshots))
 
     def since(self, before: "Totals") -> Counted:
-        """Return what was counted later than ``before``, by the processes that are in both.
+        """Return the counts since ``before`` of the processes that are in both.
 
-        A process that has just been started, or did not answer in time, is left out: what it has counted since its
-        start is not what has happened in this second.
+        A process that was started meanwhile, or did not answer in time, is left out: its counts since its start are not
+        those of this second.
         """
         passed: Counted = defaultdict(float)
         for identity in self.processes.keys() & before.processes.keys():
@@ -129,13 +129,13 @@ class Totals:
 
 
 def _identity(snapshot: Snapshot) -> Hashable:
-    """Return what tells one process from its successor."""
+    """Return the names and ids of a snapshot's processes, which tell a process from its successor."""
     processes = snapshot.load.get("processes", {})
     return tuple(sorted((name, process["pid"]) for name, process in processes.items() if "pid" in process))
 
 
 def _cpu_shares(before: Totals, now: Totals) -> dict[str, float]:
-    """Return how many cores each process has used since ``before``."""
+    """Return the number of cores that each process has used since ``before``."""
     shares = {}
     for name, process in now.load.get("processes", {}).items():
         old = before.load.get("processes", {}).get(name, {})
@@ -145,7 +145,7 @@ def _cpu_shares(before: Totals, now: Totals) -> dict[str, float]:
 
 
 def sample_between(before: Totals | None, now: Totals, *, number: int, state: str) -> bytes:
-    """Return one sample as JSON. Without ``before``, what needs a past is null.
+    """Return one sample as JSON, without rates if there is no ``before``.
 
     Durations are seconds, rates are per second, shares are from 0 to 1.
     """
@@ -196,7 +196,7 @@ def _median_and_p99(passed: Counted, stage: str) -> list[float | None]:
 
 
 def _fill(passed: Counted, models: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the mean share of its model's budget that a batch has used; ``None`` without a batch."""
+    """Return the mean share of its model's token budget that a batch used; ``None`` without batches."""
     batches, tokens = (_by_label(passed, f"{BATCH_TOKENS}_{suffix}") for suffix in ("count", "sum"))
     budgets = {model: float(models.get(model, {}).get("batch_token_budget", 0)) for model in batches}
     known = [model for model in batches if batches[model] and budgets[model]]
@@ -210,7 +210,7 @@ def _sum_over(models: Mapping[str, Mapping[str, Any]], name: str) -> float:
 
 
 def _rounded(value: Any) -> Any:
-    """Return numbers with four digits, which is more than a picture shows: a history of 15 minutes is sent whole."""
+    """Return numbers rounded to four digits, more than a chart shows: a whole history of 15 minutes is sent."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.4g}")
     if isinstance(value, Mapping):
@@ -222,18 +222,17 @@ def _rounded(value: Any) -> Any:
 class LiveHistory:
     """Takes samples while viewers wait for them; without a viewer nothing runs.
 
-    There is no task for it: of the viewers that wait for the next sample one takes it, in its own task, and all get
-    that one. If the viewer that takes it leaves, another does. Samples are kept as JSON, so that each is encoded once
-    for all viewers.
+    It has no task: one of the waiting viewers takes the next sample in its own task, for all of them. If that viewer
+    leaves, another one takes over. Samples are kept as JSON, so each is encoded once for all viewers.
 
-    ``take`` returns the snapshots of all processes, ``state`` the server's.
+    ``take`` returns the snapshots of all processes, ``state`` the server's state.
     """
 
     take: Callable[[], Awaitable[Sequence[Snapshot]]]
     state: Callable[[], str]
     samples: deque[bytes] = field(init=False, factory=lambda: deque(maxlen=KEPT))
     viewers: int = field(init=False, default=0)
-    """Counted by those who view."""
+    """Updated by the viewers."""
     taken: int = field(init=False, default=0)
     """Number of the last sample; the first is 1."""
     _due: float = field(init=False, default=0.0)
@@ -241,11 +240,11 @@ class LiveHistory:
     _turn: trio.Lock = field(init=False, factory=trio.Lock)
 
     async def samples_after(self, number: int) -> tuple[int, list[bytes]]:
-        """Return the samples that are kept with numbers above ``number``, or wait for the next if there are none yet.
+        """Return the number of the last returned sample, and the kept samples after ``number``; wait if there is none.
 
-        At most ``AT_ONCE`` are returned, the oldest, after the number of the last of them. A number that has not been
-        reached is of another server, before a restart: then all are. Cancellation: at once; another viewer takes the
-        sample.
+        At most ``AT_ONCE`` are returned, the oldest first. A ``number`` that has not been reached is from before a
+        restart of the server: then samples from the beginning are returned. Cancellation: at once; another viewer takes
+        the sample.
         """
         if number > self.taken:
             number = 0

@@ -1,6 +1,6 @@
-"""Logs on standard error: lines for people on a terminal, JSON lines otherwise. No client's text is in them.
+"""Logs on stderr: text for people on a terminal, JSON lines otherwise, never with a client's text; the access log.
 
-Modules log by the standard library's ``logging``, with the fields of an event as ``extra``.
+Modules log with the standard library's ``logging``, and the fields of an event as ``extra``.
 """
 
 import logging
@@ -22,23 +22,23 @@ from trio_pool_serve.processes.standard_error import detach_standard_error
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 MAX_FRAMES = 40
-"""Of each traceback, the innermost."""
+"""Frames of each traceback that are logged, the innermost."""
 
 MAX_ERRORS = 10
-"""Of an error's causes and of its group."""
+"""Errors that are logged together: an error, its causes, and the members of its group."""
 
 VERBOSE = ("hypercorn.error", "httpx", "filelock", "huggingface_hub", "urllib3", "opentelemetry")
-"""Loggers of libraries whose messages below warnings are left out."""
+"""Loggers of libraries that log only warnings and errors."""
 
 
 PERIOD_S = 1.0
 
 MAX_PER_PERIOD = 100
-"""Events of each kind. A line takes 50 µs of the event loop and 300 bytes: more would slow the server down."""
+"""Events of each kind per period. A line takes 50 µs of the event loop and 300 bytes: more would slow the server."""
 
 
 def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Have this process log to standard error in the format of ``--log-format``, with ``fields`` in every event."""
+    """Log to stderr in the format of ``--log-format``, with ``fields`` in every event of this process."""
     detach_standard_error()
     shows_text = config.log_level == "debug"
     handler: logging.Handler
@@ -73,7 +73,7 @@ def logs_json(config: LoggingConfig) -> bool:
 class TextFormatter(logging.Formatter):
     """Lines for people: the message, then the event's fields as ``name=value``.
 
-    Errors are written as ``places_of`` does, or with their messages and source lines if it ``shows_text``.
+    Errors are formatted by ``places_of``, or with their messages and source lines if ``shows_text``.
     """
 
     def __init__(self, fmt: str, datefmt: str | None = None, *, shows_text: bool) -> None:
@@ -81,7 +81,7 @@ class TextFormatter(logging.Formatter):
         self._shows_text = shows_text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
-        """Return the line without an error."""
+        """Return the line, without the lines of an error."""
         fields = (f" {name}={_in_one_line(value)}" for name, value in _fields_of(record).items() if value is not None)
         return super().formatMessage(record) + "".join(fields)
 
@@ -93,8 +93,8 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(MsgspecFormatter):
     """One JSON object per line.
 
-    ``time`` (seconds since the epoch), ``level``, ``logger``, ``process``, ``message``, the event's fields, and an
-    error as ``error_trace``, as ``TextFormatter`` writes it.
+    It has ``time`` (seconds since the epoch), ``level``, ``logger``, ``process``, ``message``, the event's fields, and
+    for an error ``error_trace``, as ``TextFormatter`` formats it.
     """
 
     def __init__(self, *, shows_text: bool) -> None:
@@ -110,9 +110,9 @@ class JsonFormatter(MsgspecFormatter):
 
 
 def places_of(exc_info: ExcInfo) -> str:
-    """Return an error's types and the functions and lines that it went through, causes last.
+    """Return the types of an error and its causes, and the functions and lines that each went through.
 
-    Neither messages, which may quote what a client sent, nor the paths of files.
+    Leaves out messages, which may quote a client's text, and the paths of files.
     """
     lines: list[str] = []
     pending: list[BaseException] = [] if exc_info[1] is None else [exc_info[1]]
@@ -146,32 +146,32 @@ _RESERVED = frozenset((*RESERVED_ATTRS, "taskName", "markup", "highlighter"))
 
 
 logger = logging.getLogger("trio_pool_serve.telemetry.access_log")
-"""Named for what it logs, so that its events can be filtered."""
+"""Not this module's logger, so that the access log can be filtered by name."""
 
 
 @define(eq=False)
 class AccessLog:
-    """Logs an event for each request, or with ``only_failures`` for those that failed in the server.
+    """Logs an event for each request, or with ``only_failures`` for requests that failed in the server.
 
-    At most ``MAX_PER_PERIOD`` events are logged in a second, and as many failures besides, so that these are seen among
-    any number of others. The rest are counted by status, and their numbers logged once a second by ``run``.
+    At most ``MAX_PER_PERIOD`` successes and as many failures are logged per second, so that failures are seen among any
+    number of successes. The rest are counted by status, and ``run`` logs the counts once a second.
     """
 
     only_failures: bool = False
     clock: Callable[[], float] = trio.current_time
     left_out: Counter[str] = field(init=False, factory=Counter)
-    """By status, since they were last logged."""
+    """Requests that were not logged by themselves, by status, since the counts were last logged."""
     _since: float = field(init=False, default=-PERIOD_S)
     _logged: dict[bool, int] = field(init=False, factory=dict)
-    """In this period: failures, and others."""
+    """Events in this period, by whether they are failures."""
     _leaves_out: trio.Event = field(init=False, factory=trio.Event)
 
     def wants(self, *, failed: bool) -> bool:
-        """Whether an event would be logged at all, so that it is worth making."""
+        """Return whether an event would be logged or counted, so that it is worth making."""
         return failed or not self.only_failures
 
     def add(self, event: Mapping[str, Any], *, failed: bool) -> None:
-        """Log an event, or count it by its ``status`` or, where it has none, its ``outcome``."""
+        """Log an event, or count it by its ``status``, or by its ``outcome`` if it has none."""
         now = self.clock()
         if now >= self._since + PERIOD_S:
             self._since, self._logged = now, {True: 0, False: 0}
@@ -183,7 +183,7 @@ class AccessLog:
         self._leaves_out.set()
 
     async def run(self) -> NoReturn:
-        """Log, once a second at most, how many events were left out. Cancellation: at once, once they are logged."""
+        """Log, at most once a second, how many events were left out. Cancellation: at once, after logging the rest."""
         try:
             while True:
                 await self._leaves_out.wait()

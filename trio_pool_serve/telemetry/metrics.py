@@ -31,7 +31,7 @@ PREFIX = "trio_pool_serve_"
 BUSY = f"{PREFIX}busy_seconds"
 
 STARTED = time.time()
-"""When this process began, but for its first imports; seconds since the epoch."""
+"""Start of this process, after its first imports; seconds since the epoch."""
 
 SECONDS = (
     0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -60,10 +60,10 @@ REFUSALS = {
 
 
 class BatchHistogram(Histogram):
-    """A histogram of which one batch brings many observations."""
+    """A histogram that gets many observations from one batch."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        """Observe each amount. Equal ones, as of rows that arrived together, cost one observation."""
+        """Observe each amount. Equal amounts, of rows that arrived together for example, cost one observation."""
         for amount, count in Counts(amounts).items():
             self._sum.inc(amount * count)
             self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
@@ -74,7 +74,7 @@ CHANGES: Mapping[str, str] = {
     "failed_loads": "models that could not be loaded while the server ran",
     "unloads": "models that were unloaded",
 }
-"""What the label ``of`` of the counter of loads and unloads stands for."""
+"""The meanings of the label ``of`` of the counter ``model_changes``."""
 
 
 @define(eq=False)
@@ -96,14 +96,14 @@ class EngineMetrics:
 
 
 class _LiveGauges(Collector):
-    """Gauges computed from their sources' statistics for each scrape, instead of updated with each change."""
+    """Gauges computed from their sources' statistics at each scrape, instead of updated at each change."""
 
     def __init__(self) -> None:
         self.sources: list[tuple[str | None, Callable[[], Gauges]]] = []
         self.taken: list[tuple[str | None, Gauges]] = []
 
     def forget(self, model: str) -> None:
-        """Take no more gauges of a model."""
+        """Stop taking a model's gauges."""
         self.sources = [(of, source) for of, source in self.sources if of != model]
 
     def collect(self) -> Iterable[Metric]:
@@ -164,7 +164,7 @@ class Metrics:
         self.registry.register(self._live)
 
     def of_engine(self, model: str) -> EngineMetrics:
-        """Return the metrics of an engine for ``model``: at zero, or those of the engine before, without its gauges."""
+        """Return the metrics of an engine for ``model``, which continue an earlier engine's, but not its gauges."""
         self._live.forget(model)
         return EngineMetrics(
             **{name: metric.labels(model) for name, metric in self._of_models.items()},
@@ -173,7 +173,7 @@ class Metrics:
         )
 
     def count_failure(self, error: Exception) -> None:
-        """Count a request that is answered by an error, as refused as well if it was."""
+        """Count a request that is answered by an error; if it was refused, count that, too."""
         self.failures.inc()
         match error:
             case OverloadedError():
@@ -194,9 +194,9 @@ class Metrics:
             self._faults.remove(model, of)
 
     def add_gauges(self, source: Callable[[], Gauges], *, model: str | None = None) -> None:
-        """Register ``source()``, which ``take_gauges`` calls; the names that it returns are those of ``GAUGES``.
+        """Register ``source()``, which ``take_gauges`` calls and which returns gauges named in ``GAUGES``.
 
-        With ``model`` they are labelled with its name, until ``forget`` or another engine of it.
+        With ``model``, they are labelled with its name, until ``forget`` or its next engine.
         """
         self._live.sources.append((model, source))
 
@@ -207,7 +207,7 @@ class Metrics:
             self.render.observe(run_s)
 
     def take_gauges(self) -> None:
-        """Call every source of gauges; on the loop, which owns the state that they read."""
+        """Call every source of gauges. Call it on the loop, which owns the state that they read."""
         self._live.taken = [(model, source()) for model, source in self._live.sources]
 
     def exposition(self) -> bytes:
@@ -216,9 +216,9 @@ class Metrics:
 
 
 def process_gauges() -> Gauges:
-    """Return what this process takes: memory, and tasks that have not ended, and what its log lacks; on the loop.
+    """Return this process's memory, start time, living tasks and dropped log lines. Call it on the loop.
 
-    The number of tasks does not grow unless something leaks.
+    The number of tasks grows only if something leaks.
     """
     process = {"count": 1.0, "start_time_seconds": STARTED, "resident_bytes": float(resident_bytes())}
     log = {"dropped": sys.stderr.dropped_lines if isinstance(sys.stderr, StandardError) else 0}
@@ -226,7 +226,7 @@ def process_gauges() -> Gauges:
 
 
 def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Mapping[str, WorkerStatistics]) -> Gauges:
-    """Return the use of each limiter of threads, and of each pool of worker processes."""
+    """Return the use of each thread limiter and each pool of worker processes."""
     uses = ("capacity", "borrowed", "waiting")
     return {
         **{f"limiter_{use}": {kind: getattr(limiter, use) for kind, limiter in limiters.items()} for use in uses},
@@ -235,7 +235,7 @@ def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Ma
 
 
 async def sample_loop_lag(histogram: Histogram, *, every_s: float = 0.1) -> NoReturn:
-    """Observe, every ``every_s`` seconds forever, how many seconds too late the loop wakes a sleeping task.
+    """Observe, every ``every_s`` seconds forever, how many seconds late the loop wakes a sleeping task.
 
     Cancellation: at once; nothing is held.
     """

@@ -1,4 +1,4 @@
-"""What this process uses of the machine."""
+"""Memory and CPU time of this process, and the names of processes."""
 
 import os
 import resource
@@ -10,9 +10,9 @@ PAGE_BYTES = resource.getpagesize()
 
 
 def resident_bytes() -> int:
-    """Return the bytes of this process that are resident; what processes share counts in each. Blocks for microseconds.
+    """Return this process's resident memory in bytes; shared memory counts in each process. Blocks for microseconds.
 
-    0 where there is no ``/proc`` as Linux has it.
+    0 without Linux's ``/proc``.
     """
     try:
         return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
@@ -21,7 +21,7 @@ def resident_bytes() -> int:
 
 
 def process_usage() -> dict[str, float]:
-    """Return the process id, the resident memory in bytes, and the seconds of CPU time since its start."""
+    """Return this process's id, resident memory in bytes, and seconds of CPU time since its start."""
     return {"pid": os.getpid(), "memory_bytes": resident_bytes(), "cpu_seconds": time.process_time()}
 
 

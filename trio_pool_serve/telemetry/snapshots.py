@@ -1,7 +1,7 @@
 """Snapshots of the metrics and load of all processes of one server.
 
-Each process listens on its own socket in a shared folder. The process that answers ``/metrics`` or ``/load`` gets the
-snapshots of the others.
+Each process listens on its own socket in a shared folder. The process that answers ``/metrics`` or ``/load`` fetches
+the others' snapshots.
 """
 
 import logging
@@ -24,10 +24,10 @@ from trio_pool_serve.telemetry.metrics import PREFIX
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
-"""A process that has not answered after so many seconds is left out."""
+"""A process that has not answered after this many seconds is left out."""
 
 MAXIMA = ("oldest_in_flight_seconds", "oldest_in_flight_s", "waiting_seconds")
-"""Merged by the maximum over all processes; everything else that is not in ``MINIMA`` by the sum."""
+"""Merged by the maximum over all processes; names neither here nor in ``MINIMA`` are summed."""
 
 MINIMA = ("batch_token_budget", "start_time_seconds")
 """Merged by the minimum."""
@@ -35,12 +35,12 @@ MINIMA = ("batch_token_budget", "start_time_seconds")
 SUFFIX = ".telemetry"
 
 STATES = ("dead", "failed", "loading", "stalled", "unloaded", "ready")
-"""The worst first; failed is for replicas."""
+"""The worst first; only replicas can be ``failed``."""
 
 OF_REPLICA = {f"{PREFIX}{name}": f"{PREFIX}{of_replica}" for name, of_replica in (
     ("engine", "replica"), ("tokens", "replica_tokens"), ("faults", "replica_faults"),
 )}  # fmt: skip
-"""The metrics of an engine process that are there once more for each replica, by another name."""
+"""Metrics of an engine process, and the names under which they are exported again for each replica."""
 
 
 class Family(msgspec.Struct, array_like=True):
@@ -73,7 +73,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
 
 
 def families_of_replica(families: Iterable[Family], labels: Mapping[str, str]) -> list[Family]:
-    """Return the metrics of one replica that are not added up over the replicas of its model: with its labels."""
+    """Return the metrics of ``OF_REPLICA`` with the labels of one replica, which are not summed over replicas."""
     return [
         Family(
             OF_REPLICA[family.name],
@@ -113,7 +113,7 @@ async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
 
 
 async def gather_snapshots(folder: Path) -> list[Snapshot]:
-    """Return the snapshots of the other processes of ``folder`` that answer in time. Cancellation: at once."""
+    """Return the snapshots of the other processes in ``folder`` that answer in time. Cancellation: at once."""
     found: list[Snapshot] = []
 
     async def request(path: Path) -> None:
@@ -138,7 +138,7 @@ async def gather_snapshots(folder: Path) -> list[Snapshot]:
 
 @define(eq=False)
 class _Merged:
-    """The metrics of several processes as one, with the interface of a ``CollectorRegistry``."""
+    """The merged metrics of several processes, with the interface of a ``CollectorRegistry``."""
 
     snapshots: Sequence[Snapshot]
 
@@ -171,7 +171,7 @@ def exposition_of(snapshots: Sequence[Snapshot]) -> bytes:
 
 
 def merged_load(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return ``/load`` over all processes: the sums of numbers, and the worst of states."""
+    """Return ``/load`` over all processes: numbers are merged as metrics, states by the worst."""
     merged: dict[str, Any] = {}
     for snapshot in snapshots:
         _merge(merged, snapshot.load)

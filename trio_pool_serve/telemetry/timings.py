@@ -10,18 +10,18 @@ from attrs import define, field
 class RequestTimings:
     """Seconds per stage of one request, for ``Server-Timing``.
 
-    The stages of a request with several inputs overlap: ``render`` is from the start of the first prompt to the end of
-    the last; ``queue``, ``forward`` and ``copy`` are those of the row that took longest in each.
+    The stages of a request with several inputs overlap: ``render`` lasts from the start of the first prompt to the end
+    of the last; ``queue``, ``forward`` and ``copy`` are the longest time of any row.
     """
 
     waited_s: float = 0.0
-    """From when it arrived to when the server read it, as far as that is known; and for its decoding in a thread."""
+    """From the request's arrival until the server read it, as far as known, and until it was decoded in a thread."""
     started: float = field(init=False)
     rows: int = 0
     tokens: int = 0
-    """Of the rows that have been rendered."""
+    """Tokens of the rendered rows."""
     on_tokens: Callable[[int], object] | None = None
-    """Called with the tokens of rows that have been rendered, before they are computed."""
+    """Called with the number of tokens of rendered rows, before they are computed."""
     render_s: float = 0.0
     queue_s: float = 0.0
     forward_s: float = 0.0
@@ -30,7 +30,7 @@ class RequestTimings:
     looked_up: int = 0
     """Rows that were looked up in the cache of results."""
     cached: int = 0
-    """Those that were there."""
+    """Rows that were found there."""
 
     @started.default
     def _when_it_arrived(self) -> float:
@@ -55,7 +55,7 @@ class RequestTimings:
         self.copy_s = max(self.copy_s, copy_s)
 
     def note_looked_up(self, *, rows: int, cached: int) -> None:
-        """Count rows that were looked up in the cache of results, and those that were there."""
+        """Count rows that were looked up in the cache of results, and rows that were found there."""
         self.looked_up += rows
         self.cached += cached
 
@@ -72,7 +72,7 @@ class RequestTimings:
     def server_timing(self) -> str:
         """Return the value of the ``Server-Timing`` header, in milliseconds as specified.
 
-        Where rows were looked up in the cache of results, ``cache`` says how many of them were there.
+        If rows were looked up in the cache of results, ``cache`` says how many were found.
         """
         durations = {**self.stages(), "total": self.total_s}
         entries = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items()]

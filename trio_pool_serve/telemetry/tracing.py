@@ -1,4 +1,4 @@
-"""Traces: a span for each request, exported by OTLP over HTTP. Imports OpenTelemetry only where it is switched on."""
+"""Traces: a span for each request, exported by OTLP over HTTP. OpenTelemetry is imported only if switched on."""
 
 import os
 import time
@@ -27,15 +27,15 @@ NAMES: Mapping[str, str] = {
 }
 """Attributes by the fields of the access log, after OpenTelemetry's semantic conventions.
 
-Those that begin with ``gen_ai.`` are still in development there, and change: they are in this module alone.
+Names that begin with ``gen_ai.`` are still in development there, and change: only this module uses them.
 """
 
 DURATION = f"{OWN}duration_ms"
-"""Of a stage, on its event."""
+"""Attribute of a stage's event."""
 
 
 def attributes_at_start(method: str, route: str) -> Attributes:
-    """Return what is known when a request begins; samplers see these."""
+    """Return the attributes that are known when a request begins; samplers see them."""
     found: Attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http"}
     if route.endswith(EMBEDDING_ROUTES):
         found["gen_ai.operation.name"] = "embeddings"
@@ -43,7 +43,7 @@ def attributes_at_start(method: str, route: str) -> Attributes:
 
 
 def attributes_at_end(event: Mapping[str, Any]) -> Attributes:
-    """Return what is known once a request has ended, of its event in the access log."""
+    """Return the attributes that are known when a request has ended, from its event in the access log."""
     return {name: event[field] for field, name in NAMES.items() if event.get(field) is not None}
 
 
@@ -51,14 +51,14 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 """OpenTelemetry's environment variables, each of which switches traces on; the exporter reads them."""
 
 FLUSH_S = 3.0
-"""Most seconds that the last spans may take to be sent when the server ends."""
+"""Seconds within which the last spans must be sent when the server ends."""
 
 SERVICE_NAME = "trio-pool-serve"
-"""Unless ``OTEL_SERVICE_NAME`` is set."""
+"""The default of ``OTEL_SERVICE_NAME``."""
 
 
 def is_switched_on() -> bool:
-    """Whether requests are traced. Raises ``ValueError`` if they cannot be: OpenTelemetry is not installed."""
+    """Return whether requests are traced. Raises ``ValueError`` if they should be and OpenTelemetry is missing."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return False
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
@@ -67,17 +67,17 @@ def is_switched_on() -> bool:
 
 
 def open_tracing() -> "Tracing | None":
-    """Return what traces requests, ``None`` if that is off. Raises as ``is_switched_on``."""
+    """Return the tracing of requests, ``None`` if it is off. Raises as ``is_switched_on``."""
     return Tracing() if is_switched_on() else None
 
 
 @define(eq=False)
 class Tracing:
-    """Makes spans, and sends them where the environment says.
+    """Makes spans, and sends them to the endpoint that the environment names.
 
-    The SDK's ``BatchSpanProcessor`` sends in a daemon thread of its own, up to 512 spans at a time, and drops what is
-    more than 2048 behind: a collector that is slow or gone holds up no request. The variables ``OTEL_*`` of the SDK
-    hold, those of sampling among them; by default the caller's decision counts, and all others are sampled.
+    The SDK's ``BatchSpanProcessor`` sends up to 512 spans at a time from its own daemon thread, and drops spans once
+    2048 are waiting: a slow or missing collector delays no request. The SDK's variables ``OTEL_*`` apply, including
+    those for sampling; by default the caller's decision counts, and requests without one are sampled.
     """
 
     _provider: Any = field(init=False)
@@ -92,14 +92,14 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": SERVICE_NAME}
-        # ``run`` flushes; what the SDK does at exit has no bound.
+        # ``run`` flushes; the SDK's own flush at exit has no time limit.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("trio_pool_serve")
         self._context = TraceContextTextMapPropagator()
 
     def start(self, method: str, route: str, headers: Mapping[bytes, bytes]) -> Any:
-        """Return the span of a request that begins, a child of the ``traceparent`` that it brings."""
+        """Return a span for a request that begins, a child of the request's ``traceparent``."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -110,15 +110,15 @@ class Tracing:
         )
 
     def traceparent_of(self, span: Any) -> str:
-        """Return the header that tells the client of its span."""
+        """Return the ``traceparent`` header of a response, which tells the client its span."""
         context = span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def end(self, span: Any, event: Mapping[str, Any], stages: Mapping[str, float]) -> None:
-        """End the span of a request whose ``event`` is that of the access log.
+        """End the span of a request with its ``event`` of the access log.
 
-        If it is sampled, it gets an event for each of the ``stages`` (seconds). Those of several rows overlap, so only
-        their durations are known, and all of their events are at the end.
+        A sampled span gets an event for each of the ``stages`` (seconds). Stages of several rows overlap, so only their
+        durations are known, and all of the events are at the end of the span.
         """
         from opentelemetry.trace import Status, StatusCode
 

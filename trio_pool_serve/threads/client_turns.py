@@ -1,4 +1,4 @@
-"""Turns of clients: what one client has waiting for threads does not delay what others have."""
+"""Clients take turns for threads, so that no client's work delays the others'; and how long work waits for threads."""
 
 import math
 import time
@@ -11,27 +11,26 @@ import trio
 from attrs import define, field, frozen
 
 WEIGHT = 0.3
-"""Of the newest period in the average."""
+"""Weight of the newest period in the average."""
 
 PERIOD_S = 0.25
-"""Over which items are counted: several may be done at once as far as a busy event loop can tell."""
+"""Period over which items are counted: to a busy event loop, several may seem to be done at once."""
 
 MIN_WAITING = 4
-"""Items that must be waiting all the time for a period to tell how fast they are done."""
+"""Items that must wait throughout a period for it to tell how fast they are done."""
 
 MIN_COUNTED = 2 * MIN_WAITING
-"""Fewer items than this count as no wait: what they take would not be measured, and so not be corrected."""
+"""Fewer items count as no wait: how long they take would not be measured, so an estimate would not be corrected."""
 
 FORGOTTEN_AFTER_S = 10.0
-"""Without a period, after which the average is forgotten."""
+"""The average is forgotten after this long without a period."""
 
 
 @define(eq=False)
 class ClientTurns:
-    """Lets at most ``slots`` tasks work at a time: those of a client in the order of arrival, and the clients in turn.
+    """Lets at most ``slots`` tasks work at a time: a client's tasks in the order of arrival, and the clients in turn.
 
-    No client has more than ``slots_per_client`` at a time, however long its tasks take. Clients are told apart by a
-    number.
+    No client has more than ``slots_per_client`` at a time, however long its tasks take. A client is a number.
     """
 
     slots: int
@@ -39,8 +38,8 @@ class ClientTurns:
     _working: Counter[int] = field(init=False, factory=Counter)
     """By client."""
     _waiting: dict[int, deque[trio.Event]] = field(init=False, factory=dict)
-    """By client, an event for each task, set when its turn comes; the first client that has no task at work, or else
-    fewer than its slots, has the next turn."""
+    """By client, an event for each task, set when its turn comes. The next turn goes to the first client without a task
+    at work; if there is none, to the first with fewer tasks than slots."""
 
     @property
     def working(self) -> int:
@@ -54,7 +53,7 @@ class ClientTurns:
 
     @asynccontextmanager
     async def turn(self, client: int) -> AsyncIterator[None]:
-        """Work in the block. Cancellation: at once while waiting for the turn, which the next one has then."""
+        """Run the block in a turn. Cancellation: at once while waiting; the turn goes to the next task."""
         await self.wait_for_turn(client)
         try:
             yield
@@ -78,7 +77,7 @@ class ClientTurns:
             raise
 
     def pass_on(self, client: int) -> None:
-        """Free a client's slot, and give it to the next client that waits, whose next turn is behind all others."""
+        """Free a client's slot, and give it to the next waiting client, which then goes to the end of the line."""
         self._working[client] -= 1
         if not self._working[client]:
             del self._working[client]
@@ -103,7 +102,7 @@ class ClientTurns:
 
 @frozen(eq=False)
 class TurnLimiter:
-    """A limiter for threads that work in a client's turn, which lasts until they end, even after cancellation."""
+    """A limiter for threads that work in a client's turn: it lasts until they end, even after cancellation."""
 
     turns: ClientTurns
     client: int
@@ -119,30 +118,30 @@ class TurnLimiter:
 
 @define(eq=False)
 class Backlog:
-    """Items that are not done yet, by client, and how long each takes while several wait."""
+    """Items that are not done yet, by client, and the seconds that each takes while several wait."""
 
     clock: Callable[[], float] = time.perf_counter
     waiting: Counter[int] = field(init=False, factory=Counter)
-    """By the number of the client."""
+    """By client."""
     total: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
-    """For each item: a moving average."""
+    """Per item, a moving average."""
     _measured: float = field(default=-math.inf, init=False)
-    """When the latest period ended."""
+    """Time at which the latest period ended."""
     _since: float | None = field(default=None, init=False)
-    """When the period began; ``None`` while too few wait."""
+    """Time at which the period began; ``None`` while too few items wait."""
     _done: int = field(default=0, init=False)
     """In the period."""
 
     @property
     def total_s(self) -> float:
-        """Seconds until all of them are done; 0 while it is unknown how long one takes, and for a few."""
+        """Seconds until all items are done; 0 if fewer than ``MIN_COUNTED`` wait, or nothing was measured lately."""
         return self.total * self._seconds if self._is_known else 0.0
 
     def wait_s(self, client: int, items: int = 1) -> float:
-        """Return how many seconds it takes until so many more items of a client are begun, if clients take turns.
+        """Return the seconds until ``items`` more items of a client are begun, if clients take turns.
 
-        0 while it is unknown how long one takes, and while a few wait.
+        0 if fewer than ``MIN_COUNTED`` wait, or nothing was measured lately.
         """
         if not self._is_known:
             return 0.0
@@ -160,12 +159,12 @@ class Backlog:
         self.waiting[client] += items
 
     def withdraw(self, client: int, items: int = 1) -> None:
-        """Count items no longer, that were not done. A period begins anew: how long they took tells nothing."""
+        """Stop counting items that were not done. The period starts over: it cannot tell how long they took."""
         self._remove(client, items)
         self._since = None
 
     def note_done(self, client: int, items: int = 1) -> None:
-        """Count items no longer, that are done."""
+        """Stop counting items that are done."""
         now = self.clock()
         self._remove(client, items)
         self._done += items

@@ -1,8 +1,8 @@
 """OS threads for work that must not move between threads.
 
-Every OS thread that computes gets a team of worker threads and buffers of its own. trio's threads come and go and are
-shared with other work: forward passes that move between them leave a team behind in each, and the teams compete for
-the cores.
+OpenMP gives each OS thread that computes a team of worker threads and buffers of its own. trio's threads come and go
+and are shared with other work: forward passes that move between them leave a team behind in each, and the teams compete
+for the cores.
 """
 
 import os
@@ -19,16 +19,15 @@ from attrs import define, field
 T = TypeVar("T")
 
 Jobs: TypeAlias = queue.SimpleQueue[Callable[[], None] | None]
-"""The callables that one thread has yet to run; ``None`` ends it."""
-
+"""The callables that a thread runs in order; ``None`` ends it."""
 
 HAS_IDLE_PRIORITY = hasattr(os, "SCHED_IDLE")
-"""Whether threads can have it: on Linux."""
+"""Whether threads can have idle priority: on Linux."""
 
 
 @define(eq=False)
 class DedicatedThreads:
-    """Runs callables in daemon threads: the one that became idle last, or a new one if all are busy.
+    """Runs callables in daemon threads: in the thread that became idle last, or in a new one if all are busy.
 
     Daemon threads, because a device call that never returns must not keep the process from exiting.
     """
@@ -39,13 +38,13 @@ class DedicatedThreads:
     async def run(self, blocking: Callable[[], T], *, limiter: trio.CapacityLimiter) -> T:
         """Return what ``blocking()`` returns, run in a thread once ``limiter`` has a token.
 
-        Cancellation: at once. A callable that has been handed to a thread still runs, and holds its token until it has
-        ended.
+        Cancellation: at once. A callable that has been handed to a thread still runs, and holds its token until it
+        ends.
         """
         job = object()  # the borrower; not this task, which may end before the callable
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            limiter.acquire_on_behalf_of_nowait(job)  # without a round of the event loop
+            limiter.acquire_on_behalf_of_nowait(job)  # saves a turn of the event loop
         except trio.WouldBlock:
             await limiter.acquire_on_behalf_of(job)
         finished = trio.Event()
@@ -80,7 +79,7 @@ class DedicatedThreads:
         return result.unwrap()
 
     def close(self) -> None:
-        """Let all threads end, busy ones after their callable; the next ``run`` starts another thread."""
+        """End all threads, busy ones after their callable; the next ``run`` starts a new one."""
         idle, self._idle = self._idle, []
         for jobs in idle:
             jobs.put(None)
@@ -90,7 +89,7 @@ class DedicatedThreads:
 
 
 def start_thread(name: str) -> Jobs:
-    """Start a daemon thread that runs what is put into the queue, one after the other, until ``None`` ends it."""
+    """Start a daemon thread that runs the callables put into the returned queue in order, until ``None`` ends it."""
     jobs: Jobs = queue.SimpleQueue()
     threading.Thread(target=_run_jobs, args=(jobs,), name=name, daemon=True).start()
     return jobs
@@ -102,10 +101,10 @@ def _run_jobs(jobs: Jobs) -> None:
 
 
 def at_idle_priority(blocking: Callable[[], T]) -> T:
-    """Return what ``blocking()`` returns, run in a thread that ends with it; raise what it raises.
+    """Return what ``blocking()`` returns, run in a new thread at idle priority; raise what it raises.
 
-    Threads that it starts get a core only when no others want it (SCHED_IDLE); or as this one does, if the system does
-    not allow that, or has none.
+    The thread, and threads that it starts, get a core only when no other thread wants it (SCHED_IDLE). They keep the
+    caller's priority if the system does not allow idle priority, or has none.
     """
     result: outcome.Outcome[T] | None = None
 
@@ -116,7 +115,7 @@ def at_idle_priority(blocking: Callable[[], T]) -> T:
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         result = outcome.capture(blocking)
 
-    # Its own: without CAP_SYS_NICE a thread cannot go back.
+    # A thread of its own: without CAP_SYS_NICE, a thread cannot leave idle priority.
     thread = threading.Thread(target=run, name="idle", daemon=True)
     thread.start()
     thread.join()

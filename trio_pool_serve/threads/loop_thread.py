@@ -1,4 +1,4 @@
-"""A Trio event loop in a thread, for callers that have none."""
+"""A Trio event loop in a thread, for callers without one."""
 
 import math
 import threading
@@ -18,12 +18,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CLOSE_TIMEOUT_S = 10.0
-"""Ending a loop is short: no call is waited for."""
+"""A loop ends quickly: it does not wait for calls."""
 
 
 @define(eq=False)
 class _Call(Generic[T]):
-    """What a caller waits for."""
+    """One caller's call of an async function in the loop."""
 
     use: Callable[[T], Awaitable[Any]]
     result: "Future[Any]" = field(init=False, factory=Future)
@@ -40,11 +40,10 @@ class _Call(Generic[T]):
 
 
 class LoopThread(Generic[T]):
-    """A Trio event loop in a daemon thread, in which something is open for as long as the loop runs.
+    """A Trio event loop in a daemon thread, within the context manager that ``open_context()`` returns.
 
-    ``open_context()`` opens it, and the constructor returns once it is open, or raises what opening it has raised. A
-    daemon thread, so that one that is not closed does not keep the process from exiting. All methods may be called
-    from any thread but the loop's, and block.
+    The constructor returns once the context is entered, or raises what entering raises. A daemon thread does not keep
+    the process from exiting if it is not closed. All methods block, and may be called from any thread but the loop's.
     """
 
     def __init__(self, open_context: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
@@ -68,14 +67,14 @@ class LoopThread(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the loop has ended, because it was closed or because what was open has failed."""
+        """Whether the loop has ended, because it was closed or its context failed."""
         return self._ended.is_set()
 
     def call(self, use: Callable[[T], Awaitable[R]]) -> R:
         """Return what ``await use(opened)`` returns, run as a task of the loop; raise what it raises.
 
-        Raises the loop's error if that ends first, ``trio.RunFinishedError`` if it was closed. A caller that is
-        interrupted, by ``KeyboardInterrupt`` for example, cancels the task.
+        Raises the loop's error if the loop ends first, ``trio.RunFinishedError`` if it was closed. Interrupting the
+        caller, by ``KeyboardInterrupt`` for example, cancels the task.
         """
         call = _Call(use)
         with self._lock:
@@ -94,7 +93,7 @@ class LoopThread(Generic[T]):
         return result
 
     def close(self) -> None:
-        """Cancel all calls, close what is open, and wait until the loop has ended, ``CLOSE_TIMEOUT_S`` at most."""
+        """Cancel all calls, leave the context, and wait up to ``CLOSE_TIMEOUT_S`` until the loop has ended."""
         self._soon(self._scope.cancel)
         self._ended.wait(CLOSE_TIMEOUT_S)
 

@@ -1,8 +1,8 @@
 """Blocking callables in threads, under named capacity limiters.
 
-Everything that would block the event loop goes through ``Offload.run``: one thread hop, about 75 µs, under the named
-limiter. Each kind of work has its own limiter, so a finished output does not wait behind the tokenisation of another
-request.
+All work that would block the event loop goes through ``Offload.run``: one thread hop, about 75 µs, under a named
+limiter. Each kind of work has its own limiter, so a finished output does not wait behind another request's
+tokenisation.
 """
 
 import logging
@@ -30,17 +30,16 @@ LimiterName: TypeAlias = Literal[
 ]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
 postprocess: outputs to bytes. download: models from the hub, while the server runs. load: loading models, one at a
-time. launch: forward passes. ahead: the pass that is computed next. background: those of planned batches at idle
+time. launch: forward passes. ahead: the next forward pass. background: forward passes of planned batches at idle
 priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
 
-
 START_PAUSE_S = 1.0
-"""Between attempts to start a thread for what is not a request's."""
+"""Pause between attempts to start a thread for work that belongs to no request."""
 
 
 @frozen
 class LimiterStatistics:
-    """The use of one limiter: tokens in all, tokens borrowed, tasks waiting."""
+    """The use of one limiter: all tokens, borrowed tokens, waiting tasks."""
 
     capacity: int
     borrowed: int
@@ -52,9 +51,9 @@ class Offload:
     """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per ``LimiterName``.
 
     ``observe(kind, wait_s, run_s)`` is called on the loop after each finished hop, with the seconds waited for a thread
-    and the seconds that the callable ran. Threads get at least ``niceness``, permanently: CPU time goes to the event
-    loop first. ``in_threads=False`` runs everything on the loop instead, for the benchmarks and the responsiveness test
-    to compare with.
+    and the seconds that the callable ran. Threads get at least ``niceness``, permanently: the event loop gets CPU time
+    first. ``in_threads=False`` runs everything on the loop instead, as the baseline of benchmarks and of the
+    responsiveness test.
     """
 
     render: int = 1
@@ -65,28 +64,28 @@ class Offload:
     ahead: int = field(default=1, init=False)
     copy: int = 2
     download: int = field(default=4, init=False)
-    """One that hangs does not hold up the others."""
+    """A download that hangs does not hold up the others."""
     load: int = field(default=1, init=False)
-    """Imports and conversions are no faster two at a time, and take the memory of both."""
+    """Two imports or conversions at a time are no faster, and take the memory of both."""
     files: int = field(default=2, init=False)
     """One reads while another writes."""
     idle_launches: int = field(default=0, kw_only=True)
-    """Planned batches that may be computed at idle priority at a time; 0 if none are."""
+    """Planned batches computed at idle priority at a time; 0 if none may be."""
     background: int = field(default=Factory(lambda self: max(1, self.idle_launches), takes_self=True), init=False)
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
-    """Launch threads on these cores, those of the server's other processes included."""
+    """Launch threads on these cores, the server's other processes included."""
     may_launch_more: bool = field(default=False, kw_only=True)
     """Whether ``launch`` is a default, which the first model's trial may replace."""
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = lambda *_: None
     in_threads: bool = True
     is_serving: bool = field(default=False, init=False)
-    """Whether requests may be computed while a model is loaded: what is timed then means little."""
+    """Whether requests may be computed while a model is loaded: measurements mean little then."""
     undecoded: Backlog = field(init=False, factory=Backlog)
     """Bodies that ``decode`` has not decoded yet."""
     _rendering: ClientTurns = field(init=False)
     _decoding: ClientTurns = field(init=False)
-    """For a turn of ``_rendering``: prompts of a client do not wait for all of its bodies."""
+    """Turns for entering ``_rendering``: a client's prompts do not wait for all of its bodies."""
     _preparing: ClientTurns = field(init=False)
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
@@ -96,7 +95,7 @@ class Offload:
         self._decoding = ClientTurns(sys.maxsize, self.render + 1)
         self._preparing = ClientTurns(self.media, self.media)
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
-        self._limiters["media"].total_tokens += 1  # what takes milliseconds waits for no image
+        self._limiters["media"].total_tokens += 1  # short work does not wait for an image
 
     async def run(
         self,
@@ -109,16 +108,15 @@ class Offload:
     ) -> T:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
-        ``render`` runs it in the turn of ``client``, whose number that is.
-        ``launch``, ``ahead`` and ``background`` always use the same threads, until ``close``. Without
-        ``lowers_priority`` the thread keeps the priority that it has: for what computes in threads of its own, and
-        itself holds the interpreter lock.
+        ``render`` waits for the turn of the client with number ``client``. ``launch``, ``ahead`` and ``background``
+        always use the same threads, until ``close``. Without ``lowers_priority`` the thread keeps its priority: for
+        callables that compute in threads of their own, and hold the interpreter lock themselves.
 
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
         Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
         ``abandon_on_cancel``, and always for ``load``, ``launch``, ``ahead`` and ``background``, at once, and the
-        thread holds its token until it has ended.
+        thread holds its token until it ends.
         """
         called = time.perf_counter()
         started = finished = called
@@ -131,7 +129,7 @@ class Offload:
             result = outcome.capture(blocking)
             finished = time.perf_counter()
             if isinstance(result, outcome.Error) and isinstance(result.error, PoolServeError):
-                forget_frames(result.error)  # those of the thread refer to the result
+                forget_frames(result.error)  # the thread's frames refer to the result
             return result
 
         try:
@@ -159,14 +157,17 @@ class Offload:
             return await self._launch_threads.run(timed, limiter=limiter)
         if kind != "load":
             return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        loading = DedicatedThreads("load")  # its own, so that the threads which torch starts for it end with it
+        loading = DedicatedThreads("load")  # a new thread, with which the threads that torch starts for it end
         try:
             return await loading.run(timed, limiter=limiter)
         finally:
             loading.close()
 
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
-        """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""
+        """Decode a body: return what ``blocking()`` returns, run under ``render`` in a client's turn.
+
+        Cancellation: as ``run``.
+        """
         self.undecoded.add(client)
         try:
             async with self._decoding.turn(client):
@@ -178,23 +179,23 @@ class Offload:
         return decoded
 
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
-        """Return a context to prepare one image in, in the turn of a client. Cancellation: while waiting."""
+        """Return a context for preparing one image in a client's turn. Cancellation: at once while waiting."""
         return self._preparing.turn(client)
 
     def note_launch(self) -> None:
-        """Let as many callables launch at a time as ``launch`` says by now."""
+        """Apply the present value of ``launch`` to its limiter."""
         self._limiters["launch"].total_tokens = self.launch
 
     def close(self) -> None:
-        """Let the threads that launch end; the next launch starts another."""
+        """End the launch threads; the next launch starts a new one."""
         self._launch_threads.close()
 
     def waiting(self, kind: LimiterName) -> int:
-        """Return how many tasks wait for a thread of this kind."""
+        """Return the number of tasks that wait for a thread of this kind."""
         return self._limiters[kind].statistics().tasks_waiting
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
-        """Return the use of each limiter; those that wait for their client's turn are among the waiting."""
+        """Return the use of each limiter; tasks that wait for their client's turn count as waiting."""
         turns = {"render": self._rendering.waiting + self._decoding.waiting, "media": self._preparing.waiting}
         return {
             kind: LimiterStatistics(
