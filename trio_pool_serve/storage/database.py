@@ -45,7 +45,7 @@ class Database:
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
         """Return what ``transaction(connection)`` returns, once it is committed; roll back if it raises.
 
-        Raises ``StorageError`` for SQLite's errors about the disk, and ``StorageLostError`` if the database has left its
+        Raises ``StorageError`` for SQLite's errors about the disk, and ``StorageLostError`` if it is no longer at its
         path: then open it again. Cancellation: at once; a transaction that has begun is finished and committed.
         """
         try:

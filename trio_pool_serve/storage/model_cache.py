@@ -242,7 +242,7 @@ class CacheEntry:
         return record
 
     def put(self, write: Callable[[Path], T]) -> tuple[Path, T] | None:
-        """Replace the entry, durably, with the files that ``write`` puts into an empty folder; return its path and record.
+        """Replace the entry, durably, with files that ``write`` puts into an empty folder; return its path and record.
 
         ``write`` returns the record: anything that msgspec can encode and ``read`` can decode. ``cache list`` shows the
         attributes of ``RecordBase``. ``None`` if the entry cannot be kept, which is logged, also if ``write`` raises
