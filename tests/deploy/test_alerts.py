@@ -140,6 +140,17 @@ def named(series: Series) -> list[dict[str, str]]:
     ]
 
 
+def promtool(*arguments: str) -> str:
+    ran = subprocess.run([debian_program("promtool"), *arguments], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def compute(tmp_path: Path, *tests: dict) -> None:
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [*tests]}))
+    promtool("test", "rules", str(tmp_path / "test.yaml"))
+
+
 @pytest.mark.slow
 def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path):
     tests = []
@@ -153,11 +164,7 @@ def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path):
                 {"eval_time": "40m", "alertname": other["alert"], "exp_alerts": []} for other in RULES if other != rule
             ]
             tests.append({"interval": "1m", "input_series": named(series), "alert_rule_test": [asked, *others]})
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": tests}))
-    ran = subprocess.run(
-        [debian_program("promtool"), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    compute(tmp_path, *tests)
     assert len(tests) == 2 * len(CASES) == 2 * len(RULES)
 
 
@@ -166,18 +173,11 @@ def test_a_server_is_missed_whatever_its_job_is_called(tmp_path: Path):
     series = named({f"up{{{elsewhere}}}": "1x9 0x51", of("process", "count", elsewhere): "1x9 stale"})
     query = {"expr": 'count(ALERTS{alertname="TrioPoolServeDown",alertstate="firing"})', "eval_time": "40m"}
     asked = {**query, "exp_samples": [{"labels": "{}", "value": 1}]}
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [test]}))
-    ran = subprocess.run(
-        [debian_program("promtool"), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    compute(tmp_path, {"interval": "1m", "input_series": series, "promql_expr_test": [asked]})
 
 
-def test_the_rules_are_those_that_prometheus_takes():
-    ran = subprocess.run([debian_program("promtool"), "check", "rules", str(ALERTS)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert f"{len(RULES)} rules found" in ran.stdout
+def test_prometheus_accepts_the_rules():
+    assert f"{len(RULES)} rules found" in promtool("check", "rules", str(ALERTS))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])

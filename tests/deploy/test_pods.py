@@ -36,13 +36,14 @@ def flags(container: Manifest) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_pods_keep_to_the_restricted_standard_and_write_only_where_they_must(variant):
+def test_pods_keep_to_the_restricted_standard_write_only_where_they_must_and_get_no_settings_from_services(variant):
     for each in pods(variant):
         security = each["securityContext"]
         assert security["runAsNonRoot"] is True
         assert {security["runAsUser"], security["runAsGroup"], security["fsGroup"]} == {USER}
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert each["automountServiceAccountToken"] is False
+        assert each["enableServiceLinks"] is False, "a Service called trio-pool-serve would set variables of settings"
         assert not any("hostPath" in volume for volume in each["volumes"])
         for container in each["containers"]:
             assert container["securityContext"] == {
@@ -52,12 +53,6 @@ def test_pods_keep_to_the_restricted_standard_and_write_only_where_they_must(var
             }
             written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
             assert written == ({"/data", "/tmp"} if variant != "models" else {"/data", "/tmp", "/models"})
-
-
-@pytest.mark.parametrize("variant", ALL)
-def test_services_do_not_become_settings(variant):
-    """The variables of a Service called trio-pool-serve would be those of settings."""
-    assert all(each["enableServiceLinks"] is False for each in pods(variant))
 
 
 @pytest.mark.parametrize("variant", ALL)

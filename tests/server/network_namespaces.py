@@ -47,20 +47,8 @@ def two_machines() -> Iterator[Machines]:
         pytest.skip(f"the kernel forbids network namespaces: {error.stderr.decode().strip()}")
     try:
         ip("netns", "add", machines.engine)
-        ip(
-            "-n",
-            machines.api,
-            "link",
-            "add",
-            "cable",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "cable",
-            "netns",
-            machines.engine,
-        )
+        peer = ("peer", "name", "cable", "netns", machines.engine)
+        ip("-n", machines.api, "link", "add", "cable", "type", "veth", *peer)
         for namespace, address in ((machines.api, API), (machines.engine, ENGINE)):
             ip("-n", namespace, "address", "add", f"{address}/24", "dev", "cable")
             ip("-n", namespace, "link", "set", "cable", "up")

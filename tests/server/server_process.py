@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from attrs import define
 from tests.conftest import client_of
 from tests.costs import charge
 from tests.cpu_backend import BY_TORCH_FLAGS
+from tests.pipes import read
+from tests.server.programs import script
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "--replicas", "1")  # each loads a model
@@ -44,6 +46,23 @@ def free_port() -> int:
     raise AssertionError("every port is taken")
 
 
+def make_pipes(folder: Path) -> Path:
+    """Make the pipes of ``tests/server/programs/script.py`` in a folder, and return it."""
+    for name in ("launched", "go"):
+        os.mkfifo(folder / name)
+    return folder
+
+
+async def until(condition: Callable[[], object], limit_s: float = START_LIMIT_S) -> None:
+    with trio.fail_after(limit_s):
+        while not condition():  # noqa: ASYNC110  (another process has no event to wait for)
+            await trio.sleep(0.01)
+
+
+async def until_ended(processes: Iterable[psutil.Process]) -> None:
+    await until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes))
+
+
 @define(eq=False)
 class ServerProcess:
     process: subprocess.Popen
@@ -67,10 +86,50 @@ class ServerProcess:
             except psutil.Error:  # it has ended meanwhile
                 return False
 
-        return [*filter(runs, psutil.Process(self.process.pid).children(recursive=True))]
+        return [*filter(runs, self.family())]
+
+    def family(self) -> list[psutil.Process]:
+        """Return all processes below the first."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    async def get(self, path: str, **options) -> httpx.Response:
+        async with client_of(self.url) as client:
+            return await client.get(path, **options)
+
+    async def post(self, body: object, path: str = "/v1/embeddings", **options) -> httpx.Response:
+        async with client_of(self.url) as client:
+            return await client.post(path, json=body, **options)
+
+    async def ask(self, *ids: int, **options) -> httpx.Response:
+        return await self.post({"input": list(ids)}, **options)
+
+    async def ask_well(self, *ids: int) -> None:
+        assert (await self.ask(*ids or (5,))).status_code == 200
+
+    @asynccontextmanager
+    async def waiting_request(self, pipes: Path) -> AsyncIterator[list[httpx.Response | None]]:
+        """Run the block while a request waits in its forward pass; its response, ``None`` if it was cut off, is in the
+        list afterwards. The block has to let it go on, or to end what computes it.
+        """
+        answers: list[httpx.Response | None] = []
+
+        async def ask() -> None:
+            try:
+                answers.append(await self.ask(script.WAITS))
+            except httpx.TransportError:
+                answers.append(None)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await read(pipes / "launched")
+            yield answers
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
+
+    async def drain(self) -> None:
+        self.signal()
+        assert await self.wait_exit() == 0
 
     async def wait_exit(self, limit_s: float = START_LIMIT_S) -> int:
         with trio.fail_after(limit_s):
@@ -88,18 +147,15 @@ class ServerProcess:
                     await trio.sleep(0.02)
 
     async def wait_logged(self, text: str, times: int = 1) -> None:
-        with trio.fail_after(START_LIMIT_S):
-            while self.log.count(text) < times:  # noqa: ASYNC110  (another process has no event to wait for)
-                await trio.sleep(0.01)
+        await until(lambda: self.log.count(text) >= times)
 
     async def wait_computing(self) -> None:
         """Wait until a request is computed: each API process learns by itself, and later than the log says, that
         another engine process is ready.
         """
-        async with client_of(self.url) as client:
-            with trio.fail_after(START_LIMIT_S):
-                while (answer := await client.post("/v1/embeddings", json={"input": [5]})).status_code != 200:
-                    assert answer.status_code == 503
+        with trio.fail_after(START_LIMIT_S):
+            while (answer := await self.ask(5)).status_code != 200:
+                assert answer.status_code == 503
 
     async def wait_exit_and_log(self) -> tuple[int, str]:
         return await self.wait_exit(), self.log
@@ -138,7 +194,7 @@ def started(
             error.add_note(f"The log of the server ends with: {log_path.read_text(errors='replace')[-3000:]}")
             raise
         finally:
-            family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             charge(family)  # the process itself is waited for
             process.kill()
             for child in family:

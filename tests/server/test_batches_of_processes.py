@@ -70,8 +70,7 @@ async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_s
         assert batch.request_counts.completed == ROWS
         interrupted = (await client.files.content(batch.output_file_id)).content
         assert interrupted == await uninterrupted(client, batch.input_file_id)
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 @pytest.mark.slow
@@ -80,8 +79,7 @@ async def test_a_server_that_drains_leaves_its_batches_to_the_next(tmp_path, scr
     async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
         batch = await created(client, CONTENT)
         await until_committed(client, batch.id)
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
     async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
         batch = await ended(client, await client.batches.retrieve(batch.id))
         assert (batch.status, batch.request_counts.completed) == ("completed", ROWS)

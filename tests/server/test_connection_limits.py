@@ -9,43 +9,23 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import trio
-from hypercorn.config import Config
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import open_files
+from tests.server.served_app import app, connect, limited, served_app
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.server.listener import serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
-from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.server.server_context import Connections
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def app(scope, receive, send) -> None:
-    if scope["type"] == "lifespan":
-        for phase in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{phase}.complete"})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
-
-
 @asynccontextmanager
 async def serving(**limits) -> AsyncIterator[tuple[socket.socket, Connections]]:
-    connections, stop = Connections(ConnectionLimits(**limits)), trio.Event()
-    settings = Config()
-    settings.keep_alive_timeout = 75
-    with open_listening_socket(NetworkConfig(port=0)) as listening:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_app, app, settings, ServerContext(connections=connections), listening, stop)
-            yield listening, connections
-            stop.set()
-
-
-async def connect(listening: socket.socket) -> trio.SocketStream:
-    return await trio.open_tcp_stream(*listening.getsockname()[:2])
+    connections = limited(**limits)
+    async with served_app(app, connections) as listening:
+        yield listening, connections
 
 
 async def answer_of(stream: trio.SocketStream) -> bytes:
@@ -151,12 +131,10 @@ async def test_with_few_files_all_are_answered_and_a_killed_engine_is_replaced(t
         launched(tmp_path, str(scripted_folder), *options, command=command) as server,
         AsyncExitStack() as clients,
     ):
-        addresses = [f"127.0.1.{1 + number % 100}" for number in range(500)]
-        for address in addresses:
-            made = trio.socket.socket()
-            await made.bind((address, 0))
-            await made.connect(("127.0.0.1", server.port))
-            stream = await clients.enter_async_context(trio.SocketStream(made))
+        for number in range(500):
+            address = f"127.0.1.{1 + number % 100}"
+            made = await trio.open_tcp_stream("127.0.0.1", server.port, local_address=address)
+            stream = await clients.enter_async_context(made)
             with suppress(trio.BrokenResourceError):
                 await stream.send_all(REQUEST[:10])
         for _ in range(20):

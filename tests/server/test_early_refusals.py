@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 import attrs
 import httpx
@@ -16,18 +15,18 @@ import trio
 import trio.testing
 
 from tests.conftest import assert_idle, full_queue, running
+from tests.server.served_app import served_app
 from trio_pool_serve.api.http import dispatch
 from trio_pool_serve.app import PoolServeApp, create_app
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.server import early_refusals, listener
 from trio_pool_serve.server.client_socket import seconds_since_arrival
 from trio_pool_serve.server.early_refusals import MAX_LAG_S, EarlyRefusals
-from trio_pool_serve.server.listener import Acceptor, hypercorn_config, serve_app
-from trio_pool_serve.server.listening_socket import REFUSAL, open_listening_socket
-from trio_pool_serve.server.server_context import Connections, ServerContext
+from trio_pool_serve.server.listener import Acceptor, hypercorn_config
+from trio_pool_serve.server.listening_socket import REFUSAL
+from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry import logs
 from trio_pool_serve.types import Client
@@ -78,14 +77,9 @@ async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
 
     monkeypatch.setattr(PoolServeApp, "refuse_early", noting)
     monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
-    app, stop = create_app(service.config, service), trio.Event()
-    context = ServerContext(connections=Connections.of(service))
-    with open_listening_socket(NetworkConfig(port=0)) as listening:
-        async with trio.open_nursery() as nursery:
-            serve = partial(serve_app, refusing=app)
-            nursery.start_soon(serve, app, hypercorn_config(service.config), context, listening, stop)
-            yield Listening(listening, refused_early)
-            stop.set()
+    app, settings = create_app(service.config, service), hypercorn_config(service.config)
+    async with served_app(app, Connections.of(service), settings, refusing=app) as listening:
+        yield Listening(listening, refused_early)
 
 
 @pytest.fixture

@@ -67,6 +67,20 @@ def local() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
+@asynccontextmanager
+async def one_host(
+    tmp_path: Path, folder: Path, key_file: Path, *arguments: str, at_engine: Sequence[str] = ()
+) -> AsyncIterator[tuple[str, ServerProcess, ServerProcess, httpx.AsyncClient]]:
+    """Start an engine and a server that computes by it; give the engine's address, both, and a client."""
+    address = local()
+    async with (
+        engine(folder, key_file, address, *at_engine) as remote,
+        api(tmp_path, folder, key_file, address, *arguments) as server,
+        client_of(server.url) as client,
+    ):
+        yield address, remote, server, client
+
+
 async def statuses_of(client: httpx.AsyncClient, count: int = 1) -> Counter[int]:
     return Counter([(await client.post("/v1/embeddings", json=BODY)).status_code for _ in range(count)])
 
@@ -134,8 +148,7 @@ async def test_a_server_whose_own_engine_processes_have_all_failed_computes_on_i
         assert await statuses_of(client, 3) == {200: 3}
         replicas = (await client.get("/load")).json()["models"]["m"]["replicas"]
         assert [replica["state"] for replica in replicas.values()] == ["failed", "failed"]
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 # -- two machines ----------------------------------------------------------------------------------------
@@ -202,10 +215,8 @@ async def test_a_cable_that_is_cut_fails_what_is_there_soon_and_all_is_well_when
         assert load_now["admitted_tokens"] == 0
         (host,) = (await client.get("/engine_hosts")).json()["hosts"][0]["engines"]
         assert (host["state"], host["waiting_rows"], host["waiting_tokens"]) == ("ready", 0, 0)
-        server.signal()
-        assert await server.wait_exit() == 0
-        remote.signal()
-        assert await remote.wait_exit() == 0
+        await server.drain()
+        await remote.drain()
 
 
 @pytest.mark.slow
@@ -228,24 +239,15 @@ async def test_a_machine_that_only_the_engine_s_end_loses_gives_back_its_rows(
 
 
 async def test_an_engine_that_is_killed_fails_its_rows_at_once_and_its_successor_is_found(
-    tmp_path, scripted_folder, key_file
+    tmp_path, scripted_folder, key_file, pipes
 ):
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
-    address, pipes = local(), {"SCRIPT_PIPES": str(tmp_path)}
+    address, env = local(), {"SCRIPT_PIPES": str(pipes)}
     async with (
-        engine(scripted_folder, key_file, address, env=pipes) as first,
+        engine(scripted_folder, key_file, address, env=env) as first,
         api(tmp_path, scripted_folder, key_file, address) as server,
         client_of(server.url) as client,
     ):
-        answers: list[httpx.Response] = []
-
-        async def slow() -> None:
-            answers.append(await client.post("/v1/embeddings", json=WAITS))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await trio.to_thread.run_sync((tmp_path / "launched").read_text, abandon_on_cancel=True)
+        async with server.waiting_request(pipes) as answers:
             first.signal(signal.SIGKILL)
         assert answers[0].status_code == 503
         assert "is lost" in answers[0].json()["error"]["message"]
@@ -256,7 +258,9 @@ async def test_an_engine_that_is_killed_fails_its_rows_at_once_and_its_successor
 
 
 @pytest.mark.slow
-async def test_an_engine_that_is_told_to_end_under_load_costs_no_request(tmp_path, scripted_folder, key_file):
+@pytest.mark.parametrize("is_killed", [False, True], ids=["told to end", "killed"])
+async def test_an_engine_that_ends_under_load_costs_no_request(tmp_path, scripted_folder, key_file, is_killed):
+    """Requests of a single row survive even an engine that is killed."""
     one, two = local(), local()
     async with (
         engine(scripted_folder, key_file, one, name="one") as first,
@@ -268,68 +272,40 @@ async def test_an_engine_that_is_told_to_end_under_load_costs_no_request(tmp_pat
         load = Load(client)
         async with load.running:
             await load.wait_answered(100)
-            first.signal()
-            assert await first.wait_exit() == 0
+            if is_killed:
+                first.signal(signal.SIGKILL)
+            else:
+                await first.drain()
             await load.wait_answered(100)
         assert set(load.statuses) == {200}
         assert "unfinished" not in first.log
 
 
 @pytest.mark.slow
-async def test_requests_of_a_single_row_survive_an_engine_that_is_killed(tmp_path, scripted_folder, key_file):
-    one, two = local(), local()
-    async with (
-        engine(scripted_folder, key_file, one, name="one") as first,
-        engine(scripted_folder, key_file, two, name="two"),
-        api(tmp_path, scripted_folder, key_file, f"{one},{two}") as server,
-        client_of(server.url) as client,
-    ):
-        await server.wait_logged("computes m", times=2)
-        load = Load(client)
-        async with load.running:
-            await load.wait_answered(100)
-            first.signal(signal.SIGKILL)
-            await load.wait_answered(100)
-        assert set(load.statuses) == {200}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, scripted_folder, key_file, workers):
-    address = local()
     arguments = ("--engine", "process", "--replicas", "1", "--api-workers", workers)
-    async with (
-        engine(scripted_folder, key_file, address) as remote,
-        api(tmp_path, scripted_folder, key_file, address, *arguments) as server,
-        client_of(server.url) as client,
-    ):
+    async with one_host(tmp_path, scripted_folder, key_file, *arguments) as (_, remote, server, client):
         await server.wait_logged("computes m", times=int(workers))
         await server.wait_logged("connected to the engine process at 0-0.engine", times=int(workers))
         linked = re.findall(r'^trio_pool_serve_link{.*of="connected"} (.*)$', (await client.get("/metrics")).text, re.M)
         assert linked == [f"{workers}.0"]
         remote.signal(signal.SIGKILL)
         assert await statuses_of(client, 20) in ({200: 20}, {200: 19, 503: 1})
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 @pytest.mark.slow
 async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_on(tmp_path, scripted_folder, key_file):
-    address = local()
     (tmp_path / "other").mkdir()
     other_key = tmp_path / "other" / "key"
     other_key.write_text("another key that is long enough 123")
-    async with (
-        engine(scripted_folder, key_file, address) as remote,
-        api(tmp_path, scripted_folder, key_file, address) as server,
-        client_of(server.url) as client,
-    ):
+    async with one_host(tmp_path, scripted_folder, key_file) as (address, remote, _, client):
         given = (f"m={scripted_folder}", "--engine-hosts", address, "--key-file", str(other_key))
         async with launched(tmp_path / "other", *given, command=SCRIPTED, wait_ready=False) as stranger:
             await stranger.wait_logged("the keys of the two ends differ")
             await remote.wait_logged("is refused: the keys of the two ends differ")
-            async with client_of(stranger.url) as other:
-                assert (await other.get("/readyz")).status_code == 503
+            assert (await stranger.get("/readyz")).status_code == 503
             assert await statuses_of(client, 20) == {200: 20}
             # The new key is accepted beside the old one once the engine has read both.
             key_file.write_text(f"{KEY}\n{other_key.read_text()}\n")
@@ -357,8 +333,7 @@ async def test_hosts_of_a_file_join_with_sighup(tmp_path, scripted_folder, key_f
         server.signal(signal.SIGHUP)
         await server.wait_logged(f"the engine at {two} computes m")
         await until(computes(client))
-        first.signal()
-        assert await first.wait_exit() == 0
+        await first.drain()
         assert await statuses_of(client, 10) == {200: 10}
 
 
@@ -367,8 +342,7 @@ def hosts_command(
 ) -> subprocess.CompletedProcess[str]:
     options = [] if key is None else ["--api-key", key]
     command = [sys.executable, "-m", "trio_pool_serve", "hosts", *arguments, "--url", server.url, *options]
-    env = {"PATH": "", "COLUMNS": "300"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": "", "COLUMNS": "300"})
 
 
 @pytest.mark.slow
@@ -400,8 +374,7 @@ async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripte
             return all("draining" in answer for answer in answers)
 
         await until(is_drained)
-        first.signal()
-        assert await first.wait_exit() == 0
+        await first.drain()
         async with client_of(server.url) as client:
             client.headers["Authorization"] = "Bearer secret"
             assert await statuses_of(client, 20) == {200: 20}
@@ -419,7 +392,6 @@ async def test_addresses_by_ipv6_are_listed_whole(tmp_path, scripted_folder, key
             assert [line.split()[:2] for line in listed.stdout.splitlines()].count([each] * 2) == 1, listed.stdout
 
 
-@pytest.mark.slow
 async def tokens_of(client: httpx.AsyncClient) -> float:
     """Return how many tokens the engine processes of a server have computed."""
     (tokens,) = re.findall(r'^trio_pool_serve_tokens_total{model="m"} (.*)$', (await client.get("/metrics")).text, re.M)
@@ -427,14 +399,9 @@ async def tokens_of(client: httpx.AsyncClient) -> float:
 
 
 async def test_engine_processes_of_the_own_machine_are_of_its_zone(tmp_path, scripted_folder, key_file):
-    address = local()
-    at_engine = ("--zone", "here")
-    at_server = ("--zone", "here", "--engine", "process", "--replicas", "1")
-    async with (
-        engine(scripted_folder, key_file, address, *at_engine),
-        api(tmp_path, scripted_folder, key_file, address, *at_server) as server,
-        client_of(server.url) as client,
-    ):
+    zone = ("--zone", "here")
+    given = (*zone, "--engine", "process", "--replicas", "1")
+    async with one_host(tmp_path, scripted_folder, key_file, *given, at_engine=zone) as (address, _, server, client):
         await server.wait_logged(f"the engine at {address} computes m")
         await server.wait_logged("is ready: m")
         before = await tokens_of(client)
@@ -455,12 +422,7 @@ async def test_an_engine_that_is_told_to_end_while_it_loads_ends_at_once(scripte
 
 @pytest.mark.slow
 async def test_hosts_cannot_be_changed_where_there_are_no_keys(tmp_path, scripted_folder, key_file):
-    address = local()
-    async with (
-        engine(scripted_folder, key_file, address),
-        api(tmp_path, scripted_folder, key_file, address) as server,
-        client_of(server.url) as client,
-    ):
+    async with one_host(tmp_path, scripted_folder, key_file) as (address, _, _, client):
         for path in ("/engine_hosts", "/engine_hosts/drain"):
             assert (await client.post(path, json={"host": address})).status_code == 403
         assert (await client.get("/engine_hosts")).json()["hosts"][0]["engines"][0]["state"] == "ready"
@@ -476,8 +438,7 @@ async def test_an_engine_s_probes_tell_whether_it_computes(scripted_folder, key_
         for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 200), ("/", 404)):
             assert (await client.get(path)).status_code == status
         assert 'trio_pool_serve_engine{model="m",of="ready"} 1.0' in (await client.get("/metrics")).text
-        process.signal()
-        assert await process.wait_exit() == 0
+        await process.drain()
 
 
 REFUSED = {

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h2.config
@@ -29,21 +31,9 @@ from trio_pool_serve.service import Service
 ASGI = "tests.server.programs.scripted_asgi:app"
 
 
-@pytest.fixture
-def pipes(tmp_path: Path) -> Path:
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
-    return tmp_path
-
-
 def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
     env = {"SCRIPT_PIPES": str(tmp_path), **options.pop("env", {})}
     return launched(tmp_path, str(folder), *arguments, command=SCRIPTED, env=env, **options)
-
-
-async def ask(server: ServerProcess, token: int = 7, **options) -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post("/v1/embeddings", json={"input": [token]}, **options)
 
 
 # -- H1: one bad connection kills hypercorn's worker --------------------------------------------------
@@ -86,8 +76,7 @@ async def until_closed(stream: trio.SocketStream) -> None:
 
 
 async def metric(server: ServerProcess, name: str) -> float:
-    async with client_of(server.url) as client:
-        lines = (await client.get("/metrics")).text.splitlines()
+    lines = (await server.get("/metrics")).text.splitlines()
     (value,) = (line.split()[1] for line in lines if line.startswith((name + " ", name + "{")))
     return float(value)
 
@@ -97,36 +86,29 @@ KILLERS = [send_data_after_the_answer, upgrade_with_trailing_bytes]
 
 async def test_a_killing_connection_fails_alone(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder) as server:
-
-        async def slow() -> None:
-            assert (await ask(server, script.WAITS)).status_code == 200
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes) as answers:
             for kill in KILLERS * 3:
                 await kill(server)
             assert await metric(server, "trio_pool_serve_listener_restarts_total") == 0
             assert server.log.count("a connection failed") == 6
             await write(pipes / "go", "go")
-        server.signal()
-        assert await server.wait_exit() == 0
+        assert [answer.status_code for answer in answers] == [200]
+        await server.drain()
 
 
 async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scripted_folder):
     """Without containment, these connections kill hypercorn's listener."""
     async with scripted(tmp_path, scripted_folder, env={"SCRIPT_UNCONTAINED": "1"}) as server:
-        await ask(server)
+        await server.ask(7)
         for round_number, kill in enumerate(KILLERS * 2, start=1):
             await kill(server)
             await server.wait_logged("the listener crashed", round_number)  # it takes others' connections along
             with trio.fail_after(30):
-                assert (await ask(server)).status_code == 200
+                await server.ask_well()
             assert await metric(server, "trio_pool_serve_listener_restarts_total") == round_number
         assert server.log.count("loaded in") == 1
         assert await metric(server, "trio_pool_serve_queue_seconds_count") == 5
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 # -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
@@ -135,8 +117,8 @@ async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scrip
 @sampled("token", [script.LOSES_THE_DEVICE, script.EXITS], keep=[script.LOSES_THE_DEVICE])
 async def test_a_batch_that_raises_ends_nothing_and_an_engine_that_crashes_the_server(tmp_path, scripted_folder, token):
     async with scripted(tmp_path, scripted_folder) as server:
-        assert (await ask(server, script.RAISES)).status_code == 500
-        assert (await ask(server)).status_code == 200
+        assert (await server.ask(script.RAISES)).status_code == 500
+        await server.ask_well()
         await crash(server, token)
         status, log = await server.wait_exit_and_log()
         assert status == 1
@@ -151,7 +133,7 @@ async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashe
     async with hypercorned(tmp_path, ASGI, env=env) as server:
         for failed, kill in enumerate(KILLERS, start=1):
             await kill(server)
-            assert (await ask(server)).status_code == 200
+            await server.ask_well()
             assert server.log.count("a connection failed") == failed
         await crash(server, token)
         _, log = await server.wait_exit_and_log()  # hypercorn's master says 0 whatever happened
@@ -161,7 +143,7 @@ async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashe
 async def crash(server: ServerProcess, token: int) -> None:
     """The client receives 503 or finds the server gone, whichever comes first."""
     try:
-        assert (await ask(server, token)).status_code == 503
+        assert (await server.ask(token)).status_code == 503
     except httpx.TransportError:
         return
 
@@ -200,14 +182,7 @@ async def test_a_drain_finishes_running_requests_refuses_others_and_waits_for_no
     async with scripted(pipes, scripted_folder) as server, client_of(server.url) as idle:
         assert (await idle.get("/livez")).status_code == 200
         assert (await idle.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
-        answers: list[httpx.Response] = []
-
-        async def slow() -> None:
-            answers.append(await ask(server, script.WAITS))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes) as answers:
             server.signal()
             await server.wait_logged("draining")
             async with client_of(server.url) as late:
@@ -263,29 +238,29 @@ async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idl
 @pytest.mark.slow
 async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder) as server:
-
-        async def cut_off() -> None:
-            with pytest.raises(httpx.TransportError):
-                await ask(server, script.WAITS)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cut_off)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes) as answers:
             server.signal()
             await server.wait_logged("draining")
             server.signal()
+        assert answers == [None], "cut off"
         assert await server.wait_exit() == 128 + 15
+
+
+@contextmanager
+def deaf_client(server: ServerProcess) -> Iterator[None]:
+    """Ask for 500 answers of 25 KB each, and read none."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        yield
 
 
 @pytest.mark.slow
 async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, scripted_folder):
     """hypercorn shields its writes and gives them no time limit."""
     async with scripted(tmp_path, scripted_folder, "--drain-timeout-s", "1") as server:
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", server.port))
-            request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-            deaf.sendall(request * 500)  # answers of 25 KB each, which are not read
+        with deaf_client(server):
             await server.wait_until("/readyz")
             server.signal()
             status, log = await server.wait_exit_and_log()
@@ -297,14 +272,10 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
 async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
     async with scripted(tmp_path, scripted_folder, "--client-timeout-s", "1") as server:
         before = len(psutil.Process(server.process.pid).net_connections())
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", server.port))
-            deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
-            with trio.fail_after(30):
-                while len(psutil.Process(server.process.pid).net_connections()) > before:
-                    assert (await ask(server)).status_code == 200
-                    await trio.sleep(0.05)
+        with deaf_client(server), trio.fail_after(30):
+            while len(psutil.Process(server.process.pid).net_connections()) > before:
+                await server.ask_well()
+                await trio.sleep(0.05)
 
 
 async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_down(config, autojump_clock):

@@ -8,6 +8,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import hypercorned, launched
 from trio_pool_serve.cli import ENVIRONMENT_PREFIX, read_config
@@ -55,12 +56,8 @@ async def embed(client: httpx.AsyncClient, text: str, **fields: object) -> httpx
 
 async def require_own_settings(client: httpx.AsyncClient) -> None:
     cards = (await client.get("/v1/models")).json()["data"]
-    assert [(card["id"], card["max_model_len"]) for card in cards] == [
-        ("plain", 32),
-        ("first", 32),
-        ("org/plain", 32),
-        ("prompted", 10),
-    ]
+    lengths = {"plain": 32, "first": 32, "org/plain": 32, "prompted": 10}
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [*lengths.items()]
     long = " ".join([TEXT] * 8)
     assert (await embed(client, long)).status_code == 400
     truncated = await embed(client, long, model="prompted")
@@ -77,16 +74,10 @@ async def require_own_settings(client: httpx.AsyncClient) -> None:
     assert np.abs(np.subtract(unprompted, exact)).max() > 0.05
 
 
-async def test_each_model_is_served_with_its_own_settings(tmp_path: Path):
-    toml = write_tables(tmp_path)
-    async with launched(tmp_path, "--config", toml, "--engine", "local") as server, client_of(server.url) as client:
-        await require_own_settings(client)
-
-
-@pytest.mark.slow
-async def test_engine_processes_load_each_model_with_its_own_settings(tmp_path: Path):
-    flags = ("--config", write_tables(tmp_path), "--engine", "process", "--api-workers", "2")
-    async with launched(tmp_path, *flags) as server, client_of(server.url) as client:
+@sampled("flags", [("local",), ("process", "--api-workers", "2")], keep=[("local",)])
+async def test_each_model_is_served_with_its_own_settings(tmp_path: Path, flags: tuple[str, ...]):
+    given = ("--config", write_tables(tmp_path), "--engine", *flags)
+    async with launched(tmp_path, *given) as server, client_of(server.url) as client:
         await require_own_settings(client)
 
 
@@ -115,48 +106,32 @@ def test_a_table_s_settings_are_on_top_of_those_of_all_models(tmp_path: Path):
     """
     config = read_config(["org/c", "--config", write_toml(tmp_path, text), "--max-model-len", "99", "--device", "cpu"])
     assert [source.name for source in config.sources] == ["org/c", "a", "org/b"]
-    shared = {"max_model_len": 99, "device": "cpu"}
+    shared, pooler = {"max_model_len": 99, "device": "cpu"}, '{"pooling_type": "CLS"}'
     assert [source.loading for source in config.sources] == [
         ModelConfig(dtype="bfloat16", default_prompt="query: ", **shared),
         ModelConfig(dtype="auto", default_prompt="query: ", trust_remote_code=True, **shared),
-        ModelConfig(
-            dtype="bfloat16",
-            default_prompt_name="document",
-            pooler_config='{"pooling_type": "CLS"}',
-            pooling="cls",
-            **shared,
-        ),
+        ModelConfig(dtype="bfloat16", default_prompt_name="document", pooler_config=pooler, pooling="cls", **shared),
     ]
     assert decode_config(encode_config(config)).sources == config.sources
 
 
+A = '[models.a]\nmodel = "m"\n'
+
 WRONG = {
-    "an unknown key": ('[models.a]\nmodel = "m"\ndtpe = "int8"', r"\[models\.a\]: .*`dtpe`.* dtype"),
-    "a setting of the server": ('[models.a]\nmodel = "m"\ndevice = "cpu"', r"\[models\.a\]: .*`device`"),
-    "a wrong type": (
-        '[models.a]\nmodel = "m"\nmax-model-len = "9"',
-        r"\[models\.a\]: `max_model_len` is '9'; accepted: a whole",
-    ),
-    "a wrong choice": (
-        '[models.a]\nmodel = "m"\ndtype = "int3"',
-        r"\[models\.a\]: `dtype` is 'int3'; accepted: auto, ",
-    ),
-    "a wrong choice or none": ('[models.a]\nmodel = "m"\ntask = "x"', r"\[models\.a\]: `task` is 'x'; accepted: em"),
-    "a wrong number": (
-        '[models.a]\nmodel = "m"\nmax-model-len = 0',
-        r"\[models\.a\]: --max-model-len: must be more than 0, not 0",
-    ),
-    "one key twice": ('[models.a]\nmodel = "m"\nmax-model-len = 3\nmax_model_len = 4', r"\[models\.a\]: .*twice"),
-    "two prompts": (
-        '[models.a]\nmodel = "m"\ndefault-prompt = "x"\ndefault-prompt-name = "y"',
-        r"\[models\.a\]: .*exclude each other",
-    ),
-    "a wrong pooler config": ('[models.a]\nmodel = "m"\npooler-config = "x"', r"\[models\.a\]: --pooler-config is not"),
+    "an unknown key": (A + 'dtpe = "int8"', r"\[models\.a\]: .*`dtpe`.* dtype"),
+    "a setting of the server": (A + 'device = "cpu"', r"\[models\.a\]: .*`device`"),
+    "a wrong type": (A + 'max-model-len = "9"', r"\[models\.a\]: `max_model_len` is '9'; accepted: a whole"),
+    "a wrong choice": (A + 'dtype = "int3"', r"\[models\.a\]: `dtype` is 'int3'; accepted: auto, "),
+    "a wrong choice or none": (A + 'task = "x"', r"\[models\.a\]: `task` is 'x'; accepted: em"),
+    "a wrong number": (A + "max-model-len = 0", r"\[models\.a\]: --max-model-len: must be more than 0, not 0"),
+    "one key twice": (A + "max-model-len = 3\nmax_model_len = 4", r"\[models\.a\]: .*twice"),
+    "two prompts": (A + 'default-prompt = "x"\ndefault-prompt-name = "y"', r"\[models\.a\]: .*exclude each other"),
+    "a wrong pooler config": (A + 'pooler-config = "x"', r"\[models\.a\]: --pooler-config is not"),
     "no model": ('[models.a]\ndtype = "int8"', r"\[models\.a\]: .* `model`"),
     "an empty model": ('[models.a]\nmodel = ""', r"\[models\.a\]: `model`"),
     "no table": ("[models]\na = 3", r"\[models\.a\]: A table is expected"),
     "no tables": ("models = 3", "`models` is for tables"),
-    "one name twice": ('[models.a]\nmodel = "m"\n[models.b]\nmodel = "n"\naliases = ["a"]', "same name `a`: m and n"),
+    "one name twice": (A + '[models.b]\nmodel = "n"\naliases = ["a"]', "same name `a`: m and n"),
     "no TOML": ("[models.a\n", "line 1"),
 }
 

@@ -1,6 +1,5 @@
 """A real server whose models change: what signals and restarts do to that."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,15 +11,14 @@ import trio
 from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
 from tests.models.model_families import TEXTS, write_family
+from tests.pipes import read
 from tests.server.server_process import SCRIPTED, launched
 from tests.serving.changing_models import ADMIN
 from trio_pool_serve.types import Vectors
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_and_ends(tmp_path: Path):
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
+async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_and_ends(tmp_path: Path, pipes: Path):
     for name in ("a", "endless"):
         write_scripted_folder(tmp_path / name)
     flags = (f"a={tmp_path / 'a'}", "--model-api", "--api-key", "admin-key", "--drain-timeout-s", "1")
@@ -38,8 +36,7 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
                 failures.append(error)
 
         nursery.start_soon(load)
-        with trio.fail_after(30):
-            await trio.to_thread.run_sync((tmp_path / "launched").read_text, abandon_on_cancel=True)
+        await read(pipes / "launched")
         body = {"model": "a", "input": "hello"}
         assert (await client.post("/v1/embeddings", json=body, headers=ADMIN)).status_code == 200
         server.signal()
@@ -51,13 +48,8 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
 async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_started(tmp_path: Path):
     for name in ("a", "b"):
         write_scripted_folder(tmp_path / name)
-    flags = (
-        *(f"{name}={tmp_path / name}" for name in ("a", "b")),
-        "--idle-unload-s",
-        "0.2",
-        "--max-loaded-models",
-        "1",
-    )
+    limits = ("--idle-unload-s", "0.2", "--max-loaded-models", "1")
+    flags = (*(f"{name}={tmp_path / name}" for name in ("a", "b")), *limits)
     async with launched(tmp_path, *flags, command=SCRIPTED) as server, client_of(server.url) as client:
         await server.wait_logged("unloaded a")
         for name in ("b", "a", "b"):

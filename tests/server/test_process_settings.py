@@ -6,13 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import trio
 
-from tests.conftest import client_of, running
+from tests.conftest import running
 from tests.server.programs import script
-from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from tests.server.server_process import API_PROCESS, ROOT, SCRIPTED, ServerProcess, hypercorned, launched
 from trio_pool_serve.process_setup import SWITCH_INTERVAL_S, configure_process
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import NICENESS
@@ -32,8 +31,7 @@ def no_openmp_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def settings_where_computed(server: ServerProcess) -> list[float]:
     """Return the settings of the process that computes, and of the thread that launches batches."""
-    async with client_of(server.url) as client:
-        answer = await client.post("/v1/embeddings", json={"input": [script.TELLS_SETTINGS]})
+    answer = await server.ask(script.TELLS_SETTINGS)
     frozen, interval, niceness, spins, *_ = answer.json()["data"][0]["embedding"]
     assert frozen > 10_000, "objects, of the imported modules alone"
     return [round(interval, 6), niceness, spins]
@@ -85,16 +83,16 @@ async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(
 
 
 @pytest.mark.slow
-async def test_a_server_that_computes_itself_sets_all(tmp_path, scripted_folder):
-    async with launched(tmp_path, str(scripted_folder), command=SCRIPTED) as server:
-        assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
-
-
-@pytest.mark.slow
-async def test_the_lifespan_under_plain_hypercorn_sets_all(tmp_path, scripted_folder):
+async def test_a_server_that_computes_itself_sets_all_as_does_the_lifespan_under_plain_hypercorn(
+    tmp_path, scripted_folder
+):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
-    async with hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env) as server:
-        assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
+    for starting in (
+        launched(tmp_path, str(scripted_folder), command=SCRIPTED),
+        hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env),
+    ):
+        async with starting as server:
+            assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
 
 
 async def test_an_engine_process_sets_what_computing_needs_and_an_api_process_what_rendering_needs(
@@ -103,11 +101,8 @@ async def test_an_engine_process_sets_what_computing_needs_and_an_api_process_wh
     arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2")
     async with launched(tmp_path, str(scripted_folder), *arguments, command=SCRIPTED) as server:
         assert await settings_where_computed(server) == [DEFAULT_SWITCH_INTERVAL_S, NICENESS, SPINS]
-        async with client_of(server.url) as client:
-            answer = await client.post("/v1/embeddings", json={"input": LONG_TEXT, "truncate_prompt_tokens": -1})
-            assert answer.status_code == 200
-        launcher = psutil.Process(server.process.pid)
-        children = [child for child in launcher.children() if "api_process" in " ".join(child.cmdline())]
+        assert (await server.post({"input": LONG_TEXT, "truncate_prompt_tokens": -1})).status_code == 200
+        children = server.processes(API_PROCESS)
         assert len(children) == 2
         assert {0, NICENESS} in [niceness_above_main_thread(child.pid) for child in children]
 

@@ -261,8 +261,7 @@ async def test_a_server_that_drains_loses_no_request_and_refusals_say_when_to_co
                 for front in fronts * 4:
                     nursery.start_soon(ask_on, front)
                 await until_answered(50)
-                first.signal()
-                assert await first.wait_exit() == 0
+                await first.drain()
                 await until_answered(50)
                 is_over.set()
         assert [*map(set, answers.values())] == [{200}, {200}], answers

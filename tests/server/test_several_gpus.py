@@ -9,12 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import trio
 
-from tests.conftest import client_of
 from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, ServerProcess, launched
@@ -24,11 +22,9 @@ VISIBLE = "6,1"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
-    write_nvidia_smi(tmp_path / "bin", printing(EIGHT))
-    return tmp_path
+def root(pipes: Path) -> Path:
+    write_nvidia_smi(pipes / "bin", printing(EIGHT))
+    return pipes
 
 
 @pytest.fixture
@@ -64,14 +60,8 @@ async def two_ready(root: Path, folder: Path, *arguments: str, **variables: str)
         yield server
 
 
-async def ask(server: ServerProcess, *ids: int) -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post("/v1/embeddings", json={"input": list(ids)})
-
-
 async def text_of(server: ServerProcess, path: str) -> str:
-    async with client_of(server.url) as client:
-        return (await client.get(path)).text
+    return (await server.get(path)).text
 
 
 async def replicas_of(server: ServerProcess, model: str = "m") -> dict[str, dict[str, Any]]:
@@ -119,7 +109,7 @@ async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, sc
         }
         assert {replica["state"] for replica in replicas.values()} == {"ready"}
         for number in range(16):
-            assert (await ask(server, 5, number)).status_code == 200
+            await server.ask_well(5, number)
 
 
 @pytest.mark.slow
@@ -155,29 +145,21 @@ async def test_without_gpus_the_processes_have_the_environment_of_the_server(roo
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, scripted_folder, workers):
     async with two_ready(root, scripted_folder, "--api-workers", workers, SCRIPT_MAX_RESTARTS="1") as server:
-        waiting: list[httpx.Response] = []
-
-        async def wait() -> None:
-            waiting.append(await ask(server, script.WAITS))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await read(root / "launched")
+        async with server.waiting_request(root) as waiting:
             dying = await until_some(server, lambda replica: replica.get("in_flight_batches", 0) > 0)
             label = LABELS[int(VISIBLE.split(",")[int(dying)])]
 
             async def other_answers() -> None:
                 await read(root / "launched")
                 await write(root / "go", "go")
-                assert (await ask(server, 5)).status_code == 200
+                await server.ask_well(5)
 
             await kill_until_failed(server, dying, meanwhile=other_answers)
         assert [answer.status_code for answer in waiting] == [200]
         await until_state(server, dying, "failed")
         for number in range(20):
-            assert (await ask(server, 5, number)).status_code == 200
-        async with client_of(server.url) as client:
-            assert (await client.get("/readyz")).status_code == 200
+            await server.ask_well(5, number)
+        assert (await server.get("/readyz")).status_code == 200
         assert f"m, replica {dying} on {label} has failed, 1 of 2 replicas are left" in server.log
         assert "the next attempt is in 300 s" in server.log
 
@@ -200,8 +182,8 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
 async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
     async with two_ready(root, scripted_folder) as server:
         for number in range(10):
-            assert (await ask(server, 5, number)).status_code == 200
-        assert (await ask(server, script.RAISES)).status_code == 500
+            await server.ask_well(5, number)
+        assert (await server.ask(script.RAISES)).status_code == 500
         metrics = (await text_of(server, "/metrics")).splitlines()
 
         def values(name: str, *labels: str) -> dict[str, float]:

@@ -4,65 +4,41 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 
-import httpx
-import psutil
 import pytest
 import trio
 
 from tests.conftest import client_of
 from tests.lanes import sampled
-from tests.pipes import read, write
+from tests.pipes import write
 from tests.server.programs import script
-from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
+from tests.server.server_process import (
+    API_PROCESS,
+    ENGINE_PROCESS,
+    LAUNCHER,
+    SCRIPTED,
+    ServerProcess,
+    launched,
+    until,
+    until_ended,
+)
 
 
-@pytest.fixture
-def pipes(tmp_path: Path) -> Path:
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
-    return tmp_path
-
-
-@asynccontextmanager
-async def scripted(
-    pipes: Path, folder: Path, *arguments: str, variables: Mapping[str, str] = MappingProxyType({}), **options
-) -> AsyncIterator[ServerProcess]:
-    """Engine processes over scripted runners."""
+def scripted(pipes: Path, folder: Path, *arguments: str, command=SCRIPTED, **variables: str):
+    """Start a server whose engine processes compute by scripted runners."""
     env = {"SCRIPT_PIPES": str(pipes), **variables}
-    async with launched(
-        pipes, str(folder), "--engine", "process", *arguments, command=SCRIPTED, env=env, **options
-    ) as server:
-        yield server
-
-
-async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post(path, json={"input": list(ids)})
-
-
-async def until(condition) -> None:
-    with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110  (other processes)
-            await trio.sleep(0.02)
+    return launched(pipes, str(folder), "--engine", "process", *arguments, command=command, env=env)
 
 
 async def until_joined(server: ServerProcess, count: int, meanwhile=trio.lowlevel.checkpoint) -> None:
-    """Wait until so many processes answer, or will once they have loaded."""
+    """Wait until ``count`` processes answer, or will once they have loaded."""
     async with client_of(server.url) as client:
         with trio.fail_after(60):
             while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:
                 await meanwhile()
-
-
-async def ask_well(server: ServerProcess) -> None:
-    assert (await ask(server, 5)).status_code == 200
 
 
 # -- an engine process ---------------------------------------------------------------------------------
@@ -73,29 +49,20 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
 ):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
         (engine,) = server.processes(ENGINE_PROCESS)
-        answers: list[httpx.Response] = []
-
-        async def slow() -> None:
-            answers.append(await ask(server, script.WAITS))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes) as answers:
             engine.kill()
         (answer,) = answers
         assert answer.status_code == 503
         assert "died" in answer.json()["error"]["message"]
         assert int(answer.headers["Retry-After"]) > 0
-        async with client_of(server.url) as client:
-            assert (await client.get("/readyz")).status_code == 503
-            assert (await client.get("/livez")).status_code == 200
+        assert (await server.get("/readyz")).status_code == 503
+        assert (await server.get("/livez")).status_code == 200
         await server.wait_until("/readyz")
-        assert (await ask(server, 5)).status_code == 200
+        await server.ask_well()
         assert "ended by signal 9" in server.log
         (other,) = server.processes(ENGINE_PROCESS)
         assert other.pid != engine.pid
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 @pytest.mark.slow
@@ -111,21 +78,17 @@ async def test_a_user_who_may_start_no_more_processes_keeps_the_server(pipes, sc
         for each in [server.process.pid, *(one.pid for one in server.processes(ENGINE_PROCESS))]:
             await trio.run_process([*as_other, "prlimit", "--pid", str(each), f"--nproc={processes}:"])
 
-    arguments = (str(scripted_folder), "--engine", "process", "--replicas", "1")
-    env = {"SCRIPT_PIPES": str(pipes)}
-    async with launched(pipes, *arguments, command=command, env=env) as server:
+    async with scripted(pipes, scripted_folder, "--replicas", "1", command=command) as server:
         await limit(server, 1)
         (engine,) = server.processes(ENGINE_PROCESS)
         engine.kill()
         await server.wait_logged("engine_process cannot be started", times=2)
-        assert (await ask(server, 5)).status_code == 503
-        async with client_of(server.url) as client:
-            assert (await client.get("/livez")).status_code == 200
+        assert (await server.ask(5)).status_code == 503
+        assert (await server.get("/livez")).status_code == 200
         await limit(server, 2000)
         await server.wait_until("/readyz")
         await server.wait_computing()
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
 
 
 @pytest.mark.slow
@@ -133,13 +96,13 @@ async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder)
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
         for how in (script.LOSES_THE_DEVICE, script.EXITS):
             (engine,) = server.processes(ENGINE_PROCESS)
-            assert (await ask(server, how)).status_code == 503
+            assert (await server.ask(how)).status_code == 503
             await until(
                 lambda left=engine.pid: [one.pid for one in server.processes(ENGINE_PROCESS)] not in ([], [left])
             )
             await server.wait_until("/readyz")
-            assert (await ask(server, 5)).status_code == 200
-            assert (await ask(server, script.RAISES)).status_code == 500
+            await server.ask_well()
+            assert (await server.ask(script.RAISES)).status_code == 500
 
 
 @pytest.mark.slow
@@ -148,16 +111,16 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         await until(lambda: server.log.count("is ready") == 2)
         server.processes(ENGINE_PROCESS)[0].kill()
         for number in range(20):
-            assert (await ask(server, 5)).status_code in ((200,) if number else (200, 503))
+            assert (await server.ask(5)).status_code in ((200,) if number else (200, 503))
         await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
-    arguments, once = ("--replicas", "1", "--api-workers", workers), {"SCRIPT_MAX_RESTARTS": "1"}
-    async with scripted(pipes, scripted_folder, *arguments, variables=once) as server:
-        family = psutil.Process(server.process.pid).children(recursive=True)
+    arguments = ("--replicas", "1", "--api-workers", workers)
+    async with scripted(pipes, scripted_folder, *arguments, SCRIPT_MAX_RESTARTS="1") as server:
+        family = server.family()
         (first,) = server.processes(ENGINE_PROCESS)
         first.kill()
         await server.wait_logged("is ready", times=2)
@@ -165,7 +128,7 @@ async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scrip
         (second,) = set(server.processes(ENGINE_PROCESS)) - {first}
         second.kill()
         assert await server.wait_exit() == 1
-        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+        await until_ended(family)
         last = server.log.splitlines()[-1]
         assert last.startswith("trio-pool-serve:")
         assert "ended by signal 9, and has been restarted 1 times in a row: giving up" in last
@@ -177,17 +140,14 @@ async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_serve
     async with scripted(pipes, scripted_folder, *arguments) as server:
 
         async def stalls(reason: str) -> None:
-            async with client_of(server.url) as client:
-                told: dict[str, str] = {}
-                with trio.fail_after(60):
-                    while reason not in told.get("reason", ""):
-                        told = (await client.get("/readyz")).json()
-                assert told["status"] == "stalled"
-                assert (await client.get("/livez")).status_code == 200
+            told: dict[str, str] = {}
+            with trio.fail_after(60):
+                while reason not in told.get("reason", ""):
+                    told = (await server.get("/readyz")).json()
+            assert told["status"] == "stalled"
+            assert (await server.get("/livez")).status_code == 200
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, server, script.WAITS)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes):
             await stalls("in flight")
             await write(pipes / "go", "go")
         await server.wait_until("/readyz")
@@ -196,7 +156,7 @@ async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_serve
         await stalls("silent")
         engine.resume()
         await server.wait_until("/readyz")
-        await ask_well(server)
+        await server.ask_well()
 
 
 @pytest.mark.slow
@@ -209,9 +169,8 @@ async def test_while_one_replica_is_silent_the_other_gets_all_rows(pipes, script
         answered = 0
         while answered < 20:  # until it is known, rows may be sent to the silent one
             with trio.move_on_after(2):
-                answered = answered + 1 if (await ask(server, 5)).status_code == 200 else 0
-        async with client_of(server.url) as client:
-            assert (await client.get("/readyz")).status_code == 200
+                answered = answered + 1 if (await server.ask(5)).status_code == 200 else 0
+        assert (await server.get("/readyz")).status_code == 200
         silent.resume()
         assert other.is_running()
 
@@ -224,22 +183,12 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.slow
-async def test_the_sockets_are_for_this_user_alone(pipes, scripted_folder, temporary):
-    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (folder,) = temporary.glob("trio_pool_serve-*")
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert list(folder.glob("*.engine"))
-        server.signal()
-        assert await server.wait_exit() == 0
-        assert not folder.exists()
-
-
 async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_processes_are_replaced(
     pipes, scripted_folder, temporary
 ):
     async with scripted(pipes, scripted_folder, "--replicas", "1", "--api-workers", "2") as server:
         (folder,) = temporary.glob("trio_pool_serve-*")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         await until_joined(server, 2)
         (first,) = server.processes(ENGINE_PROCESS)
         shutil.rmtree(folder)
@@ -254,10 +203,9 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
         (api, *_) = server.processes(API_PROCESS)
         api.kill()
         await until_joined(server, 2)
-        await ask_well(server)
+        await server.ask_well()
         assert server.processes(ENGINE_PROCESS) == [second]
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
         assert not folder.exists()
 
 
@@ -296,21 +244,20 @@ async def test_several_processes_answer_count_over_all_and_end_with_a_server_tha
         await until(lambda: server.log.count("is ready") == 2)
         await until_joined(server, 2)
         for number in range(40):
-            assert (await ask(server, 5, number)).status_code == 200
+            await server.ask_well(5, number)
         for _ in range(4):  # whichever process is asked
-            async with client_of(server.url) as client:
-                lines = (await client.get("/metrics")).text.splitlines()
-                load = (await client.get("/load")).json()
+            lines = (await server.get("/metrics")).text.splitlines()
+            load = (await server.get("/load")).json()
             assert "trio_pool_serve_requests_total 40.0" in lines
             (rows,) = (line for line in lines if line.startswith("trio_pool_serve_batch_rows_sum"))
             assert float(rows.split()[1]) == 40
             (model,) = load["models"].values()
             assert (model["state"], model["batches"], model["queued_rows"]) == ("ready", 40, 0)
             assert load["limiters"]["render"]["capacity"] == 4, "of two processes that answer"
-        family = psutil.Process(server.process.pid).children(recursive=True)
+        family = server.family()
         assert len(server.processes(ENGINE_PROCESS)) == len(server.processes(API_PROCESS)) == 2
         server.process.kill()
-        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+        await until_ended(family)
 
 
 async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that_is_loading(pipes, scripted_folder):
@@ -319,24 +266,17 @@ async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that
         one, other = server.processes(API_PROCESS)
         one.kill()
         await until(lambda: one not in server.processes(API_PROCESS))
-        await until_joined(server, 2, meanwhile=partial(ask_well, server))
+        await until_joined(server, 2, meanwhile=server.ask_well)
         assert len(set(server.processes(API_PROCESS)) - {one, other}) == 1
         for _ in range(100):
-            await ask_well(server)
+            await server.ask_well()
 
 
 @sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
-        answers: list[httpx.Response] = []
-
-        async def slow() -> None:
-            answers.append(await ask(server, script.WAITS))
-
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        family = server.family()
+        async with server.waiting_request(pipes) as answers:
             for process in family:  # as systemd and terminals do
                 process.terminate()
             server.signal()
@@ -364,14 +304,7 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
 async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_nothing(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(server.processes(API_PROCESS)) == 2)
-        answers: list[httpx.Response] = []
-
-        async def slow() -> None:
-            answers.append(await ask(server, script.WAITS))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        async with server.waiting_request(pipes) as answers:
             busy = [process for process in server.processes(API_PROCESS) if process.net_connections("tcp4")[1:]]
             (idle,) = set(server.processes(API_PROCESS)) - set(busy)
             idle.kill()
@@ -385,17 +318,11 @@ async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_noth
 @sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        async with trio.open_nursery() as nursery:
-
-            async def slow() -> None:
-                with pytest.raises(httpx.TransportError):
-                    await ask(server, script.WAITS)
-
-            nursery.start_soon(slow)
-            await read(pipes / "launched")
+        family = server.family()
+        async with server.waiting_request(pipes) as answers:
             server.signal()
             await server.wait_logged("draining")
             server.signal(signal.SIGINT)
             assert await server.wait_exit() == 128 + signal.SIGINT
-        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+        assert answers == [None], "cut off"
+        await until_ended(family)

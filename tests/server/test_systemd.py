@@ -13,7 +13,6 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import client_of
 from tests.debian_programs import debian_program
 from tests.server.server_process import ROOT, SCRIPTED, launched, started
 from trio_pool_serve.server.systemd import feed_watchdog, is_computing, notify, take_passed_socket
@@ -51,8 +50,7 @@ async def test_systemd_is_told_how_far_the_server_is_and_its_watchdog_is_fed(tmp
             assert server.url in ready[1]
             for _ in range(3):
                 assert await next_of(received) == ["WATCHDOG=1"]
-            async with client_of(server.url) as client:
-                assert (await client.get("/readyz")).status_code == 200
+            assert (await server.get("/readyz")).status_code == 200
             server.signal()
             while (said := await next_of(received)) == ["WATCHDOG=1"]:
                 continue
@@ -70,8 +68,7 @@ async def test_a_passed_socket_is_served_and_its_file_stays(tmp_path: Path, scri
             with started(command, 0, tmp_path / "server.log", {}, pass_fds=[listening.fileno()]) as server:
                 await server.wait_logged("ready")
                 assert (await client.get("http://x/readyz")).status_code == 200
-                server.signal()
-                assert await server.wait_exit() == 0
+                await server.drain()
     assert path.exists()
 
 

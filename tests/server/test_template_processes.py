@@ -5,25 +5,19 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 import trio
 
-from tests.conftest import client_of
 from tests.server.server_process import SCRIPTED, ServerProcess, hypercorned, launched
 
 LEAVE_LIMIT_S = 20
 CONVERSATION = {"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ messages[0].content }}"}
 
 
-def family_of(server: ServerProcess) -> list[psutil.Process]:
-    return psutil.Process(server.process.pid).children(recursive=True)
-
-
 def workers_of(server: ServerProcess) -> list[psutil.Process]:
     """The processes that render; neither what multiprocessing cleans up with, nor hypercorn's worker, their parent."""
-    spawned = [process for process in family_of(server) if "spawn_main" in " ".join(process.cmdline())]
+    spawned = [process for process in server.family() if "spawn_main" in " ".join(process.cmdline())]
     return [process for process in spawned if not process.children()]
 
 
@@ -31,11 +25,6 @@ async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that are still there after a while."""
     _, alive = await trio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=LEAVE_LIMIT_S))
     return alive
-
-
-async def ask(server: ServerProcess) -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post("/v1/embeddings", json=CONVERSATION)
 
 
 Start = Callable[[Path, Path], AbstractAsyncContextManager[ServerProcess]]
@@ -57,16 +46,15 @@ async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_serve
 ):
     """Ctrl-C in a terminal is for all processes of the group, and so is what some service managers send."""
     async with start(tmp_path, scripted_folder) as server:
-        assert (await ask(server)).status_code == 200
-        family, workers = family_of(server), workers_of(server)
+        assert (await server.post(CONVERSATION)).status_code == 200
+        family, workers = server.family(), workers_of(server)
         assert len(workers) == 1
         assert not workers[0].net_connections(), "it inherited no listening socket"
         for number in (signal.SIGINT, signal.SIGTERM):
             workers[0].send_signal(number)
-        assert (await ask(server)).status_code == 200
+        assert (await server.post(CONVERSATION)).status_code == 200
         assert workers_of(server) == workers, "the same process rendered both"
-        server.signal(signal.SIGTERM)
-        assert await server.wait_exit() == 0
+        await server.drain()
         assert await left(family) == []
         assert "Traceback" not in server.log
 
@@ -74,8 +62,8 @@ async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_serve
 @pytest.mark.slow
 async def test_they_leave_by_themselves_when_the_server_is_killed(tmp_path: Path, scripted_folder: Path):
     async with by_launcher(tmp_path, scripted_folder) as server:
-        assert (await ask(server)).status_code == 200
-        family = family_of(server)
+        assert (await server.post(CONVERSATION)).status_code == 200
+        family = server.family()
         assert workers_of(server)
         server.signal(signal.SIGKILL)
         await server.wait_exit()

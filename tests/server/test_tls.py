@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import h2.config
@@ -17,23 +16,17 @@ import httpx
 import pytest
 import trio
 import trustme
-from hypercorn.config import Config
 
 from tests.lanes import sampled
+from tests.server.served_app import app, connect, limited, served_app
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
-from tests.server.test_connection_limits import app
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server import tls
-from trio_pool_serve.server.listener import serve_app
-from trio_pool_serve.server.listening_socket import open_listening_socket
-from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.threads.offload import Offload
 
 AUTHORITY = trustme.CA()
-CLIENT = ssl.create_default_context()
-AUTHORITY.configure_trust(CLIENT)
 
 
 def write_certificate(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
@@ -45,6 +38,26 @@ def write_certificate(folder: Path, name: str, password: bytes | None = None) ->
     if password is not None:
         keyfile.write_bytes(encrypted(keyfile.read_bytes(), password))
     return certfile, keyfile
+
+
+def certificates_in(folder: Path, name: str = "server", **more: Path) -> Certificates:
+    """Write a certificate to a folder, and return what a server makes of it."""
+    certfile, keyfile = write_certificate(folder, name)
+    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, **more), Offload())
+    assert certificates is not None
+    return certificates
+
+
+def trusting(authority: trustme.CA | None = None) -> ssl.SSLContext:
+    """Return what a client trusts and presents: with an authority, a certificate of its."""
+    client = ssl.create_default_context()
+    AUTHORITY.configure_trust(client)
+    if authority is not None:
+        authority.issue_cert("client").configure_cert(client)
+    return client
+
+
+CLIENT = trusting()
 
 
 def encrypted(key: bytes, password: bytes) -> bytes:
@@ -87,8 +100,7 @@ async def test_a_certificate_is_replaced_at_sighup_and_a_broken_one_is_not_used(
             await server.wait_logged("the certificate stays as it is", workers)
             assert await name_of(server) == "second"
             assert (await kept.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
-        server.signal()
-        assert await server.wait_exit() == 0
+        await server.drain()
         assert "Traceback" not in server.log
 
 
@@ -122,17 +134,11 @@ async def handshake(certificates: Certificates, client: ssl.SSLContext) -> None:
 
 
 async def test_client_certificates_are_demanded_if_authorities_are_given(tmp_path):
-    certfile, keyfile = write_certificate(tmp_path, "server")
     AUTHORITY.cert_pem.write_to_path(tmp_path / "ca.pem")
-    network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_ca_certs=tmp_path / "ca.pem")
-    certificates = Certificates.of(network, Offload())
-    assert certificates is not None
+    certificates = certificates_in(tmp_path, ssl_ca_certs=tmp_path / "ca.pem")
     with pytest.RaisesGroup(PermissionError):
         await handshake(certificates, CLIENT)
-    known = ssl.create_default_context()
-    AUTHORITY.configure_trust(known)
-    AUTHORITY.issue_cert("client").configure_cert(known)
-    await handshake(certificates, known)
+    await handshake(certificates, trusting(AUTHORITY))
 
 
 async def test_a_key_may_have_a_password_and_without_it_nobody_is_asked(tmp_path, monkeypatch, caplog):
@@ -164,17 +170,11 @@ async def is_accepted(certificates: Certificates, client: ssl.SSLContext) -> boo
 
 
 async def test_an_authority_that_is_taken_out_of_the_file_is_not_trusted_after_a_reload(tmp_path):
-    certfile, keyfile = write_certificate(tmp_path, "server")
     removed, kept = trustme.CA(), trustme.CA()
-    clients = [ssl.create_default_context(), ssl.create_default_context()]
-    for client, authority in zip(clients, (removed, kept), strict=True):
-        AUTHORITY.configure_trust(client)
-        authority.issue_cert("client").configure_cert(client)
+    clients = [trusting(removed), trusting(kept)]
     authorities = tmp_path / "ca.pem"
     authorities.write_bytes(removed.cert_pem.bytes() + kept.cert_pem.bytes())
-    network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_ca_certs=authorities)
-    certificates = Certificates.of(network, Offload())
-    assert certificates is not None
+    certificates = certificates_in(tmp_path, ssl_ca_certs=authorities)
     assert [await is_accepted(certificates, client) for client in clients] == [True, True]
     authorities.write_bytes(kept.cert_pem.bytes())
     await certificates.reload()
@@ -187,10 +187,8 @@ async def test_no_handshake_fails_while_certificate_and_key_are_replaced(tmp_pat
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         pairs.append(write_certificate(tmp_path / name, name))
-    certfile, keyfile = write_certificate(tmp_path, "server")
-    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
-    assert certificates is not None
-    first = certificates.context
+    certificates = certificates_in(tmp_path)
+    certfile, keyfile, first = tmp_path / "cert.pem", tmp_path / "key.pem", certificates.context
 
     def replace(source: Path, target: Path) -> None:
         shutil.copy(source, target.with_suffix(".new"))
@@ -222,9 +220,7 @@ async def test_no_handshake_fails_while_certificate_and_key_are_replaced(tmp_pat
 
 
 async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(tmp_path, monkeypatch, caplog):
-    certfile, keyfile = write_certificate(tmp_path, "first")
-    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
-    assert certificates is not None
+    certificates, keyfile = certificates_in(tmp_path, "first"), tmp_path / "key.pem"
     first, old_key = certificates.context, keyfile.read_bytes()
     write_certificate(tmp_path, "second")
     new_key = keyfile.read_bytes()
@@ -241,29 +237,12 @@ async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(t
 
 @asynccontextmanager
 async def serving(folder: Path, app=app, **limits) -> AsyncIterator[socket.socket]:
-    certfile, keyfile = write_certificate(folder, "server")
-    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
-    settings, stop = Config(), trio.Event()
-    settings.keep_alive_timeout = 75
-    context = ServerContext(connections=Connections(ConnectionLimits(**limits)))
-    with open_listening_socket(NetworkConfig(port=0)) as listening:
-        async with trio.open_nursery() as nursery:
-            serve = partial(serve_app, tls=certificates)
-            nursery.start_soon(serve, app, settings, context, listening, stop)
-            yield listening
-            stop.set()
-
-
-async def connect(listening: socket.socket, address: str = "127.0.0.1") -> trio.SocketStream:
-    made = trio.socket.socket()
-    await made.bind((address, 0))
-    await made.connect(listening.getsockname())
-    return trio.SocketStream(made)
+    async with served_app(app, limited(**limits), tls=certificates_in(folder)) as listening:
+        yield listening
 
 
 def secured(stream: trio.SocketStream, *protocols: str) -> trio.SSLStream:
-    context = ssl.create_default_context()
-    AUTHORITY.configure_trust(context)
+    context = trusting()
     context.set_alpn_protocols(protocols)
     return trio.SSLStream(stream, context, server_hostname="127.0.0.1", https_compatible=True)
 

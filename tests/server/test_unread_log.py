@@ -48,8 +48,7 @@ async def test_a_server_whose_log_nobody_reads_answers_and_ends_and_the_log_lack
                         assert json.loads(line)
                 await fill(client)  # by now nobody is there to read
                 assert 'log_lines{of="dropped"} 0.0' not in (await client.get("/metrics")).text
-            server.signal()
-            assert await server.wait_exit() == 0
+            await server.drain()
 
 
 @pytest.mark.slow
@@ -71,8 +70,7 @@ async def test_no_process_of_a_server_waits_until_its_log_is_read(tmp_path, scri
                     for path in ("/livez", "/metrics", "/load"):
                         assert (await client.get(path)).status_code == 200
                     assert (await client.post("/v1/embeddings", json={"input": [7]})).status_code == 200
-                server.signal()
-                assert await server.wait_exit() == 0
+                await server.drain()
 
 
 @pytest.mark.slow
@@ -83,8 +81,7 @@ async def test_a_server_on_a_terminal_that_is_stopped_serves_and_ends(tmp_path, 
             with trio.fail_after(LIMIT_S):
                 async with client_of(server.url) as client:
                     await fill(client)
-                server.signal()
-                assert await server.wait_exit() == 0
+                await server.drain()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import gc
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
 import h2.config
 import h2.connection
@@ -15,12 +14,12 @@ import trio
 
 from tests.conftest import client_of, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
+from tests.server.served_app import limited, served_app
+from tests.server.server_process import until
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config, NetworkConfig
-from trio_pool_serve.server.listener import hypercorn_config, serve_app
-from trio_pool_serve.server.listening_socket import open_listening_socket
-from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.config import Config
+from trio_pool_serve.server.listener import hypercorn_config
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.fan_out import RowToCompute
 
@@ -36,13 +35,9 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/js
 @asynccontextmanager
 async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[int]:
     """Serve as ``trio-pool-serve serve`` does, and give the port."""
-    context = ServerContext(connections=Connections(ConnectionLimits(client_timeout_s=client_timeout_s)))
-    stop, app, settings = trio.Event(), create_app(service.config, service), hypercorn_config(service.config)
-    with open_listening_socket(NetworkConfig(port=0)) as listening:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(serve_app, app, settings, context, listening, stop, refusing=app))
-            yield listening.getsockname()[1]
-            stop.set()
+    app, settings = create_app(service.config, service), hypercorn_config(service.config)
+    async with served_app(app, limited(client_timeout_s=client_timeout_s), settings, refusing=app) as listening:
+        yield listening.getsockname()[1]
 
 
 @pytest.fixture
@@ -62,12 +57,6 @@ async def connect(port: int, buffer: int = 4096) -> trio.SocketStream:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     await connection.connect(("127.0.0.1", port))
     return trio.SocketStream(connection)
-
-
-async def until(condition) -> None:
-    with trio.fail_after(30):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
-            await trio.sleep(0.005)
 
 
 class Http2:

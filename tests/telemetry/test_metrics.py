@@ -1,6 +1,9 @@
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_pool_serve.errors import (
     DeadlineExceededError,
@@ -10,7 +13,7 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from trio_pool_serve.telemetry.metrics import REFUSALS, SECONDS, Metrics
+from trio_pool_serve.telemetry.metrics import REFUSALS, SECONDS, Metrics, sample_loop_lag
 
 pytestmark = pytest.mark.unit
 
@@ -58,3 +61,17 @@ def test_refusals_are_counted_by_their_reason_and_other_failures_are_not():
     }
     assert {of: values["refusals_total", of] for of in REFUSALS} == dict.fromkeys(REFUSALS, 1)
     assert values["request_failures_total", None] == 9
+
+
+async def test_the_lag_is_what_a_sleeper_wakes_too_late(mock_clock: MockClock):
+    histogram = Histogram("lag", "lag", registry=CollectorRegistry(), buckets=(0.1, 1.0, 10.0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: sample_loop_lag(histogram, every_s=1.0))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(1.0)
+        await wait_all_tasks_blocked()
+        assert histogram._sum.get() == pytest.approx(0)
+        mock_clock.jump(6.0)
+        await wait_all_tasks_blocked()
+        assert histogram._sum.get() == pytest.approx(5.0)
+        nursery.cancel_scope.cancel()

@@ -4,7 +4,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import get_args
 
@@ -39,6 +40,17 @@ async def in_thread(wait: Callable[[], object]) -> None:
     await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
 
 
+@asynccontextmanager
+async def occupied(offload: Offload, **options) -> AsyncIterator[tuple[trio.Nursery, Blocker]]:
+    """A renderer thread is busy in the block, until the ``Blocker`` is let go, or the block ends."""
+    blocker = Blocker()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(offload.run, "render", blocker, **options))
+        await in_thread(blocker.entered.wait)
+        yield nursery, blocker
+        blocker.let_go.set()
+
+
 async def test_a_callable_runs_in_another_thread_and_its_result_comes_back():
     assert await Offload().run("render", threading.get_ident) != threading.get_ident()
 
@@ -51,15 +63,11 @@ async def test_an_error_comes_back_as_itself_and_frees_the_limiter():
 
 
 async def test_kinds_do_not_wait_for_each_other():
-    offload, blocker = Offload(), Blocker()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(offload.run, "render", blocker)
-        await in_thread(blocker.entered.wait)
-        assert [await offload.run(kind, lambda: "free") for kind in ("postprocess", "load", "launch", "copy")] == [
-            "free"
-        ] * 4
+    offload = Offload()
+    async with occupied(offload):
+        for kind in ("postprocess", "load", "launch", "copy"):
+            assert await offload.run(kind, lambda: "free") == "free"
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
-        blocker.let_go.set()
 
 
 async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
@@ -76,18 +84,9 @@ async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
 
 def test_each_kind_has_the_capacity_it_was_given():
     offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5, idle_launches=7)
-    assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == {
-        "render": 2,
-        "media": 6 + 1,
-        "postprocess": 3,
-        "download": 4,
-        "load": 1,
-        "launch": 4,
-        "ahead": 1,
-        "background": 7,
-        "copy": 5,
-        "files": 2,
-    }
+    given = {"render": 2, "media": 6 + 1, "postprocess": 3, "launch": 4, "background": 7, "copy": 5}
+    others = {"download": 4, "load": 1, "ahead": 1, "files": 2}
+    assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == given | others
 
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
@@ -107,10 +106,8 @@ async def test_the_repr_tells_who_is_busy_and_who_waits():
 
 
 async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_alike():
-    offload, blocker, order = Offload(render=1), Blocker(), []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(offload.run, "render", blocker, client=1))
-        await in_thread(blocker.entered.wait)
+    offload, order = Offload(render=1), []
+    async with occupied(offload, client=1) as (nursery, _):
         for number in range(10):
             if number % 2:
                 nursery.start_soon(partial(offload.run, "render", partial(order.append, 1), client=1))
@@ -121,23 +118,19 @@ async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_ali
         nursery.start_soon(partial(offload.run, "render", partial(order.append, 3), client=3))
         await wait_all_tasks_blocked()
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=12)
-        blocker.let_go.set()
     assert order.count(1) == 10
     assert {2, 3} <= {*order[:4]}, "behind the one that was ready, and one more in turn"
 
 
 async def test_prompts_of_a_client_do_not_wait_for_all_of_its_bodies():
     """Else each request would wait twice for as long as those before it: to be decoded, and to be tokenised."""
-    offload, blocker, order = Offload(render=1), Blocker(), []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(offload.run, "render", blocker, client=1))
-        await in_thread(blocker.entered.wait)
+    offload, order = Offload(render=1), []
+    async with occupied(offload, client=1) as (nursery, _):
         for _ in range(10):
             nursery.start_soon(offload.decode, 1, partial(order.append, "body"))
         await wait_all_tasks_blocked()
         nursery.start_soon(partial(offload.run, "render", partial(order.append, "prompt"), client=1))
         await wait_all_tasks_blocked()
-        blocker.let_go.set()
     assert order.index("prompt") <= 2
 
 
@@ -169,17 +162,14 @@ async def test_each_hop_is_observed_once_on_the_loop_with_its_wait_and_its_run(i
 
 
 async def test_the_wait_for_a_thread_is_told_apart_from_the_run():
-    hops, blocker = Hops(), Blocker()
+    hops = Hops()
     offload = Offload(observe=hops)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(offload.run, "render", blocker)
-        await in_thread(blocker.entered.wait)
+    async with occupied(offload) as (nursery, _):
         nursery.start_soon(offload.run, "render", lambda: None)
         await wait_all_tasks_blocked()
         queued = time.perf_counter()
         await wait_all_tasks_blocked()
         let_go = time.perf_counter()
-        blocker.let_go.set()
     (_, _, blocker_run), (_, second_wait, _) = hops.seen
     assert blocker_run >= let_go - queued
     assert second_wait >= let_go - queued
@@ -189,11 +179,9 @@ async def test_the_wait_for_a_thread_is_told_apart_from_the_run():
 
 
 async def test_who_waits_for_room_leaves_at_once_unrun_and_unobserved():
-    hops, blocker, never = Hops(), Blocker(), Blocker()
+    hops, never = Hops(), Blocker()
     offload = Offload(observe=hops)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(offload.run, "render", blocker)
-        await in_thread(blocker.entered.wait)
+    async with occupied(offload):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(offload.run, "render", never)
@@ -201,7 +189,6 @@ async def test_who_waits_for_room_leaves_at_once_unrun_and_unobserved():
                 scope.cancel()
         assert scope.cancelled_caught
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
-        blocker.let_go.set()
     assert never.calls == 0
     assert len(hops.seen) == 1
 
@@ -315,13 +302,9 @@ async def test_a_model_is_loaded_in_a_thread_that_ends_with_the_loading():
 # -- without threads ----------------------------------------------------------------------------------
 
 
-async def test_without_threads_everything_runs_on_the_loop():
-    offload = Offload(in_threads=False)
-    assert await offload.run("render", threading.get_ident) == threading.get_ident()
-
-
-async def test_without_threads_a_cancelled_callable_never_starts():
+async def test_without_threads_everything_runs_on_the_loop_and_a_cancelled_callable_never_starts():
     offload, never = Offload(in_threads=False), Blocker()
+    assert await offload.run("render", threading.get_ident) == threading.get_ident()
     with trio.CancelScope() as scope:
         scope.cancel()
         await offload.run("render", never)
