@@ -134,6 +134,7 @@ async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashe
         for failed, kill in enumerate(KILLERS, start=1):
             await kill(server)
             await server.ask_well()
+            await server.wait_logged("a connection failed", failed)
             assert server.log.count("a connection failed") == failed
         await crash(server, token)
         _, log = await server.wait_exit_and_log()  # hypercorn's master says 0 whatever happened

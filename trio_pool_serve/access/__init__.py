@@ -1,1 +1,1 @@
-"""Who may do what: API keys, their limits, and the labels of clients without keys."""
+"""API keys, their limits, and the labels of clients without keys."""

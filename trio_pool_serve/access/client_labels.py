@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from attrs import frozen
 
@@ -27,15 +27,8 @@ class ClientLabels:
         """Return whether an address is a trusted proxy's; it is empty for clients of a Unix socket."""
         if not address:
             return self.trusts_unix
-        if not self.networks:
-            return False
-        try:
-            ip = ip_address(address)
-        except ValueError:
-            return False
-        if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        return any(ip in network for network in self.networks)
+        ip = _ip_of(address) if self.networks else None
+        return ip is not None and any(ip in network for network in self.networks)
 
     def label(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the label of the client with this address, empty for a Unix socket, and these headers."""
@@ -48,24 +41,25 @@ class ClientLabels:
         return _label_of_address(address)
 
 
+def _ip_of(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a text is, as IPv4 if it is mapped to IPv6; ``None`` if it is none."""
+    try:
+        ip = ip_address(text)
+    except ValueError:
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
+
+
 @lru_cache(1024)
 def _label_of_address(address: str) -> str:
     """Return an IPv4 address unchanged, and the /64 network of an IPv6 address: one client has all of it."""
-    try:
-        ip = ip_address(address)
-    except ValueError:
-        return address  # empty: a Unix socket
-    if not isinstance(ip, IPv6Address):
-        return str(ip)
-    if ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return str(IPv6Network((int(ip) >> 64 << 64, 64)))
+    ip = _ip_of(address)
+    if isinstance(ip, IPv6Address):
+        return str(IPv6Network((int(ip) >> 64 << 64, 64)))
+    return address if ip is None else str(ip)  # empty: a Unix socket
 
 
 def _label_of_name(name: str) -> str:
-    try:
-        ip_address(name)
-    except ValueError:
-        printable = "".join(character if character.isascii() and character.isprintable() else "?" for character in name)
-        return f"id:{printable}"
-    return _label_of_address(name)
+    if _ip_of(name) is not None:
+        return _label_of_address(name)
+    return "id:" + "".join(each if each.isascii() and each.isprintable() else "?" for each in name)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from attrs import frozen
 
 from trio_pool_serve.types import Client
 
@@ -25,8 +24,19 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=2**53)]
 
 
-@frozen(kw_only=True)
-class ApiKey:
+class _Permissions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The permissions and limits of a key, in the file and in the server."""
+
+    models: Annotated[frozenset[str], msgspec.Meta(min_length=1)] | None = None
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_concurrent_requests: Positive | None = None
+    max_body_bytes: Positive | None = None
+    may_outrank: bool = False
+    admin: bool = False
+
+
+class ApiKey(_Permissions, frozen=True, kw_only=True):
     """An API key and its permissions; ``name`` is its client's label in logs and queues.
 
     ``models`` are the names of the models that it may use, ``None`` for all. With ``admin`` it may also use the
@@ -34,13 +44,6 @@ class ApiKey:
     """
 
     name: str
-    models: frozenset[str] | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrent_requests: int | None = None
-    max_body_bytes: int | None = None
-    may_outrank: bool = False
-    admin: bool = False
 
     @property
     def client(self) -> Client:
@@ -48,18 +51,11 @@ class ApiKey:
         return Client(self.name, self.may_outrank)
 
 
-class _Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _Table(_Permissions, frozen=True, kw_only=True):
     """One table of the file, as written."""
 
     key: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
-    models: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
-    requests_per_minute: Positive | None = None
-    tokens_per_minute: Positive | None = None
-    max_concurrent_requests: Positive | None = None
-    max_body_bytes: Positive | None = None
-    may_outrank: bool = False
-    admin: bool = False
 
 
 def digest_of(key: str) -> bytes:
@@ -97,22 +93,16 @@ def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) ->
             table = msgspec.convert(value, _Table)
         except msgspec.ValidationError as error:
             raise ValueError(f"[{name}] {error}") from None
-        digest = _digest_of_table(name, table)
+        if (table.key is None) == (table.sha256 is None):
+            raise ValueError(f"[{name}] needs either key or sha256")
+        digest = bytes.fromhex(table.sha256 or "") if table.key is None else digest_of(table.key)
         if digest in keys:
             raise ValueError(f"[{keys[digest].name}] and [{name}] have the same key")
         keys[digest] = _key_of(name, table, known_models)
     return keys
 
 
-def _digest_of_table(name: str, table: _Table) -> bytes:
-    if (table.key is None) == (table.sha256 is None):
-        raise ValueError(f"[{name}] needs either key or sha256")
-    return digest_of(table.key) if table.key is not None else bytes.fromhex(table.sha256 or "")
-
-
 def _key_of(name: str, table: _Table, known_models: Collection[str] | None) -> ApiKey:
-    if known_models is not None and any(model not in known_models for model in table.models or ()):
+    if known_models is not None and not (table.models or frozenset()).issubset(known_models):
         raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
-    allowed = msgspec.structs.asdict(table) | {"models": None if table.models is None else frozenset(table.models)}
-    del allowed["key"], allowed["sha256"]
-    return ApiKey(name=name, **allowed)
+    return ApiKey(name=name, **{field: getattr(table, field) for field in _Permissions.__struct_fields__})

@@ -53,15 +53,6 @@ def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
     prepare()
 
 
-def _allow_children() -> None:
-    """Allow this process to have children even if it is daemonic, as hypercorn's workers are.
-
-    ``multiprocessing`` forbids that because a daemonic process may be killed before it ends its children. Worker
-    processes exit by themselves when their pipes close, however the parent ends. There is no public setting for it.
-    """
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
-
-
 @define(eq=False)
 class _Work:
     """One call: the borrower of its limiter token, and its result."""
@@ -102,7 +93,9 @@ class WorkerProcesses:
 
         Cancellation: busy processes are killed, and their callers get ``UnavailableError``.
         """
-        _allow_children()
+        # hypercorn's workers are daemonic. ``multiprocessing`` forbids them children, because they may be killed before
+        # they end these; but ours exit by themselves when their pipes close. There is no public setting for it.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
         # Spawned, which takes 0.2 s, and not by multiprocessing's fork server: it imports from the working directory,
         # leaves a directory behind wherever ``os._exit`` ends the process, and its signal mask and modules would be
         # those of a whole program that embeds the service.

@@ -132,20 +132,17 @@ async def _answer_probe(
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    await _respond(scope, engine, metrics, is_ending=ending.is_set()).send(send)
-
-
-def _respond(scope: Mapping[str, Any], engine: DeviceServer, metrics: Metrics, *, is_ending: bool) -> HttpResponse:
-    state = engine.worker.state
-    if scope["type"] != "http" or scope["path"] not in ("/livez", "/readyz", "/metrics"):
-        return HttpResponse.json({"error": "not found"}, 404)
-    if scope["path"] == "/metrics":
-        metrics.take_gauges()
-        return HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
-    if scope["path"] == "/livez":
-        return _status("dead" if state == "dead" else "alive", ok=state != "dead")
-    return _status("draining" if is_ending else state, ok=state == "ready" and not is_ending)
-
-
-def _status(state: str, *, ok: bool) -> HttpResponse:
-    return HttpResponse.json({"status": state}, 200 if ok else 503)
+    state, is_ending = engine.worker.state, ending.is_set()
+    match scope.get("path"):
+        case "/metrics":
+            metrics.take_gauges()
+            response = HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
+        case "/livez":
+            status = "dead" if state == "dead" else "alive"
+            response = HttpResponse.json({"status": status}, 503 if state == "dead" else 200)
+        case "/readyz":
+            status = "draining" if is_ending else state
+            response = HttpResponse.json({"status": status}, 200 if state == "ready" and not is_ending else 503)
+        case _:
+            response = HttpResponse.json({"error": "not found"}, 404)
+    await response.send(send)

@@ -1,6 +1,6 @@
-"""``trio-pool-serve hosts``: shows and changes the engine hosts of a server that is running."""
+"""``trio-pool-serve hosts``: shows and changes the engine hosts of a running server."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 from cyclopts import App, Parameter
@@ -17,6 +17,8 @@ Host = Annotated[str, Parameter(help="`HOST:PORT` of the engine.")]
 hosts_app = App(name="hosts", help="Show or change the engine hosts of a server that is running.")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+COLUMNS = ("address", "state", "model", "zone", "waiting_rows", "waiting_tokens", "tokens_per_s", "losses", "reason")
 
 
 @hosts_app.command(name="list")
@@ -51,18 +53,11 @@ def _ask(method: str, path: str, host: str | None, url: str, api_key: str | None
         message = answer.get("error", {}).get("message", answer) if isinstance(answer, dict) else answer
         console.print(f"trio-pool-serve: {response.status_code}: {message}", style="red", markup=False)
         return 1
-    console.print(_table_of(answer["hosts"]))
-    return 0
-
-
-COLUMNS = ("address", "state", "model", "zone", "waiting_rows", "waiting_tokens", "tokens_per_s", "losses", "reason")
-
-
-def _table_of(hosts: list[dict[str, Any]]) -> Table:
     table = Table("host", *(column.replace("_", " ") for column in COLUMNS), box=None)
-    for host in hosts:
-        for engine in host["engines"] or [{"state": "unresolved"}]:
+    for of_host in answer["hosts"]:
+        for engine in of_host["engines"] or [{"state": "unresolved"}]:
             cells = (engine.get(column) for column in COLUMNS)
-            # As Text: addresses by IPv6 would be markup.
-            table.add_row(Text(host["host"]), *(Text("" if cell is None else str(cell)) for cell in cells))
-    return table
+            # As Text: IPv6 addresses would be markup.
+            table.add_row(Text(of_host["host"]), *(Text("" if cell is None else str(cell)) for cell in cells))
+    console.print(table)
+    return 0

@@ -15,7 +15,7 @@ from trio_pool_serve.server.client_socket import MAX_RECEIVED, has_arrived, seco
 from trio_pool_serve.server.early_refusals import EarlyRefusals
 from trio_pool_serve.server.exchange import Exchange, call_in_context
 from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError, RequestBuffer
-from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, OutgoingResponse, head_bytes
+from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL_HEADERS, OutgoingResponse, head_bytes
 from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
 
 LAST_REQUEST_S = 1.0
@@ -307,9 +307,9 @@ class HttpConnection:
     async def _refuse(self, status: int) -> None:
         headers = self._server_headers.now()
         if self._exchange is None:
-            head = head_bytes(status, [*REFUSAL, *headers])
+            head = head_bytes(status, [*REFUSAL_HEADERS, *headers])
         else:
-            head = OutgoingResponse(self._exchange.request, status, REFUSAL).head(headers, is_last=False)
+            head = OutgoingResponse(self._exchange.request, status, REFUSAL_HEADERS).head(headers, is_last=False)
         await self._write(head)
 
     async def _write_response(self, *parts: bytes) -> None:

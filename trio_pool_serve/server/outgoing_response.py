@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 BEGINNING = b"HTTP/1.1 "
 """The first bytes of every response."""
 
-REFUSAL: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
+REFUSAL_HEADERS: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
 class ServerHeaders:

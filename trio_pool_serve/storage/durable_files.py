@@ -100,8 +100,10 @@ def open_appended(path: Path, length: int) -> AppendedFile:
     the file is shorter or has been deleted.
     """
     with storage_errors(path):
-        if length:
-            _check_length(path, length)
+        if length and not path.exists():
+            raise StorageLostError(f"{path} has been deleted: {length} bytes had been written to it.")
+        if length and (size := path.stat().st_size) < length:
+            raise StorageLostError(f"{path} has {size} bytes, where {length} had been written: it has been changed.")
         file = path.open("r+b" if length else "w+b", buffering=0)
         if os.fstat(file.fileno()).st_size > length:  # a file that is complete keeps its time
             file.truncate(length)
@@ -109,11 +111,3 @@ def open_appended(path: Path, length: int) -> AppendedFile:
         if not length:
             make_durable(path.parent)
     return AppendedFile(path, file, length)
-
-
-def _check_length(path: Path, length: int) -> None:
-    if not path.exists():
-        raise StorageLostError(f"{path} has been deleted: {length} bytes had been written to it.")
-    size = path.stat().st_size
-    if size < length:
-        raise StorageLostError(f"{path} has {size} bytes, where {length} had been written: it has been changed.")

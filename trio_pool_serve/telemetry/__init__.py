@@ -1,1 +1,1 @@
-"""Metrics, request timings, loop lag, and snapshots of all processes."""
+"""Metrics, logs, traces, request timings, loop lag, and snapshots of all processes."""

@@ -28,8 +28,6 @@ COUNTERS = ("requests", "request_failures", "tokens", "busy_seconds", "connectio
 REFUSALS = "refusals"
 """A counter by reason, the label ``of``."""
 
-CONNECTIONS = f"{PREFIX}connections"
-
 EVERY_S = 1.0
 
 KEPT = 900
@@ -111,7 +109,7 @@ class Totals:
             counted = processes[_identity(snapshot)]
             for family in snapshot.families:
                 _count(counted, family)
-                if family.name == CONNECTIONS:
+                if family.name == f"{PREFIX}connections":
                     connections += sum(value for _, labels, value in family.samples if labels.get("of") == "open")
         return cls(monotonic_s, processes, connections, merged_load(snapshots))
 

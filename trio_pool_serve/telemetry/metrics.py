@@ -44,17 +44,17 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 FAULTS = {
     "failed_batches": "batches that failed",
-    "out_of_memory": "passes for which the device's memory did not suffice",
-    "retries": "passes with parts of failed batches",
+    "out_of_memory": "passes that ran out of device memory",
+    "retries": "passes over parts of failed batches",
     "failed_rows": "rows that got an error",
 }
 
 REFUSALS = {
-    "queue": "429: the request would have waited for longer than `--max-queue-s`, or past its deadline",
-    "memory": "429: requests, or those of its client, hold all the memory that they may",
-    "api_key": "429: its API key has used what it may",
+    "queue": "429: the request would wait longer than `--max-queue-s`, or past its deadline",
+    "memory": "429: all requests, or its client's, hold as much memory as they may",
+    "api_key": "429: its API key has reached a limit",
     "loading": "503: no engine of its model is ready",
-    "draining": "503: the server is about to end",
+    "draining": "503: the server is draining",
     "unavailable": "503: an engine, or another process that the request needs, has ended or is in use",
 }
 
@@ -70,9 +70,9 @@ class BatchHistogram(Histogram):
 
 
 CHANGES: Mapping[str, str] = {
-    "loads": "models that were loaded",
-    "failed_loads": "models that could not be loaded while the server ran",
-    "unloads": "models that were unloaded",
+    "loads": "loaded models",
+    "failed_loads": "models that failed to load while the server ran",
+    "unloads": "unloaded models",
 }
 """The meanings of the label ``of`` of the counter ``model_changes``."""
 

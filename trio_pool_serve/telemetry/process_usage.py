@@ -5,9 +5,6 @@ import resource
 import time
 from pathlib import Path
 
-STATM = Path("/proc/self/statm")
-PAGE_BYTES = resource.getpagesize()
-
 
 def resident_bytes() -> int:
     """Return this process's resident memory in bytes; shared memory counts in each process. Blocks for microseconds.
@@ -15,7 +12,7 @@ def resident_bytes() -> int:
     0 without Linux's ``/proc``.
     """
     try:
-        return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
     except OSError:
         return 0
 

@@ -12,6 +12,7 @@ from attrs import define, field
 Attributes: TypeAlias = dict[str, str | int | float]
 
 OWN = "trio_pool_serve."
+W3C = ("traceparent", "tracestate")
 EMBEDDING_ROUTES = ("/embeddings", "/embed", "/embed_all", "/embed_sparse", "/multimodalembeddings")
 
 NAMES: Mapping[str, str] = {
@@ -32,20 +33,6 @@ Names that begin with ``gen_ai.`` are still in development there, and change: on
 
 DURATION = f"{OWN}duration_ms"
 """Attribute of a stage's event."""
-
-
-def attributes_at_start(method: str, route: str) -> Attributes:
-    """Return the attributes that are known when a request begins; samplers see them."""
-    found: Attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http"}
-    if route.endswith(EMBEDDING_ROUTES):
-        found["gen_ai.operation.name"] = "embeddings"
-    return found
-
-
-def attributes_at_end(event: Mapping[str, Any]) -> Attributes:
-    """Return the attributes that are known when a request has ended, from its event in the access log."""
-    return {name: event[field] for field, name in NAMES.items() if event.get(field) is not None}
-
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's environment variables, each of which switches traces on; the exporter reads them."""
@@ -103,11 +90,12 @@ class Tracing:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
+        known: Attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http"}  # for samplers
+        if route.endswith(EMBEDDING_ROUTES):
+            known["gen_ai.operation.name"] = "embeddings"
         brought = {name: headers[name.encode()].decode("latin1") for name in W3C if name.encode() in headers}
         parent = self._context.extract(brought, Context()) if brought else Context()
-        return self._tracer.start_span(
-            f"{method} {route}", parent, SpanKind.SERVER, attributes=attributes_at_start(method, route)
-        )
+        return self._tracer.start_span(f"{method} {route}", parent, SpanKind.SERVER, attributes=known)
 
     def traceparent_of(self, span: Any) -> str:
         """Return the ``traceparent`` header of a response, which tells the client its span."""
@@ -123,7 +111,7 @@ class Tracing:
         from opentelemetry.trace import Status, StatusCode
 
         if span.is_recording():
-            span.set_attributes(attributes_at_end(event))
+            span.set_attributes({name: event[field] for field, name in NAMES.items() if event.get(field) is not None})
             now = time.time_ns()
             for name, seconds in stages.items():
                 span.add_event(name, {DURATION: seconds * 1e3}, now)
@@ -138,6 +126,3 @@ class Tracing:
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(FLUSH_S):
                 await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
-
-
-W3C = ("traceparent", "tracestate")
