@@ -90,11 +90,11 @@ GAUGES: Mapping[str, Meaning] = {
         },
     ),
     "log_lines": Meaning(
-        "Lines of the log", {"dropped": "lines not written: stderr was not read, or its disk was full"}
+        "Lines of the log", {"dropped": "lines not written: stderr was unread, or its disk full"}
     ),
     "tasks": Meaning("Trio tasks", {"living": "tasks that have not ended"}),
     "connections": Meaning(
-        "Connections of clients", {"open": "open connections", "limit": "limit of open connections"}
+        "Connections of clients", {"open": "open connections", "limit": "their limit"}
     ),
     "request_memory_bytes": Meaning("Bytes that requests hold", {"all": "bodies, images, token vectors"}),
     "request_memory_limit_bytes": Meaning("Bytes that requests may hold", {"all": "`--memory-budget-bytes`"}),
