@@ -48,7 +48,7 @@ def test_a_bucket_holds_no_more_than_a_minute_s_worth():
     assert bucket.wait_s(1, 3600.0) == pytest.approx(1.0)
 
 
-def test_what_is_overdrawn_is_paid_back():
+def test_an_overdrawn_bucket_is_refilled_first():
     usage = usage_of(tokens_per_minute=60)
     usage.enter(0.0)
     usage.tokens.take(180, 0.0)
@@ -57,7 +57,7 @@ def test_what_is_overdrawn_is_paid_back():
     usage.enter(121.5)
 
 
-def test_new_limits_leave_what_was_used_used():
+def test_new_limits_keep_the_used_amounts():
     usage = usage_of(requests_per_minute=10)
     for _ in range(10):
         usage.enter(0.0)

@@ -69,7 +69,7 @@ def test_a_table_is_a_key_with_its_limits(tmp_path):
         (f"['a b']\nkey = '{KEY}'", "letters, digits"),
     ],
 )
-def test_what_is_not_understood_is_told_without_a_key(tmp_path, text, told):
+def test_an_invalid_file_is_refused_without_quoting_a_key(tmp_path, text, told):
     with pytest.raises(ValueError, match=told) as caught:
         read(tmp_path, text)
     assert KEY not in str(caught.value)

@@ -152,7 +152,7 @@ def compute(tmp_path: Path, *tests: dict) -> None:
 
 
 @pytest.mark.slow
-def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path):
+def test_each_alert_fires_on_its_own_case_and_on_nothing_else(tmp_path: Path):
     tests = []
     for rule in RULES:
         case = CASES[rule["alert"].removeprefix("TrioPoolServe")]

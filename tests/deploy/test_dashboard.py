@@ -28,7 +28,7 @@ KEY = "prometheus-key"
 LIMIT_S = 120
 
 
-def test_the_files_are_those_that_are_generated():
+def test_the_files_equal_the_generated_ones():
     generator = runpy.run_path(str(MONITORING / "generate.py"))
     files = dict(generator["files"]())
     assert len(files) == 3

@@ -48,7 +48,7 @@ def test_the_release_of_the_page_is_that_of_its_values():
         assert pod.get("nodeSelector") == selector
 
 
-def test_the_secrets_of_the_page_are_those_that_pods_read():
+def test_the_page_makes_the_secrets_that_pods_read():
     made = {}
     for words in commands("kubectl"):
         if "secret" in words:

@@ -56,7 +56,7 @@ def test_pods_keep_to_the_restricted_standard_write_only_where_they_must_and_get
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_containers_say_what_they_need_and_have_a_limit_of_memory(variant):
+def test_containers_request_resources_and_limit_memory(variant):
     for each in pods(variant):
         for container in each["containers"]:
             requests, limits = container["resources"]["requests"], container["resources"]["limits"]
@@ -102,7 +102,7 @@ def test_a_pod_has_more_time_to_end_than_its_drain_takes(variant, name):
     ("name", "port", "paths"),
     [(API, 8000, ("/livez", "/readyz", "/livez")), (ENGINE, 9001, ("/readyz", "/readyz", "/livez"))],
 )
-def test_each_probe_asks_what_it_is_for(name, port, paths):
+def test_each_probe_asks_the_path_of_its_kind(name, port, paths):
     (container,) = pod("base", name)["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     for kind, path in zip(("startupProbe", "readinessProbe", "livenessProbe"), paths, strict=True):
@@ -110,7 +110,7 @@ def test_each_probe_asks_what_it_is_for(name, port, paths):
         assert (probe["path"], ports[probe["port"]]) == (path, port), kind
 
 
-def test_the_ports_are_those_of_the_flags():
+def test_the_ports_equal_the_flags():
     (api,) = pod("base", API)["containers"]
     (engine,) = pod("base", ENGINE)["containers"]
     assert [each["containerPort"] for each in api["ports"]] == [int(flags(api)["port"])]

@@ -88,7 +88,7 @@ def test_the_operators_accept_their_objects_and_would_not_accept_mistakes():
     assert "selector" in of_monitor[0]
 
 
-def test_the_alerts_are_those_of_a_prometheus_without_the_operator():
+def test_the_operator_s_alerts_equal_the_plain_ones():
     (rule,) = of_kind(rendered("autoscaled"), "PrometheusRule")
     assert rule["spec"] == yaml.safe_load((DEPLOY / "monitoring" / "alerts.yaml").read_text())
 
@@ -140,6 +140,6 @@ def test_two_models_have_engines_of_their_own_behind_one_name():
         ("kubernetes-validate", ("kubernetes-validate", "--version")),
     ],
 )
-def test_the_tools_are_those_that_the_page_names(named, command):
+def test_the_page_names_the_versions_of_the_tools(named, command):
     (version,) = set(re.findall(rf"\b{named} (\d[\d.]*\d)", PAGE))
     assert version in run_tool(*command).stdout

@@ -32,7 +32,7 @@ GARBAGE = {
 }
 
 
-async def test_a_child_says_something_and_leaves_with_its_parent():
+async def test_a_child_sends_a_message_and_exits_with_its_parent():
     async with open_child(CHILD, Job(b""), Said) as child:
         assert await child.status() == Said("hello")
         await trio.aclose_forcefully(child.channel.stream)
@@ -69,14 +69,14 @@ async def test_a_child_that_cannot_be_started_is_started_once_it_can(scarcity, c
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_a_child_that_says_what_is_no_message_is_ended(garbage):
+async def test_a_child_that_sends_an_invalid_message_is_ended(garbage):
     async with open_child(CHILD, Job(garbage), Said) as child:
         assert await child.status() is None
         assert await child.wait() == "left with status 7"
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_a_child_that_is_told_what_is_no_message_leaves(garbage):
+async def test_a_child_that_receives_an_invalid_message_exits(garbage):
     async with open_child(CHILD, Job(b""), Said) as child:
         assert await child.status() == Said("hello")
         await child.channel.stream.send_all(garbage)
@@ -89,7 +89,7 @@ async def test_a_job_that_cannot_be_sent_is_the_parents_error_and_leaves_no_chil
             pytest.fail(f"{child} has begun")
 
 
-async def test_a_child_that_says_what_is_no_message_is_replaced_like_one_that_dies():
+async def test_a_child_that_sends_an_invalid_message_is_replaced_like_one_that_dies():
     lives: list[str] = []
     enough = trio.Event()
 

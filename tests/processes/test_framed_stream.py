@@ -132,7 +132,7 @@ async def test_receiving_can_be_cancelled_between_frames_and_goes_on_where_it_wa
 # -- what is no frame ------------------------------------------------------------------------------------
 
 
-async def test_what_cannot_be_encoded_is_refused_before_a_byte_is_sent():
+async def test_an_unencodable_message_is_refused_before_a_byte_is_sent():
     endless: list = []
     endless.append(endless)
     async with pair() as (ours, theirs):
@@ -143,7 +143,7 @@ async def test_what_cannot_be_encoded_is_refused_before_a_byte_is_sent():
         assert (await theirs.receive())[0] == Note("still there")
 
 
-async def test_what_is_too_large_is_refused_before_a_byte_is_sent(monkeypatch):
+async def test_a_message_that_is_too_large_is_refused_before_a_byte_is_sent(monkeypatch):
     monkeypatch.setattr("trio_pool_serve.processes.framed_stream.MAX_HEADER_BYTES", 100)
     monkeypatch.setattr("trio_pool_serve.processes.framed_stream.MAX_PAYLOAD_BYTES", 100)
     async with pair() as (ours, theirs):
@@ -171,7 +171,7 @@ NO_FRAMES = {
 
 
 @pytest.mark.parametrize("wrong", NO_FRAMES.values(), ids=NO_FRAMES)
-async def test_what_is_no_frame_is_the_end(wrong, caplog):
+async def test_an_invalid_frame_ends_the_stream(wrong, caplog):
     async with pair() as (ours, theirs):
         await ours.send(Note("good"))
         await ours.stream.send_all(wrong)

@@ -35,7 +35,7 @@ def read(pipe_end: int, size: int) -> bytes:
     return bytes(received)
 
 
-def test_a_pipe_that_nobody_reads_takes_what_fits_and_the_log_says_later_how_much_it_lacks(pipe, caplog):
+def test_lines_that_an_unread_pipe_does_not_take_are_dropped_and_counted_in_the_log(pipe, caplog):
     """Every line is either written or counted as dropped."""
     unread, end = pipe
     log = StandardError(end)
@@ -72,7 +72,7 @@ def test_lines_are_written_in_order_whoever_writes_them(pipe):
         ]
 
 
-def test_what_a_full_disk_does_not_take_is_counted():
+def test_lines_that_a_full_disk_does_not_take_are_counted():
     """The disk is /dev/full, which has no space left whatever is written."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
@@ -108,7 +108,7 @@ print("done")
 
 
 @sampled("open_stderr", [unread_pipe, closed_pipe, full_disk, stopped_terminal], keep=[unread_pipe, full_disk])
-def test_a_process_ends_as_usual_whatever_becomes_of_what_it_prints(open_stderr):
+def test_a_process_ends_as_usual_whatever_becomes_of_its_output(open_stderr):
     """Neither Python nor a library in C waits, or is told that a write has failed."""
     with open_stderr() as stderr:
         ended = subprocess.run(

@@ -92,7 +92,7 @@ async def test_processes_yield_to_the_loop():
         assert await workers.call(os.getpriority, os.PRIO_PROCESS, 0) >= own + 3
 
 
-async def test_an_error_comes_back_with_what_it_says(one):
+async def test_an_error_comes_back_with_its_fields(one):
     with pytest.raises(InvalidRequestError, match="wrong") as caught:
         await one.call(refuse, InvalidRequestError("wrong", param="input"))
     assert caught.value.param == "input"
@@ -111,7 +111,7 @@ async def test_a_process_that_cannot_be_started_fails_its_call_alone(one):
     assert await one.call(os.getpid) != os.getpid()
 
 
-async def test_what_cannot_be_pickled_is_an_error_on_either_way(one):
+async def test_unpicklable_objects_raise_in_both_directions(one):
     with pytest.raises(TypeError, match="pickle"):
         await one.call(id, threading.Lock())
     with pytest.raises(TypeError, match="pickle"):
@@ -165,7 +165,7 @@ async def test_clients_take_turns_for_processes(gate):
 # -- what ends them -----------------------------------------------------------------------------------
 
 
-async def test_what_takes_too_long_is_killed_and_the_next_call_works(one):
+async def test_a_call_past_its_time_limit_is_killed_and_the_next_one_works(one):
     pid = await one.call(os.getpid)
     with pytest.raises(WorkerTooSlowError, match=r"longer than 0\.1 s"):
         await one.call(for_ever, timeout_s=0.1)
@@ -217,7 +217,7 @@ async def test_a_signal_for_the_whole_group_leaves_them_alone(one):
 # -- cancellation -------------------------------------------------------------------------------------
 
 
-async def test_who_waits_for_a_process_leaves_at_once_and_holds_nothing(one, gate):
+async def test_a_cancelled_call_that_waits_for_a_process_leaves_at_once_and_holds_nothing(one, gate):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.call, gate)
         await gate.wait_entered()
@@ -233,7 +233,7 @@ async def test_who_waits_for_a_process_leaves_at_once_and_holds_nothing(one, gat
     assert one.statistics().borrowed == 0
 
 
-async def test_whose_work_runs_leaves_at_once_and_it_keeps_its_place_until_it_is_done(one, gate):
+async def test_a_cancelled_call_leaves_at_once_and_its_work_keeps_its_process_until_it_is_done(one, gate):
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.call, gate)
@@ -279,7 +279,7 @@ async def test_at_the_end_work_is_killed_and_its_callers_told(gate):
     assert workers.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)
 
 
-async def test_who_asks_before_or_after_is_told_that_there_are_none():
+async def test_calls_before_and_after_the_run_are_refused():
     workers = WorkerProcesses(1)
     for _ in range(2):
         with pytest.raises(UnavailableError, match="not running"):

@@ -112,7 +112,7 @@ async def test_refused_connections_have_a_limit_of_their_own():
 
 
 @pytest.mark.parametrize(("files", "for_connections"), [(64, 32), (128, 64), (1024, 768), (20_000, 4096 + 256)])
-async def test_what_the_server_opens_itself_has_a_reserve(service, files, for_connections):
+async def test_the_server_keeps_files_in_reserve_for_itself(service, files, for_connections):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
@@ -181,7 +181,7 @@ async def test_long_targets_and_many_headers_are_refused(head, status):
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 %d" % status)
 
 
-async def test_what_connects_when_nobody_accepts_any_more_is_told_so():
+async def test_connections_that_nobody_accepts_any_more_are_refused():
     with open_listening_socket(NetworkConfig(port=0)) as listening:
         async with await connect(listening) as stream:
             await stream.send_all(REQUEST)

@@ -199,7 +199,7 @@ HANDLED = {
 
 
 @pytest.mark.parametrize("name", HANDLED)
-async def test_what_is_no_whole_request_for_a_task_is_handled_as_ever(server, service, name):
+async def test_anything_but_a_whole_request_for_a_task_is_handled_as_usual(server, service, name):
     request, status = HANDLED[name]
     with full_queue(service):
         if status is None:  # the rest arrives later
@@ -300,7 +300,7 @@ def observe_rate(service: Service, *, seconds_per_token: float) -> None:
         )
 
 
-async def test_what_connects_soon_after_a_refusal_is_accepted_all_at_once(server, service, monkeypatch):
+async def test_connections_soon_after_a_refusal_are_accepted_all_at_once(server, service, monkeypatch):
     monkeypatch.setattr(listener, "REFUSING_PAUSE_S", 1.0)
     rounds = []
     accept_some = Acceptor._accept_some
@@ -339,7 +339,7 @@ async def ask_a_lagging_server(server: Listening, *asked: tuple[str, bytes]) -> 
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
-async def test_a_lagging_server_refuses_unread_what_comes_from_addresses_that_it_has_just_refused(
+async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_just_before(
     server, service, monkeypatch
 ):
     monkeypatch.setattr(early_refusals, "MAX_LAG_S", MAX_LAG_S)
@@ -408,7 +408,7 @@ def test_the_age_is_unknown_at_a_unix_socket():
         assert seconds_since_arrival(other) == 0
 
 
-async def test_what_waited_to_be_read_may_wait_less_in_the_queue(server, service):
+async def test_a_request_that_waited_to_be_read_may_wait_less_in_the_queue(server, service):
     """Of five seconds four have passed before the server reads it; what is queued takes two more."""
     engine = service.default.engine
     observe_rate(service, seconds_per_token=0.01)

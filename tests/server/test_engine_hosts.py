@@ -190,7 +190,7 @@ async def engine_on_its_machine(folder: Path, key_file: Path, machines: Machines
 
 
 @pytest.mark.slow
-async def test_a_cable_that_is_cut_fails_what_is_there_soon_and_all_is_well_when_it_is_mended(
+async def test_a_cut_cable_fails_requests_soon_and_a_mended_one_serves_them_again(
     tmp_path, scripted_folder, key_file, machines
 ):
     async with (

@@ -385,7 +385,7 @@ def test_quart_is_held_at_the_minor_release_that_was_tested():
     assert "0.23.0" not in quart.specifier
 
 
-def test_what_is_overridden_of_quart_trio_is_still_there():
+def test_the_overridden_parts_of_quart_trio_still_exist():
     assert callable(TrioASGIHTTPConnection._create_request_from_scope)
     assert callable(app_module.PoolServeApp.handle_request)
     assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection

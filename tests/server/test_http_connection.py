@@ -183,7 +183,7 @@ SAME = {
 
 
 @each("name", SAME)
-async def test_answers_are_those_of_hypercorn(name, ours, hypercorns):
+async def test_answers_equal_hypercorn_s(name, ours, hypercorns):
     expected = await hypercorns.answer(*SAME[name])
     assert await ours.answer(*SAME[name]) == expected
     assert expected.startswith(b"HTTP/1.1 ")
@@ -221,7 +221,7 @@ STRICTER = {
 
 
 @each("name", STRICTER)
-async def test_what_two_parsers_may_read_differently_is_refused(name, ours):
+async def test_requests_that_two_parsers_may_read_differently_are_refused(name, ours):
     """h11 accepts nearly all of these; the request behind them must not be answered."""
     answer = await ours.answer(b"".join([*STRICTER[name], get("/echo", "X: smuggled")]))
     assert re.match(rb"HTTP/1.1 4(00|31) \r\ncontent-length: 0\r\n", answer), answer

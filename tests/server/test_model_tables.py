@@ -91,7 +91,7 @@ async def test_plain_hypercorn_reads_the_tables_too(tmp_path: Path):
 # -- read ------------------------------------------------------------------------------------------------
 
 
-def test_a_table_s_settings_are_on_top_of_those_of_all_models(tmp_path: Path):
+def test_a_table_s_settings_override_the_settings_of_all_models(tmp_path: Path):
     text = """
     dtype = "bfloat16"
     default-prompt = "query: "
@@ -137,7 +137,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "blamed"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_blamed_by_file_table_and_key(tmp_path: Path, text: str, blamed: str):
+def test_an_error_names_file_table_and_key(tmp_path: Path, text: str, blamed: str):
     with pytest.raises(ValueError, match=rf"serve\.toml: .*{blamed}"):
         read_config(["--config", write_toml(tmp_path, text)])
 
@@ -162,7 +162,7 @@ def test_unknown_keys_beside_the_tables_are_refused(tmp_path: Path):
         read_config(["--config", write_toml(tmp_path, 'prot = 1\n[models.a]\nmodel = "m"')])
 
 
-def test_what_a_table_says_about_pooling_counts_for_more_than_what_all_share(tmp_path: Path):
+def test_a_table_s_pooling_overrides_the_pooling_of_all_models(tmp_path: Path):
     path = write_toml(
         tmp_path,
         """

@@ -67,7 +67,7 @@ async def test_garbage_is_collected_once_all_is_imported(scripted_folder):
     assert finished.stdout == b"True True\n"
 
 
-async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(config, scripted, monkeypatch):
+async def test_a_program_s_own_on_loaded_is_still_called(config, scripted, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.process_setup.limit_openmp_spinning", lambda: None)
     frozen_when_called: list[int] = []
     service = Service(config, lambda *_: scripted, on_loaded=lambda: frozen_when_called.append(gc.get_freeze_count()))
@@ -95,9 +95,7 @@ async def test_a_server_that_computes_itself_sets_all_as_does_the_lifespan_under
             assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
 
 
-async def test_an_engine_process_sets_what_computing_needs_and_an_api_process_what_rendering_needs(
-    tmp_path, scripted_folder
-):
+async def test_an_engine_process_is_set_for_computing_and_an_api_process_for_rendering(tmp_path, scripted_folder):
     arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2")
     async with launched(tmp_path, str(scripted_folder), *arguments, command=SCRIPTED) as server:
         assert await settings_where_computed(server) == [DEFAULT_SWITCH_INTERVAL_S, NICENESS, SPINS]

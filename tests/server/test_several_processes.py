@@ -67,7 +67,7 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user, and setpriv")
-async def test_a_user_who_may_start_no_more_processes_keeps_the_server(pipes, scripted_folder):
+async def test_a_server_survives_when_its_user_may_start_no_more_processes(pipes, scripted_folder):
     """An engine is killed meanwhile, and comes back when its process may be started."""
     pipes.chmod(0o777)
     as_other = ["setpriv", "--reuid", "54321", "--clear-groups"]

@@ -72,7 +72,7 @@ async def test_a_passed_socket_is_served_and_its_file_stays(tmp_path: Path, scri
     assert path.exists()
 
 
-def test_several_passed_sockets_are_refused_and_those_of_others_left_alone(monkeypatch):
+def test_several_passed_sockets_are_refused_and_another_process_s_are_left_alone(monkeypatch):
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     monkeypatch.setenv("LISTEN_FDS", "1")
     assert take_passed_socket() is None

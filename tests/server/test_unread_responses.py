@@ -98,7 +98,7 @@ async def test_a_response_counts_as_memory_until_it_has_been_read(service):
 
 
 @pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
-async def test_who_does_not_read_is_disconnected(service, protocol):
+async def test_a_client_that_reads_nothing_is_disconnected(service, protocol):
     async with serving(service, 0.2) as port, await connect(port) as stream:
         if protocol == "HTTP/2":
             client = Http2(stream)
@@ -126,7 +126,7 @@ async def test_a_stream_that_is_not_read_ends_alone(service):
         assert (await client.event(h2.events.StreamEnded)).stream_id == again
 
 
-async def test_who_reads_slowly_is_served(service):
+async def test_a_client_that_reads_slowly_is_served(service):
     async with serving(service, 0.5) as port, await connect(port, 2**17) as stream:
         await stream.send_all(HEAD % len(BODY) + BODY)
         received, began = b"", trio.current_time()

@@ -33,7 +33,7 @@ def numbers(connection: sqlite3.Connection) -> list[int]:
     return [row[0] for row in connection.execute("SELECT number FROM numbers ORDER BY number")]
 
 
-async def test_what_was_committed_is_there_after_the_next_open(tmp_path):
+async def test_a_committed_transaction_is_there_after_the_next_open(tmp_path):
     path = tmp_path / "database"
     async with open_database(path, SCHEMA) as database:
         await database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (1)"))
@@ -69,7 +69,7 @@ async def test_a_cancelled_transaction_is_committed_before_the_next(tmp_path):
         assert await database.run(numbers) == [1, 2]
 
 
-async def test_only_one_process_uses_it_and_a_killed_one_leaves_what_it_committed(tmp_path):
+async def test_only_one_process_uses_a_database_and_a_killed_one_leaves_its_commits(tmp_path):
     path = tmp_path / "database"
     command = [sys.executable, "-c", HOLDER, str(path)]
     holder = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)

@@ -11,7 +11,7 @@ from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullEr
 from trio_pool_serve.storage.durable_files import open_appended, publish
 
 
-def test_what_was_appended_after_the_committed_length_is_cut_off(tmp_path):
+def test_bytes_after_the_committed_length_are_cut_off(tmp_path):
     path = tmp_path / "file"
     file = open_appended(path, 0)
     file.append(b"committed")

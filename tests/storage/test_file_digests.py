@@ -99,7 +99,7 @@ def read_many(folder: Path, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_processes_remember_what_each_of_them_has_found(tmp_path: Path, read_files: list[str]):
+def test_processes_remember_each_other_s_digests(tmp_path: Path, read_files: list[str]):
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=read_many, args=(tmp_path, number)) for number in range(3)]
     for process in processes:

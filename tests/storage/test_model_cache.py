@@ -148,7 +148,7 @@ def test_a_record_that_is_none_counts_as_missing(content: bytes, cache: ModelCac
     assert entry.read(Record) == Record(0.5)
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_cache_is_in_the_user_s_cache_folder_or_at_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/user")
     for variable, folder in {"": "/home/user/.cache", "relative": "/home/user/.cache", "/xdg": "/xdg"}.items():
@@ -283,7 +283,7 @@ def test_no_more_is_removed_than_must_be_if_several_make_room_at_once(cache: Mod
     assert len(cache.entries()) == 20
 
 
-def test_what_is_not_of_the_cache_is_neither_listed_nor_removed(cache: ModelCache):
+def test_other_files_are_neither_listed_nor_removed(cache: ModelCache):
     cache.folder.mkdir()
     key = "0123456789abcdef"
     (cache.folder / f"photos-{key}").mkdir()

@@ -34,7 +34,7 @@ def test_rates_are_per_second_and_of_all_processes():
     assert (found["number"], found["state"]) == (7, "ready")
 
 
-def test_quantiles_are_of_what_has_happened_since_the_last_snapshot_only():
+def test_quantiles_are_of_observations_since_the_last_snapshot_only():
     metrics = Metrics()
     metrics.of_engine("m").queue.observe_all([50.0] * 1000)
     before = totals(metrics, at=1.0)
@@ -45,7 +45,7 @@ def test_quantiles_are_of_what_has_happened_since_the_last_snapshot_only():
     assert sample(before, totals(metrics, at=2.0))["stages"]["render"] == [None, None]
 
 
-def test_quantiles_are_those_of_prometheus():
+def test_quantiles_equal_prometheus_s():
     """Ten observations up to 1 and ten up to 3: half of them are below 1, and 0.75 are in the middle of the rest."""
     registry = CollectorRegistry()
     histogram = Histogram("trio_pool_serve_request_seconds", "x", buckets=(1.0, 3.0), registry=registry)
@@ -208,7 +208,7 @@ async def test_without_a_viewer_nothing_is_sampled_and_no_task_is_left(history, 
     assert trio.lowlevel.current_statistics().tasks_living == before
 
 
-async def test_a_viewer_who_comes_later_gets_the_history_first(history, autojump_clock):
+async def test_a_later_viewer_gets_the_history_first(history, autojump_clock):
     await view(history, 3, [])
     assert await all_after(history, 0) == [1, 2, 3]
     assert await all_after(history, 2) == [3]
@@ -258,7 +258,7 @@ async def test_fifteen_minutes_are_kept(history, autojump_clock):
     assert KEPT == 15 * 60
 
 
-async def test_rates_are_not_those_of_a_time_that_was_not_watched(history, source, autojump_clock):
+async def test_there_are_no_rates_over_an_unwatched_time(history, source, autojump_clock):
     await view(history, 2, [])
     source.metrics.requests.inc(1000)
     await trio.sleep(600)

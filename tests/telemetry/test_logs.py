@@ -34,7 +34,7 @@ def record_of_a_failure() -> logging.LogRecord:
 @pytest.mark.parametrize(
     "formatter", [TextFormatter("%(levelname)s %(message)s", shows_text=False), JsonFormatter(shows_text=False)]
 )
-def test_of_an_error_types_and_places_are_written_and_no_text_or_path(formatter):
+def test_an_error_is_logged_by_types_and_places_without_text_or_path(formatter):
     line = formatter.format(record_of_a_failure())
     assert "it failed" in line
     assert "ExceptionGroup" in line
@@ -134,7 +134,7 @@ def test_without_the_access_log_only_failures_are_wanted():
     assert [AccessLog().wants(failed=failed) for failed in (False, True)] == [True, True]
 
 
-async def test_what_was_left_out_is_logged_once_a_second_and_in_the_end(log, caplog, autojump_clock):
+async def test_counts_of_left_out_events_are_logged_once_a_second_and_at_the_end(log, caplog, autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log.run)
         for _ in range(2):

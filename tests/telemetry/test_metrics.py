@@ -63,7 +63,7 @@ def test_refusals_are_counted_by_their_reason_and_other_failures_are_not():
     assert values["request_failures_total", None] == 9
 
 
-async def test_the_lag_is_what_a_sleeper_wakes_too_late(mock_clock: MockClock):
+async def test_the_loop_lag_is_how_late_a_sleeper_wakes(mock_clock: MockClock):
     histogram = Histogram("lag", "lag", registry=CollectorRegistry(), buckets=(0.1, 1.0, 10.0))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: sample_loop_lag(histogram, every_s=1.0))

@@ -57,7 +57,7 @@ def test_numbers_are_added_up_and_of_ages_the_greatest_counts_and_the_first_star
     assert merged_load(both) == {"models": {"m": {"state": "loading", "queued_rows": 7, "oldest_in_flight_s": 0.5}}}
 
 
-def test_of_one_process_they_are_what_its_own_registry_says():
+def test_the_metrics_of_one_process_equal_its_registry_s():
     metrics = Metrics()
     metrics.requests.inc(5)
     metrics.of_engine("m").forward.observe(0.1)
@@ -81,7 +81,7 @@ async def another(folder: Path, monkeypatch, take: Callable[[], Snapshot]) -> As
             nursery.cancel_scope.cancel()
 
 
-async def test_the_others_are_asked_and_those_that_have_died_are_left_out(tmp_path, monkeypatch):
+async def test_other_processes_are_asked_and_dead_ones_are_left_out(tmp_path, monkeypatch):
     said = snapshot(3, oldest_s=0, state="ready")
     with trio.socket.socket(trio.socket.AF_UNIX) as dead:
         await dead.bind(str(tmp_path / f"1{SUFFIX}"))
@@ -95,7 +95,7 @@ class Unencodable:
     """Something that has no form in msgpack."""
 
 
-async def test_a_process_that_cannot_say_what_it_counts_is_left_out_and_goes_on(tmp_path, monkeypatch, caplog):
+async def test_a_process_whose_snapshot_cannot_be_encoded_is_left_out_and_goes_on(tmp_path, monkeypatch, caplog):
     good = snapshot(3, oldest_s=0, state="ready")
     said = [Snapshot([], {"a": Unencodable()}), Snapshot([], {"a\ud800": 2**70}), good]
     async with another(tmp_path, monkeypatch, lambda: said.pop(0)):

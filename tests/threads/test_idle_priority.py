@@ -28,7 +28,7 @@ def test_a_user_without_rights_goes_on_at_its_own_priority():
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-def test_what_is_raised_there_is_raised_here():
+def test_an_exception_at_idle_priority_is_raised_to_the_caller():
     with pytest.raises(ZeroDivisionError):
         at_idle_priority(lambda: 1 // 0)
 

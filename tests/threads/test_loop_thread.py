@@ -75,7 +75,7 @@ async def end(opened: Opened) -> None:
     await trio.sleep_forever()
 
 
-def test_calls_run_in_the_loop_with_what_is_open(loop):
+def test_calls_run_in_the_loop_with_the_entered_context(loop):
     assert loop.call(thread_of) == NAME
     assert loop.call(itself) is loop.call(itself)
     assert repr(loop) == "<LoopThread 0 calls>"
@@ -108,7 +108,7 @@ def test_an_error_of_a_call_is_that_callers_alone(loop):
     assert loop.call(thread_of) == NAME
 
 
-def test_what_cannot_be_opened_raises_and_leaves_no_thread():
+def test_a_context_that_cannot_be_entered_raises_and_leaves_no_thread():
     @asynccontextmanager
     async def refuse() -> AsyncIterator[None]:
         raise OSError("no such device")
@@ -119,7 +119,7 @@ def test_what_cannot_be_opened_raises_and_leaves_no_thread():
     wait_for_end_of("refused")
 
 
-def test_a_failure_of_what_is_open_reaches_calls_that_wait_and_later_ones(loop):
+def test_a_failure_of_the_context_reaches_waiting_and_later_calls(loop):
     with pytest.raises(OSError, match="the device is gone"):
         loop.call(end)
     assert loop.has_ended
@@ -128,7 +128,7 @@ def test_a_failure_of_what_is_open_reaches_calls_that_wait_and_later_ones(loop):
         loop.call(thread_of)
 
 
-def test_closing_cancels_calls_and_closes_what_is_open(loop):
+def test_closing_cancels_calls_and_leaves_the_context(loop):
     opened = loop.call(itself)
     with ThreadPoolExecutor(1) as callers:
         waiting = callers.submit(loop.call, forever)

@@ -89,7 +89,7 @@ def test_each_kind_has_the_capacity_it_was_given():
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == given | others
 
 
-async def test_the_repr_tells_who_is_busy_and_who_waits():
+async def test_the_repr_shows_borrowed_tokens_and_waiting_tasks():
     offload, blocker = Offload(), Blocker()
     before_launch = "media 0/3+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
     kinds = f"{before_launch}, launch 0/1+0, ahead 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
@@ -178,7 +178,7 @@ async def test_the_wait_for_a_thread_is_told_apart_from_the_run():
 # -- cancellation -------------------------------------------------------------------------------------
 
 
-async def test_who_waits_for_room_leaves_at_once_unrun_and_unobserved():
+async def test_a_cancelled_call_that_waits_for_a_thread_leaves_at_once_unrun_and_unobserved():
     hops, never = Hops(), Blocker()
     offload = Offload(observe=hops)
     async with occupied(offload):
@@ -324,7 +324,7 @@ async def test_a_launch_that_computes_in_threads_of_its_own_keeps_its_priority()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
-async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
+async def test_threads_yield_to_the_loop_and_callables_on_the_loop_do_not():
     own = niceness()
     for kind in get_args(LimiterName):
         # A thread that did other work before may be nicer still.

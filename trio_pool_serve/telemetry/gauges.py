@@ -89,13 +89,9 @@ GAUGES: Mapping[str, Meaning] = {
             "start_time_seconds": "start of the first of them, in seconds since the epoch",
         },
     ),
-    "log_lines": Meaning(
-        "Lines of the log", {"dropped": "lines not written: stderr was unread, or its disk full"}
-    ),
+    "log_lines": Meaning("Lines of the log", {"dropped": "lines not written: stderr was unread, or its disk full"}),
     "tasks": Meaning("Trio tasks", {"living": "tasks that have not ended"}),
-    "connections": Meaning(
-        "Connections of clients", {"open": "open connections", "limit": "their limit"}
-    ),
+    "connections": Meaning("Connections of clients", {"open": "open connections", "limit": "their limit"}),
     "request_memory_bytes": Meaning("Bytes that requests hold", {"all": "bodies, images, token vectors"}),
     "request_memory_limit_bytes": Meaning("Bytes that requests may hold", {"all": "`--memory-budget-bytes`"}),
     "limiter_capacity": Meaning("Threads that a kind of work may use", _LIMITER),
