@@ -21,6 +21,7 @@ from trio_pool_serve.errors import (
     WorkerTooSlowError,
 )
 from trio_pool_serve.threads.client_turns import ClientTurns
+from trio_pool_serve.threads.offload import LimiterStatistics
 from trio_pool_serve.threads.scheduling import lower_priority
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,9 @@ CLOSING_S = 2.0
 
 
 @frozen
-class WorkerStatistics:
+class WorkerStatistics(LimiterStatistics):
     """The state of ``WorkerProcesses``; ``killed`` counts, since the start, calls that exceeded their time limit."""
 
-    capacity: int
-    borrowed: int
-    waiting: int
     killed: int
 
 

@@ -33,6 +33,10 @@ postprocess: outputs to bytes. download: models from the hub, while the server r
 time. launch: forward passes. ahead: the next forward pass. background: forward passes of planned batches at idle
 priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
 
+CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "download": 4, "load": 1, "files": 2}
+"""Capacities that are not set. A download that hangs does not hold up the others. Two imports or conversions at a time
+are no faster, and take the memory of both. One file is read while another is written."""
+
 START_PAUSE_S = 1.0
 """Pause between attempts to start a thread for work that belongs to no request."""
 
@@ -61,17 +65,9 @@ class Offload:
     """One image is prepared while another one arrives."""
     postprocess: int = 1
     launch: int = 1
-    ahead: int = field(default=1, init=False)
     copy: int = 2
-    download: int = field(default=4, init=False)
-    """A download that hangs does not hold up the others."""
-    load: int = field(default=1, init=False)
-    """Two imports or conversions at a time are no faster, and take the memory of both."""
-    files: int = field(default=2, init=False)
-    """One reads while another writes."""
     idle_launches: int = field(default=0, kw_only=True)
     """Planned batches computed at idle priority at a time; 0 if none may be."""
-    background: int = field(default=Factory(lambda self: max(1, self.idle_launches), takes_self=True), init=False)
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
     """Launch threads on these cores, the server's other processes included."""
     may_launch_more: bool = field(default=False, kw_only=True)
@@ -94,8 +90,15 @@ class Offload:
         self._rendering = ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
         self._decoding = ClientTurns(sys.maxsize, self.render + 1)
         self._preparing = ClientTurns(self.media, self.media)
-        self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
-        self._limiters["media"].total_tokens += 1  # short work does not wait for an image
+        capacities = CAPACITIES | {
+            "render": self.render,
+            "media": self.media + 1,  # short work does not wait for an image
+            "postprocess": self.postprocess,
+            "launch": self.launch,
+            "background": max(1, self.idle_launches),
+            "copy": self.copy,
+        }
+        self._limiters = {kind: trio.CapacityLimiter(capacities[kind]) for kind in get_args(LimiterName)}
 
     async def run(
         self,
