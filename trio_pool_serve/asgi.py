@@ -18,7 +18,7 @@ from cyclopts import CycloptsError
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import Config, NoModelError, import_plugins
-from trio_pool_serve.processes.large_imports import do_without_torch
+from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.telemetry.logs import configure_logging
@@ -72,7 +72,7 @@ try:
 except (CycloptsError, ValueError, OSError) as error:
     _exit(str(error))
 if not _config.processes.computes_here:
-    do_without_torch()
+    forbid_torch()
 configure_logging(_config.logging)
 app = create_app(_config)
 contain_connections(Connections.of(app.service))

@@ -25,7 +25,7 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost
-from trio_pool_serve.processes.child_process import leave_with
+from trio_pool_serve.processes.child_process import flush_and_leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
@@ -160,7 +160,7 @@ def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
     if arguments[:1] and arguments[0] in COMMANDS and not {"--help-all", "--help", "-h", "--version"} & set(arguments):
-        leave_with(run_command(arguments[0], arguments[1:]))  # exit handlers of libraries can hang
+        flush_and_leave(run_command(arguments[0], arguments[1:]))  # exit handlers of libraries can hang
     made = make_app(shows_all="--help-all" in arguments)
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:
@@ -168,7 +168,7 @@ def main() -> None:
     except (ValueError, StorageError) as error:  # from checks of several options, or from ``cache``
         _print_error(error)
         sys.exit(2)
-    leave_with(status or 0)
+    flush_and_leave(status or 0)
 
 
 def _print_error(error: Exception) -> None:

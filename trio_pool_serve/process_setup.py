@@ -17,7 +17,7 @@ from trio_pool_serve.engine.placement import default_placement, has_gpu, with_re
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.folder import accepts_images
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
-from trio_pool_serve.processes.large_imports import do_without_torch
+from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import NICENESS, limit_openmp_spinning, relative_niceness
@@ -78,7 +78,7 @@ async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
     config = await with_engine_placement(config)
     if config.processes.computes_here:
         return config, []
-    do_without_torch()
+    forbid_torch()
     if config.processes.engine in ("hosts", "ray"):
         return config, []
     gpus = await find_gpus(config.loading)

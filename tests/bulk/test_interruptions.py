@@ -28,7 +28,7 @@ from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.runs.tables import table_run
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.runs.tables.output_table import LineOutput, PartFolder
-from trio_pool_serve.processes.child_process import leave_with
+from trio_pool_serve.processes.child_process import flush_and_leave
 
 model, source, target, moment, times, number, computed = sys.argv[1:]
 seen = 0
@@ -77,7 +77,7 @@ options = commands.TableOptions(
     text=TextOptions(truncate=True),
     own=OwnModelOptions(model_dtype="float32", device="cpu", backend="torch"),
 )
-leave_with(commands.start(source, target, task, options))
+flush_and_leave(commands.start(source, target, task, options))
 """
 """The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists
 the numbers of the rows that it computes."""

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 PROGRAM = """
-from trio_pool_serve.processes.large_imports import allow_torch, do_without_torch
+from trio_pool_serve.processes.large_imports import allow_torch, forbid_torch
 
-do_without_torch()
+forbid_torch()
 try:
     import torch
 except ImportError:

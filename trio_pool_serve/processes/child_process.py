@@ -192,7 +192,7 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def leave_with(status: int) -> NoReturn:
+def flush_and_leave(status: int) -> NoReturn:
     """Flush stdout and stderr, and end the process even while a thread computes a batch, which would abort the exit."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -18,7 +18,7 @@ class LazyModule(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def do_without_torch() -> None:
+def forbid_torch() -> None:
     """Make every later ``import torch`` in this process fail, including transformers' own."""
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # as the import system wants it

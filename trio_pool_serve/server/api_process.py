@@ -18,7 +18,7 @@ from trio_pool_serve.processes.child_process import (
     wait_for_parent,
 )
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
-from trio_pool_serve.processes.large_imports import do_without_torch
+from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, Ready, Reload
 from trio_pool_serve.server.listener import drain, serve_listeners
 from trio_pool_serve.server.tls import open_tls
@@ -32,7 +32,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     config = decode_config(job.config)
     configure_logging(config.logging)
     import_plugins(config)
-    do_without_torch()
+    forbid_torch()
     service = Service(config, socket_folder=Path(job.socket_folder), api_worker=job.number)
     configure_process(service)
     tls = open_tls(service)

@@ -49,7 +49,7 @@ class Refusal:
     closes: bool
 
 
-LEFT = Refusal(b"", closes=True)
+CLIENT_LEFT = Refusal(b"", closes=True)
 """For a client that no longer reads."""
 
 UNREAD = Refusal(REFUSAL, closes=True)
@@ -77,7 +77,7 @@ class EarlyRefusals:
         # with ``answer_next``, if the client does (python -m benchmarks.refusal_costs, "on acceptance").
         received = _received(connection)
         if not received:
-            return b"" if received is None else LEFT
+            return b"" if received is None else CLIENT_LEFT
         waited_s = seconds_since_arrival(connection)
         client = parse_socket_addr(connection.family, peer)
         address = "" if client is None else client[0]
@@ -102,7 +102,7 @@ class EarlyRefusals:
                 if received is None:
                     continue
                 if not received:
-                    return LEFT
+                    return CLIENT_LEFT
                 found = self._answer(connection, client, received, seconds_since_arrival(connection))
                 if isinstance(found, bytes) or found.closes:
                     return found
@@ -177,5 +177,5 @@ def _sent(connection: socket.socket, refusal: Refusal) -> Refusal:
     try:
         connection.send(refusal.content, socket.MSG_DONTWAIT)
     except OSError:
-        return LEFT
+        return CLIENT_LEFT
     return refusal

@@ -27,9 +27,9 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.server.client_socket import LINGER_S, end_sending
 from trio_pool_serve.server.contained_connection import serve_connection
-from trio_pool_serve.server.early_refusals import LEFT, EarlyRefusals, Refusal
+from trio_pool_serve.server.early_refusals import CLIENT_LEFT, EarlyRefusals, Refusal
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
-from trio_pool_serve.server.listening_socket import say_no
+from trio_pool_serve.server.listening_socket import send_refusal
 from trio_pool_serve.server.server_context import Connections, ServerContext
 from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.service import Service
@@ -120,7 +120,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         if self.context.connections.refuses():
-            say_no(connection, is_plain=self.tls is None)
+            send_refusal(connection, is_plain=self.tls is None)
             self._linger(connection)
             return False
         found: Refusal | bytes = b""
@@ -146,7 +146,7 @@ class Acceptor:
         try:
             if isinstance(found, Refusal) and self.early_refusals is not None:
                 found = await self.early_refusals.answer_next(connection, peer)
-            if found is not LEFT:
+            if found is not CLIENT_LEFT:
                 await self._serve_stream(connection, peer, found, head_by)
         finally:
             connection.close()

@@ -59,7 +59,7 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def say_no(connection: socket.socket, *, is_plain: bool) -> None:
+def send_refusal(connection: socket.socket, *, is_plain: bool) -> None:
     """Send a refusal, as far as the kernel takes it at once. With TLS, only close the sending half."""
     connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
     with contextlib.suppress(OSError):
         while True:
             with listening.accept()[0] as connection:
-                say_no(connection, is_plain=is_plain)
+                send_refusal(connection, is_plain=is_plain)
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class Certificates:
         await trio.lowlevel.wait_readable(connection.socket)  # a client that sends nothing needs no turn
         stream: trio.SSLStream[trio.SocketStream] | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._have_turn, client)
+            await nursery.start(self._take_turn, client)
             stream = trio.SSLStream(connection, self.context, server_side=True, https_compatible=True)
             try:
                 await stream.do_handshake()
@@ -87,7 +87,7 @@ class Certificates:
             nursery.cancel_scope.cancel(reason="the handshake has ended")
         return stream
 
-    async def _have_turn(self, client: int, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _take_turn(self, client: int, *, task_status: trio.TaskStatus[None]) -> None:
         async with self._turns.turn(client):
             task_status.started()
             await trio.sleep(TURN_S)

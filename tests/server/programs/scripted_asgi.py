@@ -1,9 +1,9 @@
 """``trio_pool_serve.asgi`` over a scripted runner."""
 
 from tests.server.programs.script import load_scripted
-from trio_pool_serve.processes.large_imports import do_without_torch
+from trio_pool_serve.processes.large_imports import forbid_torch
 
-do_without_torch()  # nothing here computes, and to import it takes two seconds
+forbid_torch()  # nothing here computes, and to import it takes two seconds
 
 from trio_pool_serve.asgi import app  # noqa: E402
 

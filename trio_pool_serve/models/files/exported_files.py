@@ -24,7 +24,7 @@ def parts_of(file: Path) -> list[Path]:
 
 def missing_libraries() -> str:
     """Return a reason that names which of torch and transformers are not installed; empty if both are."""
-    # ``find_spec`` finds no torch in a process that blocks its import (``do_without_torch``).
+    # ``find_spec`` finds no torch in a process that blocks its import (``forbid_torch``).
     missing = [library for library in ("torch", "transformers") if PathFinder.find_spec(library, sys.path) is None]
     return f"{' and '.join(missing)} cannot be imported" if missing else ""
 
