@@ -241,7 +241,7 @@ async def test_a_model_that_is_not_ready_is_503_though_another_is_full(config, s
     two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
     async with running(Service(two, lambda *_: scripted)) as service, serving(service, monkeypatch) as server:
         with full_queue(service):
-            monkeypatch.setattr(service.served["b"].engine, "is_dead", True)
+            monkeypatch.setattr(service.served["b"].engine.dispatcher, "is_closed", True)
             for model in ("b", "a"):
                 body = b'{"input": "hello", "model": "%b"}' % model.encode()
                 answers = await server.ask(post(body=body), HEALTH)
