@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import client_of
 from tests.debian_programs import debian_program
-from tests.server.server_process import ROOT, SCRIPTED, free_port, launched, started
-from tests.server.test_engine_hosts import ENGINE_PROGRAM
+from tests.server.server_process import ENGINE_PROGRAM, ROOT, SCRIPTED, free_port, launched, started
 
 MONITORING = ROOT / "deploy" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())

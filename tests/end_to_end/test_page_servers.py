@@ -23,6 +23,7 @@ from tests.model_folders import write_scripted_folder
 from tests.models.classifier_families import write_reranker
 from tests.page_blocks import blocks_of
 from tests.server.server_process import (
+    ENGINE_PROGRAM,
     LAUNCHER,
     ROOT,
     SCRIPTED,
@@ -32,7 +33,6 @@ from tests.server.server_process import (
     launched,
     started,
 )
-from tests.server.test_engine_hosts import ENGINE_PROGRAM
 
 URL = "http://127.0.0.1:8000"
 README = [block.text for block in blocks_of(ROOT / "README.md")]

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import no_more_files, no_more_threads, open_files
 from tests.server.programs.child import Job, Said
+from tests.server.server_process import until
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.child_process import (
     ChildEnd,
@@ -60,9 +61,7 @@ async def test_a_child_that_cannot_be_started_is_started_once_it_can(scarcity, c
                 nursery.start_soon(occupy_idle_thread)
             await wait_all_tasks_blocked()
             nursery.start_soon(start)
-            with trio.fail_after(60):
-                while caplog.text.count("cannot be started") < 2:  # noqa: ASYNC110  (logging has no event)
-                    await trio.sleep(0.001)
+            await until(lambda: caplog.text.count("cannot be started") >= 2)
             assert said == []
         assert open_files() == files, "what was opened for it is closed"
     assert said == [Said("hello")]

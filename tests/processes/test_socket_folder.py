@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.server.server_process import until
 from trio_pool_serve.processes import socket_folder
 from trio_pool_serve.processes.socket_folder import ABANDONED_S, PREFIX, SocketFolder, is_private, serve_at
 
@@ -29,12 +30,6 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
-
-
-async def until(condition) -> None:
-    with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110  (a thing of the file system)
-            await trio.sleep(0.005)
 
 
 def age(folder: Path) -> None:

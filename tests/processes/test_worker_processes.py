@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.process_gate import Gate
 from tests.scarcity import no_more_files
+from tests.server.server_process import until
 from trio_pool_serve.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -193,9 +194,7 @@ async def test_a_process_that_dies_fails_its_call_alone(one):
 async def test_a_process_that_died_idle_fails_no_call(one):
     pid = await one.call(os.getpid)
     os.kill(pid, signal.SIGKILL)
-    with trio.fail_after(30):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  (a signal takes its time)
-            await trio.sleep(0.001)
+    await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert await one.call(os.getpid) != pid
 
 

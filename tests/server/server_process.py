@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from inspect import isawaitable
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,7 @@ from tests.server.programs import script
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "--replicas", "1")  # each loads a model
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
+ENGINE_PROGRAM = (sys.executable, "-m", "tests.server.programs.scripted_engine")
 START_LIMIT_S = 300
 
 ENGINE_PROCESS, API_PROCESS, RAY_PROCESS = [
@@ -54,8 +56,9 @@ def make_pipes(folder: Path) -> Path:
 
 
 async def until(condition: Callable[[], object], limit_s: float = START_LIMIT_S) -> None:
+    """Wait until a condition holds that has no event, as in another process; it may be asynchronous."""
     with trio.fail_after(limit_s):
-        while not condition():  # noqa: ASYNC110  (another process has no event to wait for)
+        while not (await holds if isawaitable(holds := condition()) else holds):  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
@@ -148,6 +151,15 @@ class ServerProcess:
 
     async def wait_logged(self, text: str, times: int = 1) -> None:
         await until(lambda: self.log.count(text) >= times)
+
+    async def wait_joined(self, count: int, meanwhile=trio.lowlevel.checkpoint, **options) -> None:
+        """Wait until ``count`` API processes answer, or will once they have loaded."""
+
+        async def have_joined() -> bool:
+            await meanwhile()
+            return (await self.get("/load", **options)).json()["limiters"]["render"]["capacity"] == 2 * count
+
+        await until(have_joined)
 
     async def wait_computing(self) -> None:
         """Wait until a request is computed: each API process learns by itself, and later than the log says, that

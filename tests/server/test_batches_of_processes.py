@@ -21,6 +21,7 @@ from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hy
 from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
 from trio_pool_serve.runs.batch_api.batch_api import RETRY_S
 
+KEY_ONE = {"authorization": "Bearer one"}
 ROWS = 2048
 CONTENT = encoded([line(number) for number in range(ROWS)])
 
@@ -98,7 +99,7 @@ def owner_of(server: ServerProcess, data: Path) -> psutil.Process:
 async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_folder):
     data = tmp_path / "data"
     async with scripted(tmp_path / "first", scripted_folder, *workers(3, data)) as server:
-        await until_all_have_loaded(server, 3)
+        await server.wait_joined(3, headers=KEY_ONE)
         async with client_at(server.url) as client:
             file = await uploaded(client, CONTENT)
             expected = await uninterrupted(client, file.id)
@@ -116,14 +117,6 @@ async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_f
             assert (batch.status, batch.request_counts.completed) == ("completed", ROWS)
             assert (await client.files.content(batch.output_file_id)).content == expected
         assert owner_of(server, data).pid != owner.pid
-
-
-async def until_all_have_loaded(server: ServerProcess, count: int) -> None:
-    async with client_of(server.url) as client:
-        client.headers["authorization"] = "Bearer one"
-        with trio.fail_after(60):
-            while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:  # noqa: ASYNC110
-                await trio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -151,7 +144,7 @@ async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, sc
     data = tmp_path / "data"
     keys = ("--api-key", "one,two")
     async with scripted(tmp_path / "first", scripted_folder, *workers(3, data), *keys) as server:
-        await until_all_have_loaded(server, 3)
+        await server.wait_joined(3, headers=KEY_ONE)
         large = bytes(range(256)) * 20_000
         async with client_at(server.url, "one") as client:
             file = await uploaded(client, large)
@@ -192,7 +185,7 @@ async def test_a_stopped_process_that_has_the_files_is_not_waited_for(tmp_path, 
     """The kernel accepts connections for it. An upload that takes longer than the wait for it goes on."""
     data = tmp_path / "data"
     async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
-        await until_all_have_loaded(server, 2)
+        await server.wait_joined(2, headers=KEY_ONE)
         async with client_at(server.url) as client:
             file = await uploaded(client, b"{}")
         owner = owner_of(server, data)
@@ -216,7 +209,7 @@ async def test_a_folder_that_is_removed_is_opened_again_by_one_of_the_processes(
     """Whichever of them that is, all of them have what was stored since."""
     data = tmp_path / "data"
     async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
-        await until_all_have_loaded(server, 2)
+        await server.wait_joined(2, headers=KEY_ONE)
         async with client_at(server.url) as client:
             await uploaded(client, b"{}")
         shutil.rmtree(data)

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import open_files
 from tests.server.served_app import app, connect, limited, served_app
-from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched
+from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched, until
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
 from trio_pool_serve.server.server_context import Connections
@@ -69,9 +69,7 @@ async def test_connections_above_the_limit_are_503_and_the_others_go_on():
             assert b"retry-after: 1\r\n" in refusal
             assert (connections.open, connections.refused) == (2, 1)
             assert (await ask(first)).startswith(b"HTTP/1.1 200")
-        with trio.fail_after(10):
-            while connections.open:  # noqa: ASYNC110  (closed by tasks that have no event for it)
-                await trio.sleep(0.001)
+        await until(lambda: not connections.open)
         async with await connect(listening) as fourth:
             assert (await ask(fourth)).startswith(b"HTTP/1.1 200")
 
@@ -155,9 +153,7 @@ async def test_without_file_descriptors_the_listener_waits_and_goes_on(caplog):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, limits[1]))
             await client.connect(listening.getsockname())
-            with trio.fail_after(10):
-                while "no connection can be accepted" not in caplog.text:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: "no connection can be accepted" in caplog.text)
             assert os.strerror(errno.EMFILE) in caplog.text
             assert (await ask(before)).startswith(b"HTTP/1.1 200")
         finally:

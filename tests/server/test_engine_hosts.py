@@ -19,9 +19,17 @@ from tests.conftest import NO_AUTHORITIES, client_of
 from tests.lanes import sampled
 from tests.server.network_namespaces import API, ENGINE, Machines, two_machines
 from tests.server.programs import script
-from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
+from tests.server.server_process import (
+    ENGINE_PROGRAM,
+    ROOT,
+    SCRIPTED,
+    ServerProcess,
+    free_port,
+    launched,
+    started,
+    until,
+)
 
-ENGINE_PROGRAM = (sys.executable, "-m", "tests.server.programs.scripted_engine")
 KEY = "a key that is long enough: 0123456789"
 LIMIT_S = 60
 BODY = {"input": [5]}
@@ -85,12 +93,6 @@ async def statuses_of(client: httpx.AsyncClient, count: int = 1) -> Counter[int]
     return Counter([(await client.post("/v1/embeddings", json=BODY)).status_code for _ in range(count)])
 
 
-async def until(condition) -> None:
-    with trio.fail_after(LIMIT_S):
-        while not await condition():  # noqa: ASYNC110  (other processes)
-            await trio.sleep(0.02)
-
-
 def computes(client: httpx.AsyncClient):
     async def condition() -> bool:
         return await statuses_of(client) == {200: 1}
@@ -119,9 +121,7 @@ class Load:
 
     async def wait_answered(self, more: int, status: int = 200) -> None:
         wanted = self.statuses[status] + more
-        with trio.fail_after(LIMIT_S):
-            while self.statuses[status] < wanted:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: self.statuses[status] >= wanted)
 
     @property
     @asynccontextmanager

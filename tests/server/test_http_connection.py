@@ -16,6 +16,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.utils import wrap_app
 from trio.testing import wait_all_tasks_blocked
 
+from tests.server.server_process import until
 from tests.tables import each
 from trio_pool_serve.api.http.connection import EXCHANGE
 from trio_pool_serve.api.http.request import WAITED_S
@@ -361,6 +362,4 @@ async def test_connections_leave_no_task_behind(ours):
         stream = await ours.connect()
         await stream.send_all(pieces[0])
         await stream.aclose()
-    with trio.fail_after(10):
-        while trio.lowlevel.current_statistics().tasks_living > before:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)

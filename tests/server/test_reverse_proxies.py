@@ -18,7 +18,7 @@ from attrs import define
 from tests.debian_programs import debian_program, nginx_command
 from tests.pipes import read, write
 from tests.server.programs import script
-from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
+from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started, until
 
 AUTHORITY = trustme.CA()
 
@@ -200,9 +200,7 @@ async def tells_who_leaves(front: Proxied, pipes: Path) -> None:
     async with await trio.open_ssl_over_tcp_stream("127.0.0.1", port, ssl_context=trusting()) as client:
         await client.send_all(f"{head}{body}".encode())
         await read(pipes / "launched")
-    with trio.fail_after(LIMIT_S):
-        while left(front) == before:  # noqa: ASYNC110
-            await trio.sleep(0.02)
+    await until(lambda: left(front) != before)
     await write(pipes / "go", "go")
 
 

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 import trio
 
-from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.pipes import write
 from tests.server.programs import script
@@ -31,14 +30,6 @@ def scripted(pipes: Path, folder: Path, *arguments: str, command=SCRIPTED, **var
     """Start a server whose engine processes compute by scripted runners."""
     env = {"SCRIPT_PIPES": str(pipes), **variables}
     return launched(pipes, str(folder), "--engine", "process", *arguments, command=command, env=env)
-
-
-async def until_joined(server: ServerProcess, count: int, meanwhile=trio.lowlevel.checkpoint) -> None:
-    """Wait until ``count`` processes answer, or will once they have loaded."""
-    async with client_of(server.url) as client:
-        with trio.fail_after(60):
-            while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:
-                await meanwhile()
 
 
 # -- an engine process ---------------------------------------------------------------------------------
@@ -189,7 +180,7 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
     async with scripted(pipes, scripted_folder, "--replicas", "1", "--api-workers", "2") as server:
         (folder,) = temporary.glob("trio_pool_serve-*")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        await until_joined(server, 2)
+        await server.wait_joined(2)
         (first,) = server.processes(ENGINE_PROCESS)
         shutil.rmtree(folder)
         first.kill()
@@ -202,7 +193,7 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         (api, *_) = server.processes(API_PROCESS)
         api.kill()
-        await until_joined(server, 2)
+        await server.wait_joined(2)
         await server.ask_well()
         assert server.processes(ENGINE_PROCESS) == [second]
         await server.drain()
@@ -242,7 +233,7 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(p
 async def test_several_processes_answer_count_over_all_and_end_with_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
-        await until_joined(server, 2)
+        await server.wait_joined(2)
         for number in range(40):
             await server.ask_well(5, number)
         for _ in range(4):  # whichever process is asked
@@ -266,7 +257,7 @@ async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that
         one, other = server.processes(API_PROCESS)
         one.kill()
         await until(lambda: one not in server.processes(API_PROCESS))
-        await until_joined(server, 2, meanwhile=server.ask_well)
+        await server.wait_joined(2, meanwhile=server.ask_well)
         assert len(set(server.processes(API_PROCESS)) - {one, other}) == 1
         for _ in range(100):
             await server.ask_well()
@@ -293,7 +284,7 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
     async with scripted(pipes, scripted_folder, *arguments) as server:
         (engine,) = server.processes(ENGINE_PROCESS)
         engine.suspend()  # who has not met it yet, waits for it
-        await until_joined(server, 2)
+        await server.wait_joined(2)
         server.signal()
         await until(lambda: server.processes(API_PROCESS) == [])
         engine.resume()

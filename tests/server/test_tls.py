@@ -19,7 +19,7 @@ import trustme
 
 from tests.lanes import sampled
 from tests.server.served_app import app, connect, limited, served_app
-from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
+from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started, until
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server import tls
@@ -227,9 +227,7 @@ async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(t
     keyfile.write_bytes(old_key)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(certificates.reload)
-        with trio.fail_after(60):
-            while "the certificate stays as it is" not in caplog.text:  # noqa: ASYNC110  (logging has no event)
-                await trio.sleep(0.001)
+        await until(lambda: "the certificate stays as it is" in caplog.text)
         assert certificates.context is first
         keyfile.write_bytes(new_key)
     assert certificates.context is not first

@@ -8,6 +8,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.server.server_process import until
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import (
     SUFFIX,
@@ -73,9 +74,7 @@ async def another(folder: Path, monkeypatch, take: Callable[[], Snapshot]) -> As
         path = own_socket(folder)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_snapshots, folder, take)
-            with trio.fail_after(10):
-                while not path.exists():  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: path.exists())
             patched.undo()
             yield
             nursery.cancel_scope.cancel()

@@ -15,6 +15,7 @@ from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import no_more_threads
+from tests.server.server_process import until
 from trio_pool_serve.errors import StartFailedError
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics, Offload
 
@@ -365,9 +366,7 @@ async def test_without_a_thread_work_of_the_server_waits_for_one(kind, caplog):
     async with trio.open_nursery() as nursery:
         with no_more_threads():
             nursery.start_soon(call)
-            with trio.fail_after(60):
-                while f"no thread for {kind}" not in caplog.text:  # noqa: ASYNC110  (logging has no event)
-                    await trio.sleep(0.001)
+            await until(lambda: f"no thread for {kind}" in caplog.text)
             assert done == []
             assert offload.statistics()[kind].borrowed == 0
     assert done == ["done"]
