@@ -11,6 +11,7 @@ from attrs import define, field
 from tests.conftest import client_of, full_queue, listening, running
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
 from trio_pool_serve.config import Config, ProcessesConfig
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
 from trio_pool_serve.service import Service
@@ -117,9 +118,7 @@ async def test_they_take_turns_on_the_thread_that_computes(two):
         nursery.start_soon(two.embed, "a")
         await trio.to_thread.run_sync(two.a.launching.wait)
         nursery.start_soon(two.embed, "b")
-        with trio.fail_after(10):
-            while two.statistics("b").in_flight_batches == 0:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: two.statistics("b").in_flight_batches)
         assert two.b.batches == []
         two.a.gate.set()
     assert len(two.b.batches) == 1

@@ -14,6 +14,7 @@ from attrs import define, field
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
 from trio_pool_serve.config import Config, ModelChangesConfig, NetworkConfig, TimeLimitsConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.service import Service
@@ -77,9 +78,7 @@ class Changing:
         (runner,) = self.loader.runners[name]
         runner.gate.clear()
         async with self.asking(self.embed, name) as answers:
-            with trio.fail_after(30):
-                while not self.service.served[name].users:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: self.service.served[name].users)
             yield answers
             runner.gate.set()
 

@@ -12,7 +12,7 @@ import trio
 
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
 from tests.model_folders import write_word_tokenizer
-from tests.server.server_process import LAUNCHER, START_LIMIT_S, launched
+from tests.server.server_process import LAUNCHER, START_LIMIT_S, launched, until
 from tests.serving.changing_models import ADMIN
 from trio_pool_serve.config import Config, ModelChangesConfig, ModelConfig, NetworkConfig, ProcessesConfig
 from trio_pool_serve.processes.allocator import return_freed_memory
@@ -114,9 +114,7 @@ async def test_a_model_that_comes_and_goes_under_traffic_leaves_nothing_behind(f
             assert trio.lowlevel.current_statistics().tasks_living <= tasks + 2
             nursery.cancel_scope.cancel()
         assert sent > CYCLES  # others were answered meanwhile
-        with trio.fail_after(60):  # the last one ends behind its answer
-            while any(thread.name == "load" for thread in threading.enumerate()):  # noqa: ASYNC110
-                await trio.sleep(PAUSE_S)
+        await until(lambda: "load" not in [thread.name for thread in threading.enumerate()])
         assert list(service.served) == ["tiny"]
 
 

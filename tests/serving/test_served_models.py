@@ -16,6 +16,7 @@ from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Loader, changing
 from trio_pool_serve.config import Config, ModelChangesConfig
 from trio_pool_serve.engine.deep_probe import DeepProbe
@@ -306,9 +307,7 @@ async def test_requests_that_find_a_model_unloaded_load_it_once_and_do_not_delay
             for _ in range(4):
                 nursery.start_soon(embed)
             await loader.wait_entered()
-            with trio.fail_after(30):
-                while live.service.served["b"].users < 4:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
+            await until(lambda: live.service.served["b"].users == 4)
             assert (await live.client.get("/v1/models/b", headers=ADMIN)).json()["state"] == "loading"
             # It would be loaded by the same thread if that were not held; so one that is loaded already.
             assert answers == []
@@ -428,9 +427,7 @@ async def test_what_is_wrong_with_a_model_is_said_before_another_is_prepared(wro
     service = Service(Config(models=models), loader.load)
 
     async def load_a_once_all_wait() -> None:
-        with trio.fail_after(30):
-            while service.offload.statistics()["load"].waiting < 3:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: service.offload.statistics()["load"].waiting >= 3)
         loader.gate.set()
 
     try:
@@ -457,9 +454,7 @@ async def test_nothing_refers_to_a_model_that_could_not_be_prepared(tmp_path, mo
         try:
             assert "too large" in (await live.load("b")).text
             gone = weakref.ref(loader.runners.pop("b")[0])
-            with trio.fail_after(30):
-                while gone() is not None:  # noqa: ASYNC110  (a thread frees it)
-                    await trio.sleep(0.001)
+            await until(lambda: gone() is None)
         finally:
             gc.enable()
 

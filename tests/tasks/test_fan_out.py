@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
 from tests.tasks.scripted_jobs import words
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -89,9 +90,7 @@ class Floor:
 
     async def assert_idle(self) -> None:
         """Threads that were rendering for a client that left may still have to finish."""
-        with trio.fail_after(10):
-            while self.offload.statistics()["render"].borrowed:  # noqa: ASYNC110
-                await trio.sleep(0.0005)
+        await until(lambda: not self.offload.statistics()["render"].borrowed)
         engine = self.engine.statistics()
         assert (engine.queued_rows, engine.queued_tokens, engine.in_flight_batches) == (0, 0, 0)
         for kind, limiter in self.offload.statistics().items():
