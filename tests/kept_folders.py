@@ -52,3 +52,14 @@ def built_once(build: Callable[..., Path]) -> Callable[..., Path]:
         return shutil.copytree(kept, folder, dirs_exist_ok=True)
 
     return copied
+
+
+def by_name(*builders: Callable[..., Path]) -> dict[str, Callable[..., Path]]:
+    return {build.__name__: build for build in builders}
+
+
+def each_built_once(**builders: Callable[[Path], Path]) -> dict[str, Callable[..., Path]]:
+    """Return functions that write a folder, by their names, as ``built_once``."""
+    for name, build in builders.items():
+        build.__qualname__ = name
+    return {name: built_once(build) for name, build in builders.items()}

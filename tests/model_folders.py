@@ -1,6 +1,7 @@
 """Model folders that tests build: real tokenizer and config files, random weights."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 WORDS = [f"w{n}" for n in range(200)] + ["hello", "world", "query", "passage", ":"]
@@ -11,6 +12,27 @@ VOCABULARY = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
 def write_json(path: Path, document: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
+
+
+def write_files(folder: Path, files: Mapping[str, object]) -> None:
+    """Write files by their paths in the folder: a string as it is, anything else as JSON."""
+    for name, content in files.items():
+        if isinstance(content, str):
+            (folder / name).write_text(content)
+        else:
+            write_json(folder / name, content)
+
+
+BARE = {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 512}
+"""A config.json of a model that can be served."""
+
+TRANSFORMER = ("sentence_transformers.base.modules.transformer.Transformer", "")
+POOLING = ("sentence_transformers.models.Pooling", "1_Pooling")
+
+
+def modules_json(*entries: tuple[str, str]) -> list[dict[str, str]]:
+    """The content of modules.json: a type and a path for each module."""
+    return [{"type": dotted, "path": path} for dotted, path in entries]
 
 
 def write_word_tokenizer(folder: Path, *, max_length: int = 64) -> None:
@@ -62,13 +84,8 @@ def write_late_interaction_folder(
     write_json(folder / "sentence_bert_config.json", settings)
     modules = "sentence_transformers.multi_vector_encoder.modules"
     write_json(folder / "1_MultiVectorMask" / "config.json", {} if mask is None else mask)
-    write_json(
-        folder / "modules.json",
-        [
-            {"type": "sentence_transformers.models.Transformer", "path": ""},
-            {"type": f"{modules}.multi_vector_mask.MultiVectorMask", "path": "1_MultiVectorMask"},
-        ],
-    )
+    mask_module = f"{modules}.multi_vector_mask.MultiVectorMask", "1_MultiVectorMask"
+    write_json(folder / "modules.json", modules_json(TRANSFORMER, mask_module))
     write_json(folder / "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"})
     return folder
 

@@ -16,11 +16,9 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from tests.models.classifier_families import (
     LONG,
-    config_of,
     padded_qwen3_tokenizer,
     pads_by_its_last,
     reranker_tokenizer,
-    write_model,
 )
 from tests.models.model_families import (
     IDENTITY,
@@ -29,11 +27,13 @@ from tests.models.model_families import (
     NORMALIZE,
     Module,
     bert_tokenizer,
+    config_of,
     dense,
     edit_json,
     legacy_pooling,
     modernbert_tokenizer,
     pooling,
+    write_model,
     write_modules,
 )
 from tests.models.retrieval_families import bert_with_unused

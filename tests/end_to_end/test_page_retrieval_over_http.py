@@ -9,8 +9,9 @@ import trio
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import Record, farthest, one_of, serving_folder
 from tests.end_to_end.seen_contents import as_base64, as_url, parts
+from tests.models.model_families import shuffled
 from tests.models.retrieval_families import assert_same_ranking
-from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, shuffled
+from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES
 from tests.models.vision_oracles import page_vectors
 
 TOLERANCE = 1e-5

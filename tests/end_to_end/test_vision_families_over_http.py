@@ -23,7 +23,7 @@ from tests.end_to_end.seen_contents import (
     parts,
     voyage,
 )
-from tests.models.model_families import reference
+from tests.models.model_families import reference, shuffled
 from tests.models.retrieval_families import assert_same_ranking
 from tests.models.vision_families import (
     CONTENTS,
@@ -33,7 +33,6 @@ from tests.models.vision_families import (
     VISION_LANGUAGE,
     Content,
     qwen_states,
-    shuffled,
 )
 from tests.models.vision_oracles import chat_template_kwargs, dual_encoder_vectors, last_at_unit_length
 from trio_pool_serve.types import Vectors

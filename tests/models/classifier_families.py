@@ -1,29 +1,27 @@
 """Tiny classifiers and rerankers of real families, as transformers and sentence-transformers save them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from attrs import frozen
 from tokenizers import processors
 
 from tests.kept_folders import built_once
 from tests.models.model_families import (
-    ENCODER,
-    HIDDEN,
     MAX_LENGTH,
     TEXTS,
+    Family,
     _unigrams,
     bert_tokenizer,
     byte_pairs,
     distilbert_tokenizer,
-    edit_json,
     modernbert_tokenizer,
     qwen3_tokenizer,
     roberta_tokenizer,
     vocab_and_merges,
+    write_model,
     xlm_roberta_tokenizer,
 )
 from trio_pool_serve.prompts import PairPrompt
@@ -36,8 +34,6 @@ PAIRS = [
     ("", "Yes"),
 ]
 PROMPTS = [PairPrompt(first, second) for first, second in PAIRS]
-
-DECODER = {"num_key_value_heads": 1, "head_dim": 16}
 
 
 def deberta_tokenizer() -> Any:
@@ -79,69 +75,21 @@ LONG = 400
 """The judge's frame alone has some 200 of these small tokens."""
 
 
-def config_of(kind: str, vocab_size: int, **more: Any) -> Any:
-    """Return a tiny config of a family."""
-    of_kind: Mapping[str, dict[str, Any]] = {
-        "Bert": {},
-        "Roberta": {"type_vocab_size": 1, "pad_token_id": 1},
-        "XLMRoberta": {"type_vocab_size": 1, "pad_token_id": 1},
-        "DistilBert": {"dim": HIDDEN, "hidden_dim": 48, "n_layers": 2, "n_heads": 2},
-        "ModernBert": {
-            "local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2,
-            "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3, "initializer_cutoff_factor": 2.0,
-        },
-        "DebertaV2": {
-            "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16, "type_vocab_size": 0,
-            "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
-        },
-        "Qwen2": {"num_key_value_heads": 1, "max_position_embeddings": 512},
-        "Qwen3": {"max_position_embeddings": 512, **DECODER},
-        "Llama": {"max_position_embeddings": 512, **DECODER},
-        "Mistral": {"max_position_embeddings": 512, **DECODER, "sliding_window": None},
-        "Gemma2": {"max_position_embeddings": 512, **DECODER, "query_pre_attn_scalar": 16},
-        "Granite": {"max_position_embeddings": 512, "num_key_value_heads": 1},
-    }  # fmt: skip
-    settings = {"vocab_size": vocab_size, "max_position_embeddings": 66, **ENCODER, **of_kind[kind], **more}
-    return getattr(transformers, f"{kind}Config")(**settings)
-
-
-def write_model(folder: Path, name: str, tokenizer: Any, *, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
-    """Write transformers' class ``name``, with random weights that no two labels share."""
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(config_of(name.partition("For")[0], len(tokenizer), **config)).to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # biases and norms start as zeros and ones, which hide faults
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@frozen(kw_only=True)
-class Family:
-    """A classifier's class and tokenizer."""
-
-    kind: str
-    tokenizer: Callable[[], Any]
-    config: Mapping[str, Any] = {}
-
-
 def pads_by_its_last(tokenizer: Any) -> dict[str, Any]:
     return {"pad_token_id": tokenizer.pad_token_id}
 
 
 ENCODERS: Mapping[str, Family] = {
-    "bert": Family(kind="Bert", tokenizer=bert_tokenizer),
-    "roberta": Family(kind="Roberta", tokenizer=roberta_tokenizer),
-    "xlm-roberta": Family(kind="XLMRoberta", tokenizer=xlm_roberta_tokenizer),
-    "distilbert": Family(kind="DistilBert", tokenizer=distilbert_tokenizer),
-    "modernbert": Family(kind="ModernBert", tokenizer=paired_modernbert_tokenizer),
-    "deberta-v2": Family(kind="DebertaV2", tokenizer=deberta_tokenizer),
+    "bert": Family(model="Bert", tokenizer=bert_tokenizer),
+    "roberta": Family(model="Roberta", tokenizer=roberta_tokenizer),
+    "xlm-roberta": Family(model="XLMRoberta", tokenizer=xlm_roberta_tokenizer),
+    "distilbert": Family(model="DistilBert", tokenizer=distilbert_tokenizer),
+    "modernbert": Family(model="ModernBert", tokenizer=paired_modernbert_tokenizer),
+    "deberta-v2": Family(model="DebertaV2", tokenizer=deberta_tokenizer),
 }
 
 DECODERS: Mapping[str, Family] = {
-    name: Family(kind=kind, tokenizer=padded_qwen3_tokenizer)
+    name: Family(model=kind, tokenizer=padded_qwen3_tokenizer)
     for name, kind in {
         "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "gemma2": "Gemma2",
     }.items()
@@ -157,7 +105,7 @@ def write_classifier(folder: Path, name: str, head: str = "SequenceClassificatio
     tokenizer = family.tokenizer()
     if name in DECODERS:
         config = {**pads_by_its_last(tokenizer), **config}
-    return write_model(folder, f"{family.kind}For{head}", tokenizer, **config)
+    return write_model(folder, f"{family.model}For{head}", tokenizer, **config)
 
 
 def write_reranker(folder: Path, tokenizer_folder: Path) -> Path:
@@ -177,6 +125,3 @@ def cross_encoder(path: Path, **options: Any) -> Any:
     from sentence_transformers import CrossEncoder
 
     return CrossEncoder(str(path), device="cpu", local_files_only=True, **options)
-
-
-__all__ = ["edit_json"]

@@ -1,16 +1,19 @@
 """Tiny models of real families with random weights, in the folder layout of sentence-transformers."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tokenizers
 import torch
 import transformers
 from attrs import Factory, define, evolve, field, frozen
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
@@ -19,6 +22,7 @@ from tests.cpu_backend import BY_TORCH
 from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
@@ -122,6 +126,30 @@ def edit_json(path: Path, edit: Callable[[Any], object]) -> None:
     """Change a JSON file: ``edit`` changes the document in place, or returns another."""
     document = json.loads(path.read_text())
     write_json(path, edit(document) or document)
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of a file in place."""
+    is_safe = path.suffix == ".safetensors"
+    weights = load_file(path) if is_safe else torch.load(path, weights_only=True)
+    edit(weights)
+    path.unlink()
+    if is_safe:
+        save_file(weights, path, metadata={"format": "pt"})
+    else:
+        torch.save(weights, path)
+
+
+def without(prefix: str) -> Callable[[dict[str, Tensor]], None]:
+    """Return what removes the weights with a prefix, of which there must be some."""
+
+    def remove(weights: dict[str, Tensor]) -> None:
+        names = [name for name in weights if name.startswith(prefix)]
+        assert names
+        for name in names:
+            del weights[name]
+
+    return remove
 
 
 # -- tokenizers -----------------------------------------------------------------------------------------
@@ -252,120 +280,101 @@ ENCODER = {
 """A wide initializer: with the usual 0.02 attention adds next to nothing, and its faults would not show."""
 
 
+DECODER = {"num_key_value_heads": 1, "head_dim": 16}
+
+
+def config_of(kind: str, vocab_size: int, **more: Any) -> Any:
+    """Return a tiny config of a family."""
+    of_kind: Mapping[str, dict[str, Any]] = {
+        "Bert": {},
+        "Roberta": {"type_vocab_size": 1, "pad_token_id": 1},
+        "XLMRoberta": {"type_vocab_size": 1, "pad_token_id": 1},
+        "DistilBert": {"dim": HIDDEN, "hidden_dim": 48, "n_layers": 2, "n_heads": 2},
+        "ModernBert": {
+            "local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2,
+            "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3, "initializer_cutoff_factor": 2.0,
+        },
+        "DebertaV2": {
+            "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16, "type_vocab_size": 0,
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+        },
+        "Qwen2": {"num_key_value_heads": 1, "max_position_embeddings": 512},
+        "Qwen3": {"max_position_embeddings": 512, **DECODER},
+        "Llama": {"max_position_embeddings": 512, **DECODER},
+        "Mistral": {"max_position_embeddings": 512, **DECODER, "sliding_window": None},
+        "Gemma2": {"max_position_embeddings": 512, **DECODER, "query_pre_attn_scalar": 16},
+        "Granite": {"max_position_embeddings": 512, "num_key_value_heads": 1},
+        "MPNet": {"pad_token_id": 1},
+        "Gemma3Text": {
+            "max_position_embeddings": 64, **DECODER, "sliding_window": 8, "use_bidirectional_attention": True,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "T5": {"d_model": HIDDEN, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "initializer_factor": 1.0},
+    }  # fmt: skip
+    settings = {"vocab_size": vocab_size, "max_position_embeddings": 66, **ENCODER, **of_kind[kind], **more}
+    return getattr(transformers, f"{kind}Config")(**settings)
+
+
+def write_model(folder: Path, name: str, tokenizer: Any, *, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+    """Write transformers' class ``name`` with random weights."""
+    torch.manual_seed(0)
+    kind = re.sub(r"For[A-Z].*|(Encoder)?Model$", "", name)
+    model = getattr(transformers, name)(config_of(kind, len(tokenizer), **config)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # biases and norms start as zeros and ones, which hide faults
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @frozen(kw_only=True)
 class Family:
-    """How to make one family's tiny model."""
+    """A family's class, its tokenizer and the modules after the transformer."""
 
+    model: str
     tokenizer: Callable[[], Any]
-    model: Callable[[int], transformers.PreTrainedModel]
-    """Called with the size of the vocabulary."""
-    modules: tuple[Module, ...]
-
-
-def _bert(vocab_size: int) -> Any:
-    config = transformers.BertConfig(vocab_size=vocab_size, max_position_embeddings=64, **ENCODER)
-    return transformers.BertModel(config)
-
-
-def _roberta(vocab_size: int) -> Any:
-    config = transformers.RobertaConfig(
-        vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1, **ENCODER
-    )
-    return transformers.RobertaModel(config)
-
-
-def _distilbert(vocab_size: int) -> Any:
-    config = transformers.DistilBertConfig(
-        vocab_size=vocab_size,
-        max_position_embeddings=64,
-        dim=HIDDEN,
-        hidden_dim=48,
-        n_layers=2,
-        n_heads=2,
-        initializer_range=0.3,
-    )
-    return transformers.DistilBertModel(config)
-
-
-def _mpnet(vocab_size: int) -> Any:
-    return transformers.MPNetModel(
-        transformers.MPNetConfig(vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
-    )
-
-
-def _modernbert(vocab_size: int) -> Any:
-    config = transformers.ModernBertConfig(
-        vocab_size=vocab_size,
-        max_position_embeddings=64,
-        local_attention=8,
-        global_attn_every_n_layers=2,
-        pad_token_id=0,
-        cls_token_id=2,
-        sep_token_id=3,
-        bos_token_id=2,
-        eos_token_id=3,
-        initializer_cutoff_factor=2.0,
-        **ENCODER,
-    )
-    return transformers.ModernBertModel(config)
-
-
-def _xlm_roberta(vocab_size: int) -> Any:
-    config = transformers.XLMRobertaConfig(
-        vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1, **ENCODER
-    )
-    return transformers.XLMRobertaModel(config)
-
-
-def _qwen3(vocab_size: int) -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=vocab_size, max_position_embeddings=64, num_key_value_heads=1, head_dim=16, **ENCODER
-    )
-    return transformers.Qwen3Model(config)
-
-
-def _gemma3(vocab_size: int) -> Any:
-    config = transformers.Gemma3TextConfig(
-        vocab_size=vocab_size,
-        max_position_embeddings=64,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"],
-        use_bidirectional_attention=True,
-        **ENCODER,
-    )
-    return transformers.Gemma3TextModel(config)
-
-
-def _t5(vocab_size: int) -> Any:
-    config = transformers.T5Config(
-        vocab_size=vocab_size, d_model=HIDDEN, d_kv=16, d_ff=48, num_layers=2, num_heads=2, initializer_factor=1.0
-    )
-    return transformers.T5EncoderModel(config)
+    modules: tuple[Module, ...] = ()
+    config: Mapping[str, Any] = Factory(dict)
 
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 
+SHORT = {"max_position_embeddings": 64}
+
 FAMILIES: Mapping[str, Family] = {
     "bert": Family(
-        tokenizer=bert_tokenizer, model=_bert, modules=(legacy_pooling("mean_tokens"), Module(type=NORMALIZE))
+        model="BertModel",
+        tokenizer=bert_tokenizer,
+        modules=(legacy_pooling("mean_tokens"), Module(type=NORMALIZE)),
+        config=SHORT,
     ),
-    "roberta": Family(tokenizer=roberta_tokenizer, model=_roberta, modules=(pooling("mean"),)),
-    "distilbert": Family(tokenizer=distilbert_tokenizer, model=_distilbert, modules=(legacy_pooling("cls_token"),)),
-    "mpnet": Family(tokenizer=mpnet_tokenizer, model=_mpnet, modules=(pooling("mean"), Module(type=NEW_NORMALIZE))),
+    "roberta": Family(model="RobertaModel", tokenizer=roberta_tokenizer, modules=(pooling("mean"),)),
+    "distilbert": Family(
+        model="DistilBertModel", tokenizer=distilbert_tokenizer, modules=(legacy_pooling("cls_token"),), config=SHORT
+    ),
+    "mpnet": Family(
+        model="MPNetModel", tokenizer=mpnet_tokenizer, modules=(pooling("mean"), Module(type=NEW_NORMALIZE))
+    ),
     "modernbert": Family(
-        tokenizer=modernbert_tokenizer, model=_modernbert, modules=(pooling("cls"), Module(type=NEW_NORMALIZE))
+        model="ModernBertModel",
+        tokenizer=modernbert_tokenizer,
+        modules=(pooling("cls"), Module(type=NEW_NORMALIZE)),
+        config=SHORT,
     ),
     "xlm-roberta": Family(
-        tokenizer=xlm_roberta_tokenizer, model=_xlm_roberta, modules=(legacy_pooling("cls_token"), dense())
+        model="XLMRobertaModel", tokenizer=xlm_roberta_tokenizer, modules=(legacy_pooling("cls_token"), dense())
     ),
     "qwen3": Family(
-        tokenizer=qwen3_tokenizer, model=_qwen3, modules=(pooling("lasttoken"), Module(type=NEW_NORMALIZE))
+        model="Qwen3Model",
+        tokenizer=qwen3_tokenizer,
+        modules=(pooling("lasttoken"), Module(type=NEW_NORMALIZE)),
+        config=SHORT,
     ),
     "gemma3": Family(
+        model="Gemma3TextModel",
         tokenizer=gemma_tokenizer,
-        model=_gemma3,
         modules=(
             pooling("mean"),
             dense(HIDDEN, 64, bias=False, activation=IDENTITY),
@@ -374,8 +383,8 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "t5": Family(
+        model="T5EncoderModel",
         tokenizer=t5_tokenizer,
-        model=_t5,
         modules=(
             legacy_pooling("mean_tokens"),
             dense(HIDDEN, 24, bias=False, activation=IDENTITY, weights_file="pytorch_model.bin"),
@@ -383,6 +392,11 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
 }
+
+
+def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
+    """Write a family's bare transformer, with another tokenizer than its own if given."""
+    return write_model(folder, FAMILIES[name].model, tokenizer or FAMILIES[name].tokenizer(), **FAMILIES[name].config)
 
 
 @built_once
@@ -393,19 +407,10 @@ def write_family(
 
     ``transformer_config`` is what sentence_bert_config.json holds beside the length limit.
     """
-    family = FAMILIES[name]
-    tokenizer = family.tokenizer()
-    torch.manual_seed(0)
-    model = family.model(len(tokenizer)).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # biases and norms start as zeros and ones, which hide faults
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_transformer(folder, name)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, **transformer_config})
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
-    write_modules(folder, family.modules if modules is None else modules)
+    write_modules(folder, FAMILIES[name].modules if modules is None else modules)
     return folder
 
 
@@ -457,26 +462,30 @@ class ServedModel:
             without_graphs(self.runner)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
+    async def _requests(
+        self, prompts: Iterable[Prompt], wanted: Iterable[tuple[PoolingParams, ...]], **rendering: Any
+    ) -> list[PoolingRequest]:
+        """Render prompts, cut to the model's limit as sentence-transformers cuts them."""
+        how = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
+        return [
+            PoolingRequest(await self.renderer.render(prompt, how), params)
+            for prompt, params in zip(prompts, wanted, strict=True)
+        ]
+
     async def requests(
         self,
         texts: Sequence[str],
         params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
         instruction: str = "",
     ) -> list[PoolingRequest]:
-        """Render texts, cut to the model's limit as sentence-transformers cuts them."""
-        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction)
         each = [params] * len(texts) if isinstance(params, Embed) else params
-        return [
-            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), (one,))
-            for text, one in zip(texts, each, strict=True)
-        ]
+        return await self._requests(map(TextPrompt, texts), [(one,) for one in each], instruction=instruction)
 
     async def compute(
         self, prompts: Sequence[Prompt], params: PoolingParams, *, together: bool = True, **rendering: Any
     ) -> list[Any]:
         """Compute prompts, cut to the model's limit, in one batch or each alone."""
-        how = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
-        requests = [PoolingRequest(await self.renderer.render(prompt, how), (params,)) for prompt in prompts]
+        requests = await self._requests(prompts, [(params,)] * len(prompts), **rendering)
         batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
         return [value for batch in batches for (value,) in await self.runner.launch(batch)]
 
@@ -495,13 +504,7 @@ class ServedModel:
     ) -> list[PoolingRequest]:
         """Render texts of an input type, with that input type's prompt; ``params`` is what is wanted of each."""
         instruction = self.folder.prompts.get(input_type or self.folder.default_prompt_name or "", "")
-        rendering = RenderingParams(
-            truncate_to=self.folder.max_model_len, instruction=instruction, input_type=input_type
-        )
-        return [
-            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), wanted)
-            for text, wanted in zip(texts, params, strict=True)
-        ]
+        return await self._requests(map(TextPrompt, texts), params, instruction=instruction, input_type=input_type)
 
     async def values(
         self, texts: Sequence[str], *params: PoolingParams, input_type: InputType | None = None
@@ -510,11 +513,24 @@ class ServedModel:
         return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), input_type))))
 
 
+def refuse(path: Path, said: str, **settings: Any) -> None:
+    """Require that loading a folder raises ``ModelLoadError`` with this message."""
+    with pytest.raises(ModelLoadError, match=said):
+        ServedModel(path, settings=settings)
+
+
 def reference(path: Path, **options: Any) -> Any:
     """The oracle: sentence-transformers on the same folder."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(path), device="cpu", local_files_only=True, **options)
+
+
+def shuffled(items: Sequence[Any], *, seed: int = 7) -> list[int]:
+    """An order of all items, each twice."""
+    order = [*range(len(items)), *range(len(items))]
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def largest_difference(ours: Sequence[Vectors], theirs: Sequence[Vectors]) -> float:

@@ -12,10 +12,9 @@ import transformers
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
-from tests.kept_folders import built_once
+from tests.kept_folders import built_once, by_name, each_built_once
 from tests.model_folders import write_json
 from tests.models.model_families import (
-    ENCODER,
     FAMILIES,
     HIDDEN,
     IDENTITY,
@@ -27,9 +26,10 @@ from tests.models.model_families import (
     edit_json,
     modernbert_tokenizer,
     pooling,
-    roberta_tokenizer,
     write_family,
+    write_model,
     write_modules,
+    write_transformer,
     xlm_roberta_tokenizer,
 )
 from trio_pool_serve.types import Vectors
@@ -75,21 +75,6 @@ def add_to(tokenizer: Any, *tokens: str) -> Any:
     """Give a tokenizer more tokens, as PyLate does with markers: ordinary ones, that text is normalised before."""
     tokenizer.add_tokens(list(tokens))
     return tokenizer
-
-
-def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
-    """Write a family's bare transformer, with another tokenizer than its own if given."""
-    family = FAMILIES[name]
-    tokenizer = tokenizer or family.tokenizer()
-    torch.manual_seed(0)
-    model = family.model(len(tokenizer)).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 # -- late interaction: the original ColBERT -----------------------------------------------------------------
@@ -166,6 +151,10 @@ def jina_colbert(folder: Path) -> Path:
 # -- late interaction: PyLate -------------------------------------------------------------------------------
 
 
+def marked(tokenizer: Any) -> Any:
+    return add_to(tokenizer, "[Q] ", "[D] ")
+
+
 def projection(in_features: int = HIDDEN, out_features: int = WIDTH, **more: object) -> Module:
     """PyLate's Dense has no name of what it reads."""
     made = dense(in_features, out_features, bias=False, activation=IDENTITY, use_residual=bool(more))
@@ -198,39 +187,21 @@ def write_pylate(folder: Path, family: str, *modules: Module, tokenizer: Any = N
 
 @built_once
 def pylate_bert(folder: Path) -> Path:
-    return write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "))
-
-
-@built_once
-def pylate_attending(folder: Path) -> Path:
-    tokenizer = add_to(bert_tokenizer(), "[Q] ", "[D] ")
-    return write_pylate(folder, "bert", tokenizer=tokenizer, attend_to_expansion_tokens=True, skiplist_words=[])
+    return write_pylate(folder, "bert", tokenizer=marked(bert_tokenizer()))
 
 
 @built_once
 def pylate_modernbert(folder: Path) -> Path:
     """As GTE-ModernColBERT and mxbai-edge-colbert are: no expansion, and several layers behind one another."""
-    tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
+    tokenizer = marked(modernbert_tokenizer())
     layers = (projection(HIDDEN, 2 * HIDDEN, use_residual=True), projection(2 * HIDDEN, WIDTH))
     return write_pylate(folder, "modernbert", *layers, tokenizer=tokenizer, do_query_expansion=False)
 
 
 @built_once
-def pylate_expanding_modernbert(folder: Path) -> Path:
-    tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
-    return write_pylate(folder, "modernbert", tokenizer=tokenizer)
-
-
-@built_once
-def pylate_with_prompts(folder: Path) -> Path:
-    """A marker that the tokenizer does not know is ordinary text, and comes before a prompt."""
-    return write_pylate(folder, "roberta", prompts={"query": "query: ", "document": "[D] text: "}, skiplist_words=None)
-
-
-@built_once
 def early_pylate(folder: Path) -> Path:
     """Before PyLate wrote down what type of model it is."""
-    path = write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "), skiplist_words=None)
+    path = write_pylate(folder, "bert", tokenizer=marked(bert_tokenizer()), skiplist_words=None)
     edit_json(path / "config_sentence_transformers.json", lambda settings: settings.pop("model_type") and None)
     return path
 
@@ -272,51 +243,6 @@ def write_multi_vector(
 
 
 @built_once
-def fixed_expansion(folder: Path) -> Path:
-    return write_multi_vector(
-        folder,
-        "distilbert",
-        {"skiplist_words": list(string.punctuation)},
-        prompts={"query": "query: ", "document": "passage: "},
-        query_expansion={"strategy": "fixed", "length": QUERY_LENGTH},
-        document_length=DOCUMENT_LENGTH,
-    )
-
-
-@built_once
-def least_expansion(folder: Path) -> Path:
-    return write_multi_vector(
-        folder,
-        "roberta",
-        {"skiplist_words": [","], "skiplist_tasks": ["query", "document"]},
-        query_expansion={"strategy": "min", "length": 8, "attend": True},
-        query_length=2 * QUERY_LENGTH,
-        similarity="meanmaxsim",
-    )
-
-
-@built_once
-def expansion_by_a_token(folder: Path) -> Path:
-    return write_multi_vector(
-        folder,
-        "xlm-roberta",
-        {},
-        query_expansion={"strategy": "min", "length": QUERY_LENGTH, "token": "</s>"},
-        similarity="meanmaxsim",
-    )
-
-
-@built_once
-def without_expansion(folder: Path) -> Path:
-    return write_multi_vector(folder, "modernbert", {}, query_length=QUERY_LENGTH, normalizes=False)
-
-
-@built_once
-def without_mask(folder: Path) -> Path:
-    return write_multi_vector(folder, "bert", None, query_expansion={"strategy": "fixed", "length": QUERY_LENGTH})
-
-
-@built_once
 def some_tokens_only(folder: Path) -> Path:
     """Some documents have none of these tokens."""
     letters = [bert_tokenizer().convert_tokens_to_ids(piece) for piece in ("a", "##e", "##s", "the")]
@@ -324,80 +250,61 @@ def some_tokens_only(folder: Path) -> Path:
 
 
 LATE_INTERACTION: Mapping[str, Callable[[Path], Path]] = {
-    write.__name__: write
-    for write in (
-        colbert_v2,
-        colbert_without_metadata,
-        jina_colbert,
-        pylate_bert,
-        pylate_attending,
-        pylate_modernbert,
-        pylate_expanding_modernbert,
-        pylate_with_prompts,
-        early_pylate,
-        fixed_expansion,
-        least_expansion,
-        expansion_by_a_token,
-        without_expansion,
-        without_mask,
-        some_tokens_only,
-    )
+    **by_name(colbert_v2, colbert_without_metadata, jina_colbert, pylate_bert, pylate_modernbert, early_pylate),
+    **each_built_once(
+        pylate_attending=lambda folder: write_pylate(
+            folder, "bert", tokenizer=marked(bert_tokenizer()), attend_to_expansion_tokens=True, skiplist_words=[]
+        ),
+        pylate_expanding_modernbert=lambda folder: write_pylate(
+            folder, "modernbert", tokenizer=marked(modernbert_tokenizer())
+        ),
+        # A marker that the tokenizer does not know is ordinary text, and comes before a prompt.
+        pylate_with_prompts=lambda folder: write_pylate(
+            folder, "roberta", prompts={"query": "query: ", "document": "[D] text: "}, skiplist_words=None
+        ),
+        fixed_expansion=lambda folder: write_multi_vector(
+            folder,
+            "distilbert",
+            {"skiplist_words": list(string.punctuation)},
+            prompts={"query": "query: ", "document": "passage: "},
+            query_expansion={"strategy": "fixed", "length": QUERY_LENGTH},
+            document_length=DOCUMENT_LENGTH,
+        ),
+        least_expansion=lambda folder: write_multi_vector(
+            folder,
+            "roberta",
+            {"skiplist_words": [","], "skiplist_tasks": ["query", "document"]},
+            query_expansion={"strategy": "min", "length": 8, "attend": True},
+            query_length=2 * QUERY_LENGTH,
+            similarity="meanmaxsim",
+        ),
+        expansion_by_a_token=lambda folder: write_multi_vector(
+            folder,
+            "xlm-roberta",
+            {},
+            query_expansion={"strategy": "min", "length": QUERY_LENGTH, "token": "</s>"},
+            similarity="meanmaxsim",
+        ),
+        without_expansion=lambda folder: write_multi_vector(
+            folder, "modernbert", {}, query_length=QUERY_LENGTH, normalizes=False
+        ),
+        without_mask=lambda folder: write_multi_vector(
+            folder, "bert", None, query_expansion={"strategy": "fixed", "length": QUERY_LENGTH}
+        ),
+    ),
+    **by_name(some_tokens_only),
 }
 
 # -- sparse -------------------------------------------------------------------------------------------------
 
-MASKED_LMS: Mapping[str, tuple[Callable[[], Any], Callable[[int], Any]]] = {
-    "bert": (
-        bert_tokenizer,
-        lambda size: transformers.BertForMaskedLM(
-            transformers.BertConfig(vocab_size=size, max_position_embeddings=64, **ENCODER)
-        ),
-    ),
-    "distilbert": (
-        distilbert_tokenizer,
-        lambda size: transformers.DistilBertForMaskedLM(
-            transformers.DistilBertConfig(
-                vocab_size=size, max_position_embeddings=64, dim=HIDDEN, hidden_dim=48, n_layers=2, n_heads=2
-            )
-        ),
-    ),
-    "xlm-roberta": (
-        xlm_roberta_tokenizer,
-        lambda size: transformers.XLMRobertaForMaskedLM(
-            transformers.XLMRobertaConfig(vocab_size=size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
-        ),
-    ),
-    "roberta": (
-        roberta_tokenizer,
-        lambda size: transformers.RobertaForMaskedLM(
-            transformers.RobertaConfig(vocab_size=size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
-        ),
-    ),
-    "modernbert": (
-        modernbert_tokenizer,
-        lambda size: transformers.ModernBertForMaskedLM(
-            transformers.ModernBertConfig(
-                vocab_size=size, max_position_embeddings=64, local_attention=8, pad_token_id=0, **ENCODER
-            )
-        ),
-    ),
-}
+MASKED_LMS = ("bert", "distilbert", "xlm-roberta", "roberta", "modernbert")
 
 
 @built_once
 def write_masked_lm(folder: Path, name: str) -> Path:
     """A bare masked language model, as ``naver/splade-*`` were first published."""
-    make_tokenizer, make_model = MASKED_LMS[name]
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    model = make_model(len(tokenizer)).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    family = FAMILIES[name]
+    return write_model(folder, family.model.replace("Model", "ForMaskedLM"), family.tokenizer(), **family.config)
 
 
 def splade_modules(bare: Path, **pooling_config: Any) -> list[Any]:
@@ -435,34 +342,25 @@ def splade_sum(folder: Path) -> Path:
     return write_splade(folder, "distilbert", pooling_strategy="sum")
 
 
-@built_once
-def splade_of_two_logarithms(folder: Path) -> Path:
-    return write_splade(folder, "xlm-roberta", activation_function="log1p_relu")
+EARLY_MODULES = "sentence_transformers.sparse_encoder.models"
 
 
-@built_once
-def splade_sum_of_two_logarithms(folder: Path) -> Path:
-    return write_splade(folder, "roberta", pooling_strategy="sum", activation_function="log1p_relu")
-
-
-@built_once
-def splade_modernbert(folder: Path) -> Path:
-    return write_splade(folder, "modernbert", max_weights=12)
+def write_early_transformer(folder: Path, name: str) -> None:
+    write_masked_lm(folder, name)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
 
 
 @built_once
 def early_splade(folder: Path) -> Path:
     """As sentence-transformers 5.0 wrote it."""
-    write_masked_lm(folder, "bert")
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
-    write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
-    models = "sentence_transformers.sparse_encoder.models"
+    write_early_transformer(folder, "bert")
     write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
     write_json(
         folder / "modules.json",
         [
-            {"idx": 0, "name": "0", "path": "", "type": f"{models}.MLMTransformer"},
-            {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{models}.SpladePooling"},
+            {"idx": 0, "name": "0", "path": "", "type": f"{EARLY_MODULES}.MLMTransformer"},
+            {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{EARLY_MODULES}.SpladePooling"},
         ],
     )
     return folder
@@ -491,17 +389,9 @@ def inference_free(folder: Path) -> Path:
 
 
 @built_once
-def inference_free_by_default(folder: Path) -> Path:
-    """The first route is for texts without an input type, and that is the queries'."""
-    return write_inference_free(folder, default_route=None)
-
-
-@built_once
 def opensearch(folder: Path) -> Path:
     """The transformer lies in the root, as the name of its module is empty."""
-    write_masked_lm(folder, "distilbert")
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
-    write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
+    write_early_transformer(folder, "distilbert")
     table = folder / "query_0_SparseStaticEmbedding"
     tokenizer = distilbert_tokenizer()
     tokenizer.save_pretrained(table)
@@ -512,14 +402,13 @@ def opensearch(folder: Path) -> Path:
         folder / "document_1_SpladePooling" / "config.json",
         {"pooling_strategy": "max", "activation_function": "log1p_relu", "word_embedding_dimension": None},
     )
-    models = "sentence_transformers.sparse_encoder.models"
     write_json(
         folder / "router_config.json",
         {
             "types": {
-                "query_0_SparseStaticEmbedding": f"{models}.SparseStaticEmbedding",
-                "": f"{models}.MLMTransformer",
-                "document_1_SpladePooling": f"{models}.SpladePooling",
+                "query_0_SparseStaticEmbedding": f"{EARLY_MODULES}.SparseStaticEmbedding",
+                "": f"{EARLY_MODULES}.MLMTransformer",
+                "document_1_SpladePooling": f"{EARLY_MODULES}.SpladePooling",
             },
             "structure": {
                 "query": ["query_0_SparseStaticEmbedding"],
@@ -536,18 +425,17 @@ def opensearch(folder: Path) -> Path:
 
 
 SPARSE: Mapping[str, Callable[[Path], Path]] = {
-    write.__name__: write
-    for write in (
-        splade_max,
-        splade_sum,
-        splade_of_two_logarithms,
-        splade_sum_of_two_logarithms,
-        splade_modernbert,
-        early_splade,
-        inference_free,
-        inference_free_by_default,
-        opensearch,
-    )
+    **by_name(splade_max, splade_sum),
+    **each_built_once(
+        splade_of_two_logarithms=lambda folder: write_splade(folder, "xlm-roberta", activation_function="log1p_relu"),
+        splade_sum_of_two_logarithms=lambda folder: write_splade(
+            folder, "roberta", pooling_strategy="sum", activation_function="log1p_relu"
+        ),
+        splade_modernbert=lambda folder: write_splade(folder, "modernbert", max_weights=12),
+        # Texts without an input type take the first route, the queries'.
+        inference_free_by_default=lambda folder: write_inference_free(folder, default_route=None),
+    ),
+    **by_name(early_splade, inference_free, opensearch),
 }
 
 # -- BGE-M3 -------------------------------------------------------------------------------------------------

@@ -89,12 +89,6 @@ def assert_agree(value: PooledValue, param: PoolingParams, expected: Expected) -
             assert np.abs(value.values - wanted).max(initial=0) < TOLERANCE
 
 
-async def test_all_three_of_mixed_lengths_in_one_batch_agree(model: Model):
-    for values, expected in zip(await model.served.values(DOCUMENTS, *ALL), model.expected, strict=True):
-        for value, param in zip(values, ALL, strict=True):
-            assert_agree(value, param, expected)
-
-
 async def test_a_text_alone_agrees(model: Model):
     for text, expected in zip(DOCUMENTS, model.expected, strict=True):
         [values] = await model.served.values([text], *ALL)

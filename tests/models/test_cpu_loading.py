@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier, get_ident
 from typing import Any
@@ -66,6 +67,10 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 def described(model: Path, cache: Path | str, **options: Any) -> str:
     settings = {"backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
     return load(model, **settings).describe().rpartition("tokens, ")[2]
+
+
+def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
+    return load_on_cpu(folder, settings, offload, load_by_torch, load_to_convert)
 
 
 def steady(ratio: float) -> Trial:
@@ -240,11 +245,7 @@ def test_a_model_whose_output_differs_is_computed_by_torch_and_not_converted_aga
     ("cores", "measured", "expected"),
     [
         (32, {4: 100, 8: 130, 16: 141}, "8 batches at a time with 4 threads each: 1.30 times the rows/s of 4 × 8"),
-        (
-            32,
-            {4: 100, 8: 109, 16: 90},
-            "4 batches at a time with 8 threads each: more have at most 1.09 times ",
-        ),
+        (32, {4: 100, 8: 109, 16: 90}, "4 batches at a time with 8 threads each: more have at most 1.09 times "),
         (6, {4: 100, 6: 150}, "6 batches at a time with 1 thread each: 1.50 times the rows/s of 4 × 1"),
         (128, {4: 100, 8: 150, 16: 200}, "16 batches at a time with 8 threads each: 2.00 times the rows/s of 4 × 32"),
     ],
@@ -261,12 +262,8 @@ def test_the_fewest_batches_at_a_time_are_chosen_by_which_no_others_are_clearly_
 
 
 def test_batches_of_a_trial_are_computed_at_a_time_and_have_the_rows_of_all_together(model: Path):
-    runner, together, computing, rows = (
-        load(model, backend="openvino", cache_dir="", dtype="float32"),
-        Barrier(4),
-        [],
-        [],
-    )
+    runner, together = load(model, backend="openvino", cache_dir="", dtype="float32"), Barrier(4)
+    computing, rows = [], []
 
     def launch(batch: Batch) -> object:
         if get_ident() not in computing:
@@ -374,9 +371,6 @@ async def test_a_server_launches_as_many_batches_at_a_time_as_its_first_model_s_
         processes=ProcessesConfig(replicas=replicas),
         batch=BatchConfig(data_dir=""),
     )
-
-    def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
-        return load_on_cpu(folder, settings, offload, load_by_torch, load_to_convert)
 
     async with running(Service(config, load_runner)) as service:
         for name in service.models.by_name:
@@ -486,20 +480,59 @@ def make_unreadable(path: Path) -> None:
     path.mkdir()
 
 
+def change_output(values: list[float]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        stored = json.loads(path.read_text())["record"]["check"]
+        change_record(path.parents[1], check=stored | {"values": values})
+
+    return change
+
+
+negate_output = change_output([-1.0] * 32)
+
+
+def change_versions(path: Path) -> None:
+    change_record(path.parents[1], versions={"openvino": "2020.1"})
+
+
 @sampled(
-    ("name", "damage"),
+    ("name", "damage", "is_said"),
     [
-        *((name, damage) for damage in (truncate, change_a_byte, Path.unlink) for name in ("model.xml", "model.bin")),
-        ("model.bin", make_unreadable),
-        ("record.json", truncate),
+        *(
+            (name, damage, False)
+            for damage in (truncate, change_a_byte, Path.unlink)
+            for name in ("model.xml", "model.bin")
+        ),
+        ("model.bin", make_unreadable, False),
+        ("record.json", truncate, False),
+        ("record.json", change_versions, False),
+        ("record.json", change_output([1.0]), True),
+        ("record.json", change_output([0.0] * 32), True),
+        ("record.json", negate_output, True),
     ],
-    keep=[("model.bin", change_a_byte), ("record.json", truncate)],
+    keep=[
+        ("model.bin", change_a_byte, False),
+        ("record.json", truncate, False),
+        ("record.json", change_versions, False),
+        ("record.json", negate_output, True),
+    ],
 )
-def test_a_damaged_entry_is_replaced(name: str, damage: Any, model: Path, tmp_path: Path, conversions: list[int]):
+def test_an_entry_that_is_damaged_or_of_other_versions_or_gives_other_output_is_replaced(
+    name: str,
+    damage: Any,
+    model: Path,
+    tmp_path: Path,
+    conversions: list[int],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_said: bool,
+):
     cache = tmp_path / "cache"
     described(model, cache)
     damage(the_entry(cache) / name)
-    assert described(model, cache) == "by OpenVINO"
+    with caplog.at_level(logging.WARNING):
+        assert described(model, cache) == "by OpenVINO"
+    assert not is_said or "is converted anew: " in caplog.text
     assert len(conversions) == 2
     assert described(model, cache) == "by OpenVINO"
     assert len(conversions) == 2
@@ -551,30 +584,6 @@ def test_each_setting_that_changes_what_is_computed_has_an_entry_of_its_own(
     assert (len(seen), len(conversions)) == (3, 3)
 
 
-def test_an_entry_that_other_versions_made_is_replaced(model: Path, tmp_path: Path, conversions: list[int]):
-    cache = tmp_path / "cache"
-    described(model, cache)
-    change_record(cache, versions={"openvino": "2020.1"})
-    described(model, cache)
-    assert len(conversions) == 2
-    described(model, cache)
-    assert len(conversions) == 2
-
-
-@sampled("values", [[1.0], [-1.0] * 32, [0.0] * 32], keep=[[-1.0] * 32])
-def test_an_entry_that_gives_other_output_is_replaced(
-    values: list[float], model: Path, tmp_path: Path, conversions: list[int], caplog: pytest.LogCaptureFixture
-):
-    cache = tmp_path / "cache"
-    described(model, cache)
-    stored = json.loads((the_entry(cache) / "record.json").read_text())
-    change_record(cache, check=stored["record"]["check"] | {"values": values})
-    with caplog.at_level(logging.WARNING):
-        assert described(model, cache) == "by OpenVINO"
-    assert "is converted anew: " in caplog.text
-    assert len(conversions) == 2
-
-
 def test_a_refusal_holds_for_machines_like_the_one_that_refused(
     model: Path, tmp_path: Path, conversions: list[int], monkeypatch: pytest.MonkeyPatch
 ):
@@ -617,9 +626,6 @@ def test_weights_near_zero_may_be_missing_in_a_recorded_sparse_vector(tmp_path: 
 def test_token_embeddings_are_accepted_at_the_first_start_and_at_the_second(model: Path, tmp_path: Path):
     loading = ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(tmp_path / "cache"))
     config = Config(models=(str(model),), loading=loading, input=InputConfig(enable_prompt_embeds=True))
-
-    def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
-        return load_on_cpu(folder, settings, offload, load_by_torch, load_to_convert)
 
     embeds = RenderedPrompt(np.zeros(5, np.int32), embeds=np.ones((5, 32), np.float32))
     vectors = []

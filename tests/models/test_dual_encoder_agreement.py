@@ -8,35 +8,23 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from tests.models.model_families import largest_difference, reference
-from tests.models.vision_families import (
-    DUAL_ENCODERS,
-    PICTURES,
-    SENTENCES,
-    SeeingModel,
-    shuffled,
-)
+from tests.models.model_families import largest_difference, reference, shuffled
+from tests.models.vision_families import DUAL_ENCODERS, PICTURES, SENTENCES, SeeingModel
 from tests.models.vision_oracles import dual_encoder_vectors
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, Vectors
 
 TOLERANCE = 1e-5
 
-BARE = (
-    "clip",
-    "clip_of_today",
-    "siglip",
-    "siglip2_of_one_size",
-    "siglip2_filled_on_the_left",
-    "siglip2_masked",
+BY_TRANSFORMERS = (
+    "clip", "clip_of_today", "siglip", "siglip2_of_one_size", "siglip2_filled_on_the_left", "siglip2_masked",
     "siglip2_naflex",
-)
-WITH_SENTENCE_TRANSFORMERS = (
-    "clip",
-    "clip_of_today",
-    "clip_of_sentence_transformers",
-    "clip_with_heads",
-    "siglip_with_modules",
-)
+)  # fmt: skip
+BY_SENTENCE_TRANSFORMERS = (
+    "clip", "clip_of_today", "clip_of_sentence_transformers", "clip_with_heads", "siglip_with_modules",
+)  # fmt: skip
+PARAMS = [(name, "transformers") for name in BY_TRANSFORMERS] + [
+    (name, "sentence-transformers") for name in BY_SENTENCE_TRANSFORMERS
+]
 
 ITEMS = [*SENTENCES, *PICTURES]
 
@@ -51,15 +39,7 @@ class Pair:
     expected: Vectors
 
 
-PARAMS = [(name, "transformers") for name in BARE] + [
-    (name, "sentence-transformers") for name in WITH_SENTENCE_TRANSFORMERS
-]
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(param, id="-".join(param)) for param in PARAMS],
-)
+@pytest.fixture(scope="module", params=PARAMS, ids="-".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, oracle = request.param
     path = DUAL_ENCODERS[name](tmp_path_factory.mktemp("seeing") / name)

@@ -9,6 +9,7 @@ import pytest
 import transformers
 import trio
 
+from tests.kept_folders import by_name
 from tests.model_folders import write_json
 from tests.models.model_families import edit_json, write_family
 from tests.models.vision_families import (
@@ -32,15 +33,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
-FOLDERS: tuple[Callable[[Path], Path], ...] = (
-    clip,
-    clip_of_today,
-    siglip2_of_one_size,
-    siglip2_naflex,
-    qwen2_vl,
-    colqwen2,
-    colpali,
-)
+FOLDERS = by_name(clip, clip_of_today, siglip2_of_one_size, siglip2_naflex, qwen2_vl, colqwen2, colpali)
 
 
 def format_of(path: Path) -> ImageFormat:
@@ -52,10 +45,10 @@ def format_of(path: Path) -> ImageFormat:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {write.__name__: write(tmp_path_factory.mktemp("seeing") / write.__name__) for write in FOLDERS}
+    return {name: write(tmp_path_factory.mktemp("seeing") / name) for name, write in FOLDERS.items()}
 
 
-@pytest.fixture(scope="module", params=[write.__name__ for write in FOLDERS])
+@pytest.fixture(scope="module", params=FOLDERS)
 def path(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Path:
     return paths[request.param]
 

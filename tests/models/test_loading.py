@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from tests.models.model_families import (
     DENSE,
@@ -18,11 +18,14 @@ from tests.models.model_families import (
     ServedModel,
     dense,
     edit_json,
+    edit_weights,
     largest_difference,
     legacy_pooling,
     load,
     pooling,
     reference,
+    refuse,
+    without,
     write_family,
     write_modules,
 )
@@ -39,13 +42,6 @@ from trio_pool_serve.threads.offload import Offload
 def bert(tmp_path: Path) -> Path:
     """A folder of its own, to be spoilt."""
     return write_family(tmp_path / "bert", "bert")
-
-
-def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(path)
-    edit(weights)
-    path.unlink()
-    save_file(weights, path, metadata={"format": "pt"})
 
 
 # -- modules ----------------------------------------------------------------------------------------------
@@ -81,94 +77,93 @@ WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear
 )
 def test_a_module_that_cannot_be_loaded_is_an_error(tmp_path: Path, modules: list[Module], said: str):
     path = write_family(tmp_path / "model", "bert", modules=modules)
-    with pytest.raises(ModelLoadError, match=said):
-        load(path)
+    refuse(path, said)
+
+
+NOT_WEIGHTS = b"version https://git-lfs.github.com/spec/v1\n"
 
 
 @pytest.mark.parametrize("weights_file", ["model.safetensors", "pytorch_model.bin"])
-def test_a_head_without_its_weights_file_is_an_error(tmp_path: Path, weights_file: str):
-    modules = [pooling("mean"), dense(weights_file=weights_file)]
-    path = write_family(tmp_path / "model", "bert", modules=modules)
+def test_a_head_whose_weights_are_missing_or_broken_is_an_error(tmp_path: Path, weights_file: str):
+    path = write_family(tmp_path / "model", "bert", modules=[pooling("mean"), dense(weights_file=weights_file)])
+    (path / "2_Dense" / weights_file).write_bytes(NOT_WEIGHTS)
+    refuse(path, rf"2_Dense/{weights_file} cannot be read")
     (path / "2_Dense" / weights_file).unlink()
-    with pytest.raises(ModelLoadError, match="2_Dense holds no weights"):
-        load(path)
+    refuse(path, "2_Dense holds no weights")
 
 
-@pytest.mark.parametrize("weights_file", ["model.safetensors", "pytorch_model.bin"])
-def test_a_head_with_a_broken_weights_file_is_an_error(tmp_path: Path, weights_file: str):
-    modules = [pooling("mean"), dense(weights_file=weights_file)]
-    path = write_family(tmp_path / "model", "bert", modules=modules)
-    (path / "2_Dense" / weights_file).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelLoadError, match=rf"2_Dense/{weights_file} cannot be read"):
-        load(path)
-
-
-def test_a_head_that_lacks_a_weight_is_an_error(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (without("linear.bias"), r"A module cannot be loaded: (.|\n)*linear\.bias"),
+        (
+            lambda weights: weights["linear.weight"].fill_(float("nan")),
+            r"linear\.weight in .*2_Dense has numbers that are not finite",
+        ),
+    ],
+)
+def test_a_weight_of_a_head_that_is_missing_or_not_finite_is_named(tmp_path: Path, edit: Any, said: str):
     path = write_family(tmp_path / "model", "bert", modules=[pooling("mean"), dense()])
-    edit_weights(path / "2_Dense" / "model.safetensors", lambda weights: weights.pop("linear.bias"))
-    with pytest.raises(ModelLoadError, match=r"A module cannot be loaded: (.|\n)*linear\.bias"):
-        load(path)
+    edit_weights(path / "2_Dense" / "model.safetensors", edit)
+    refuse(path, said)
 
 
 # -- the checkpoint ---------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_weights_is_an_error(bert: Path):
-    (bert / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="holds no weights"):
-        load(bert)
+LOST = "encoder.layer.1.output.dense.weight"
+NORM = "encoder.layer.0.output.LayerNorm.weight"
 
 
-def test_a_checkpoint_that_lacks_weights_is_an_error(bert: Path):
-    """transformers would fill them with random numbers."""
-    lost = "encoder.layer.1.output.dense.weight"
-    edit_weights(bert / "model.safetensors", lambda weights: weights.pop(lost))
-    with pytest.raises(ModelLoadError, match=f"lacks 1 weights, {lost}"):
-        load(bert)
+def take_weights_of_another_family(path: Path) -> None:
+    other = write_family(path.parents[1] / "other", "distilbert")
+    path.write_bytes((other / "model.safetensors").read_bytes())
 
 
-def test_a_checkpoint_of_another_architecture_is_an_error(bert: Path, tmp_path: Path):
-    other = write_family(tmp_path / "other", "distilbert")
-    (bert / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(ModelLoadError, match="The checkpoint lacks"):
-        load(bert)
+def spoil(number: float) -> Callable[[Path], None]:
+    return lambda path: edit_weights(path, lambda weights: weights[LOST][3, 5].fill_(number))
 
 
-def test_a_checkpoint_of_another_size_is_an_error(bert: Path):
-    edit_json(bert / "config.json", lambda config: config.update(intermediate_size=40))
-    with pytest.raises(ModelLoadError, match="transformers cannot load"):
-        load(bert)
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Path.unlink, "holds no weights"),
+        (lambda path: path.write_bytes(NOT_WEIGHTS), "transformers cannot load"),
+        # transformers would fill them with random numbers
+        (lambda path: edit_weights(path, without(LOST)), f"lacks 1 weights, {LOST}"),
+        (take_weights_of_another_family, "The checkpoint lacks"),
+        (spoil(float("nan")), rf"{LOST} in .* not finite"),
+        (spoil(float("inf")), rf"{LOST} in .* not finite"),
+        (
+            lambda path: edit_weights(path, lambda weights: weights[NORM].fill_(3e38)),
+            r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on",
+        ),
+    ],
+)
+def test_weights_that_are_missing_broken_or_not_finite_are_an_error(bert: Path, damage: Any, said: str):
+    damage(bert / "model.safetensors")
+    refuse(bert, said)
 
 
-def test_a_broken_checkpoint_is_an_error(bert: Path):
-    (bert / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelLoadError, match="transformers cannot load"):
-        load(bert)
+@pytest.mark.parametrize("config", [{"intermediate_size": 40}, {"model_type": "telepathy"}])
+def test_a_config_of_another_model_than_the_weights_is_an_error(bert: Path, config: dict[str, object]):
+    edit_json(bert / "config.json", lambda written: written.update(config))
+    refuse(bert, "transformers cannot load")
 
 
-def test_an_unknown_architecture_is_an_error(bert: Path):
-    edit_json(bert / "config.json", lambda config: config.update(model_type="telepathy"))
-    with pytest.raises(ModelLoadError, match="transformers cannot load"):
-        load(bert)
-
-
-def test_an_encoder_decoder_is_an_error(bert: Path):
+@pytest.mark.parametrize("name", ["BartModel", "BartForSequenceClassification"])
+def test_an_encoder_decoder_is_an_error(tmp_path: Path, name: str):
     config = transformers.BartConfig(
         vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
     )  # fmt: skip
-    transformers.BartModel(config).save_pretrained(bert)
-    with pytest.raises(ModelLoadError, match="bart is an encoder–decoder"):
-        load(bert)
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    refuse(tmp_path, "bart is an encoder–decoder")
 
 
 async def test_the_pooler_of_transformers_may_be_missing(bert: Path):
-    def drop_pooler(weights: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in weights if name.startswith("pooler.")]:
-            del weights[name]
-
     before = await ServedModel(bert).embed(TEXTS)
-    edit_weights(bert / "model.safetensors", drop_pooler)
+    edit_weights(bert / "model.safetensors", without("pooler."))
     assert largest_difference(await ServedModel(bert).embed(TEXTS), before) == 0
 
 
@@ -207,19 +202,6 @@ def test_batches_of_a_processor_are_small(bert: Path):
     assert load(bert).default_batch_tokens == 2048
 
 
-# -- numbers that are not finite --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_weight_that_is_not_finite_is_an_error_with_its_name(bert: Path, wrong: float):
-    def spoil(weights: dict[str, torch.Tensor]) -> None:
-        weights["encoder.layer.1.output.dense.weight"][3, 5] = wrong
-
-    edit_weights(bert / "model.safetensors", spoil)
-    with pytest.raises(ModelLoadError, match=r"encoder\.layer\.1\.output\.dense\.weight in .* not finite"):
-        load(bert)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -238,18 +220,3 @@ def test_settings_that_a_model_cannot_have_are_refused_before_others_are_convert
 
 def test_weights_of_eight_bits_are_not_looked_at():
     require_finite([("weight", torch.zeros(4).to(torch.float8_e4m3fn))], Path("model"))
-
-
-def test_a_weight_of_a_module_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path):
-    folder = write_family(tmp_path / "bert", "bert", modules=[pooling("mean"), dense()])
-    edit_weights(folder / "2_Dense/model.safetensors", lambda weights: weights["linear.weight"].fill_(float("nan")))
-    with pytest.raises(ModelLoadError, match=r"linear\.weight in .*2_Dense has numbers that are not finite"):
-        load(folder)
-
-
-def test_finite_weights_whose_output_is_not_are_an_error_with_the_first_module(bert: Path):
-    edit_weights(
-        bert / "model.safetensors", lambda weights: weights["encoder.layer.0.output.LayerNorm.weight"].fill_(3e38)
-    )
-    with pytest.raises(ModelLoadError, match=r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"):
-        load(bert)

@@ -1,11 +1,10 @@
 """What a model's files declare, and what is wrong with them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.model_folders import write_json
+from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files, write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
@@ -16,17 +15,13 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The least that can be served."""
-    path = tmp_path / "model"
-    write_json(path / "config.json", {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 512})
-    return path
+    write_json(tmp_path / "model/config.json", BARE)
+    return tmp_path / "model"
 
 
 def write_modules(folder: Path, *entries: tuple[str, str]) -> None:
-    write_json(folder / "modules.json", [{"type": dotted, "path": path} for dotted, path in entries])
+    write_json(folder / "modules.json", modules_json(*entries))
 
-
-TRANSFORMER = "sentence_transformers.models.Transformer"
-POOLING = "sentence_transformers.models.Pooling"
 
 # -- what is read -------------------------------------------------------------------------------------------
 
@@ -49,7 +44,7 @@ def test_of_a_config_with_several_parts_the_text_part_counts(folder: Path):
 
 
 def test_modules_are_read_in_their_order_with_their_configs(folder: Path):
-    write_modules(folder, (TRANSFORMER, ""), (POOLING, "1_Pooling"), ("sentence_transformers.models.Dense", "2_Dense"))
+    write_modules(folder, TRANSFORMER, POOLING, ("sentence_transformers.models.Dense", "2_Dense"))
     write_json(folder / "1_Pooling/config.json", {"pooling_mode": "cls"})
     write_json(folder / "2_Dense/config.json", {"in_features": 3})
     heads = read_model_folder(folder).spec.modules
@@ -73,7 +68,7 @@ def test_the_transformer_may_have_a_folder_of_its_own(folder: Path):
     (folder / "0_Transformer").mkdir()
     (folder / "config.json").rename(folder / "0_Transformer/config.json")
     write_json(folder / "0_Transformer/sentence_bert_config.json", {"max_seq_length": 20})
-    write_modules(folder, (TRANSFORMER, "0_Transformer"), (POOLING, "1_Pooling"))
+    write_modules(folder, (TRANSFORMER[0], "0_Transformer"), POOLING)
     read = read_model_folder(folder)
     assert (read.transformer_path.name, read.max_model_len) == ("0_Transformer", 20)
 
@@ -93,14 +88,6 @@ def test_a_default_prompt_may_be_one_that_sentence_transformers_has_in_any_case(
     assert read_model_folder(folder).default_prompt_name == name
 
 
-def test_a_default_prompt_that_does_not_exist_is_an_error(folder: Path):
-    write_json(
-        folder / "config_sentence_transformers.json", {"prompts": {"web": "w"}, "default_prompt_name": "passage"}
-    )
-    with pytest.raises(ModelLoadError, match=r"default_prompt_name passage: .* are: document, query, web"):
-        read_model_folder(folder)
-
-
 @pytest.mark.parametrize("document", [None, {}, {"prompts": None}])
 def test_there_need_be_no_prompts(folder: Path, document: object):
     if document is not None:
@@ -112,18 +99,15 @@ def test_there_need_be_no_prompts(folder: Path, document: object):
 
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
 def test_lower_casing_is_read_under_any_name_the_file_has_had(folder: Path, name: str):
+    assert not read_model_folder(folder).lower_case
     write_json(folder / name, {"max_seq_length": 64, "do_lower_case": True})
     read = read_model_folder(folder)
     assert (read.lower_case, read.max_model_len) == (True, 64)
 
 
-def test_text_is_not_lower_cased_unasked(folder: Path):
-    assert not read_model_folder(folder).lower_case
-
-
 @pytest.mark.parametrize(("config", "pooled"), [({}, True), ({"include_prompt": False}, False)])
 def test_instructions_are_pooled_unless_the_config_says_not_to(folder: Path, config: object, *, pooled: bool):
-    write_modules(folder, (TRANSFORMER, ""), (POOLING, "1_Pooling"))
+    write_modules(folder, TRANSFORMER, POOLING)
     write_json(folder / "1_Pooling/config.json", config)
     assert read_model_folder(folder).spec.pools_instruction == pooled
 
@@ -161,12 +145,9 @@ def test_families_that_number_positions_after_the_padding_take_less(folder: Path
     assert read_model_folder(folder).max_model_len == 512
 
 
-def test_a_length_can_be_asked_for(folder: Path):
+def test_a_length_can_be_asked_for_up_to_the_positions(folder: Path):
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 128})
     assert read_model_folder(folder, ModelConfig(max_model_len=512)).max_model_len == 512
-
-
-def test_a_length_beyond_the_positions_is_an_error(folder: Path):
     with pytest.raises(ModelLoadError, match="--max-model-len 513 exceeds the 512 positions"):
         read_model_folder(folder, ModelConfig(max_model_len=513))
 
@@ -183,88 +164,56 @@ def test_without_any_limit_one_must_be_asked_for(folder: Path, positions: int | 
 # -- what is wrong ------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match="nowhere is not a folder"):
-        read_model_folder(tmp_path / "nowhere")
+def test_a_path_without_a_model_is_an_error(folder: Path):
+    for path, said in (
+        (folder / "nowhere", "nowhere is not a folder"),
+        (folder / "config.json", r"config\.json is not a folder"),
+        (folder.parent, r"holds no config\.json: it is not a transformers model"),
+    ):
+        with pytest.raises(ModelLoadError, match=said):
+            read_model_folder(path)
 
 
-def test_a_file_is_no_folder(folder: Path):
-    with pytest.raises(ModelLoadError, match=r"config\.json is not a folder"):
-        read_model_folder(folder / "config.json")
+OWN, TEXTS, MODULES = "sentence_bert_config.json", "config_sentence_transformers.json", "modules.json"
+
+REFUSED = [
+    *(
+        ({name: text}, f"{name} {said}")
+        for name in ("config.json", OWN, TEXTS)
+        for text, said in (("{", "cannot be read"), ("[]", "does not hold a JSON object"))
+    ),
+    *(
+        ({MODULES: text}, r"modules\.json cannot be read")
+        for text in ("{", "3", '[{"type": "sentence_transformers.models.Transformer"}]', '["x"]')
+    ),
+    ({MODULES: []}, "does not begin with a Transformer module"),
+    ({MODULES: modules_json(POOLING)}, "does not begin with a Transformer module"),
+    *(
+        ({MODULES: modules_json(TRANSFORMER, (name, "1"))}, f"{name} is not one of sentence-transformers' own")
+        for name in ("custom_st.Transformer", "Transformer", "sentence_transformers_x.Pooling")
+    ),
+    *(
+        ({MODULES: modules_json(TRANSFORMER, (POOLING[0], path))}, "points outside the model's folder")
+        for path in ("../elsewhere", "/etc", "1_Pooling/../../elsewhere")
+    ),
+    ({OWN: {"transformer_task": "fill-mask"}}, "task is 'fill-mask'; this kind of model needs feature-extraction"),
+    ({OWN: {"query_length": 32}}, "requires query_length"),
+    ({OWN: {"query_expansion": {"length": 32}}}, "requires query_expansion"),
+    ({OWN: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "requires processing_kwargs text.padding"),
+    ({TEXTS: {"prompts": {"web": "w"}, "default_prompt_name": "x"}}, r"default_prompt_name x: .* document, query, web"),
+]
 
 
-def test_a_folder_without_config_json_is_an_error(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match=r"holds no config\.json: it is not a transformers model"):
-        read_model_folder(tmp_path)
-
-
-@pytest.mark.parametrize(("text", "said"), [("{", "cannot be read"), ("[]", "does not hold a JSON object")])
-@pytest.mark.parametrize("name", ["config.json", "sentence_bert_config.json", "config_sentence_transformers.json"])
-def test_a_broken_file_is_an_error_that_names_it(folder: Path, name: str, text: str, said: str):
-    (folder / name).write_text(text)
-    with pytest.raises(ModelLoadError, match=f"{name} {said}"):
-        read_model_folder(folder)
-
-
-@pytest.mark.parametrize("text", ["{", "3", '[{"type": "sentence_transformers.models.Transformer"}]', '["x"]'])
-def test_a_broken_list_of_modules_is_an_error(folder: Path, text: str):
-    (folder / "modules.json").write_text(text)
-    with pytest.raises(ModelLoadError, match=r"modules\.json cannot be read"):
-        read_model_folder(folder)
-
-
-@pytest.mark.parametrize("entries", [[], [(POOLING, "1_Pooling")]])
-def test_the_first_module_must_be_a_transformer(folder: Path, entries: list[tuple[str, str]]):
-    write_modules(folder, *entries)
-    with pytest.raises(ModelLoadError, match="does not begin with a Transformer module"):
-        read_model_folder(folder)
-
-
-@pytest.mark.parametrize("dotted", ["custom_st.Transformer", "Transformer", "sentence_transformers_x.Pooling"])
-def test_a_module_of_another_package_is_an_error(folder: Path, dotted: str):
-    write_modules(folder, (TRANSFORMER, ""), (dotted, "1_Custom"))
-    with pytest.raises(ModelLoadError, match=f"{dotted} is not one of sentence-transformers' own"):
-        read_model_folder(folder)
-
-
-@pytest.mark.parametrize("subfolder", ["../elsewhere", "/etc", "1_Pooling/../../elsewhere"])
-def test_a_module_outside_the_folder_is_an_error(folder: Path, subfolder: str):
-    write_modules(folder, (TRANSFORMER, ""), (POOLING, subfolder))
-    with pytest.raises(ModelLoadError, match="points outside the model's folder"):
+@pytest.mark.parametrize(("files", "said"), REFUSED)
+def test_files_that_cannot_be_read_or_would_be_misread_are_errors(folder: Path, files: dict[str, object], said: str):
+    write_files(folder, files)
+    with pytest.raises(ModelLoadError, match=said):
         read_model_folder(folder)
 
 
 def test_a_link_out_of_the_folder_is_an_error(folder: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    write_modules(folder, (TRANSFORMER, ""), (POOLING, "1_Pooling"))
+    write_modules(folder, TRANSFORMER, POOLING)
     with pytest.raises(ModelLoadError, match="points outside the model's folder"):
         read_model_folder(folder)
-
-
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        ({"transformer_task": "fill-mask"}, "task is 'fill-mask'; this kind of model needs feature-extraction"),
-        ({"transformer_task": "sequence-classification"}, "this kind of model needs feature-extraction"),
-        ({"query_length": 32}, "requires query_length"),
-        ({"query_expansion": {"length": 32}}, "requires query_expansion"),
-        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "requires processing_kwargs"),
-    ],
-)
-def test_a_transformer_config_that_would_be_misread_is_an_error(folder: Path, own: dict[str, object], said: str):
-    write_json(folder / "sentence_bert_config.json", own)
-    with pytest.raises(ModelLoadError, match=said):
-        read_model_folder(folder)
-
-
-def test_what_sentence_transformers_6_writes_of_itself_is_accepted(folder: Path):
-    own = {
-        "transformer_task": "feature-extraction",
-        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-        "module_output_name": "token_embeddings",
-        "processing_kwargs": {},
-        "unpad_inputs": None,
-    }
-    (folder / "sentence_bert_config.json").write_text(json.dumps(own))
-    assert read_model_folder(folder).max_model_len == 512

@@ -31,26 +31,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def test_a_local_folder_is_taken_as_it_is(tmp_path: Path):
-    assert locate_model(str(tmp_path)) == tmp_path
-
-
-def test_a_relative_folder_is_found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "models").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert locate_model("models") == Path("models")
-
-
-def test_a_tilde_stands_for_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["/models", "models", "~/models", "house/tiny"])
+def test_a_local_folder_goes_before_a_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "models").mkdir()
-    assert locate_model("~/models") == tmp_path / "models"
-
-
-def test_a_local_folder_goes_before_a_hub_model_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "house/tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert locate_model("house/tiny") == Path("house/tiny")
+    folder = tmp_path / name.removeprefix("~").removeprefix("/")
+    folder.mkdir(parents=True)
+    assert locate_model(str(folder) if name.startswith("/") else name).absolute() == folder
 
 
 def test_a_cached_hub_model_is_found_offline():

@@ -7,9 +7,9 @@ import pytest
 from attrs import frozen
 from PIL import Image
 
-from tests.models.model_families import largest_difference
+from tests.models.model_families import largest_difference, shuffled
 from tests.models.retrieval_families import assert_same_ranking
-from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, SeeingModel, shuffled
+from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, SeeingModel
 from tests.models.vision_oracles import page_vectors
 from trio_pool_serve.types import Batch, MaxSim, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 

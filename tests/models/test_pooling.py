@@ -68,14 +68,8 @@ def pooled_by_sentence_transformers(
 # -- pooling types --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_pooling_type_agrees(mode: str, states: Tensor, mask: Tensor):
-    expected = pooled_by_sentence_transformers([mode], states, mask)
-    torch.testing.assert_close(pooled(pooler({"pooling_mode": mode}), states), expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("modes", CONCATENATIONS, ids="+".join)
-def test_concatenated_pooling_types_agree(modes: tuple[str, ...], states: Tensor, mask: Tensor):
+@pytest.mark.parametrize("modes", [*((mode,) for mode in MODES), *CONCATENATIONS], ids="+".join)
+def test_pooling_types_agree_alone_and_concatenated(modes: tuple[str, ...], states: Tensor, mask: Tensor):
     expected = pooled_by_sentence_transformers(modes, states, mask)
     torch.testing.assert_close(pooled(pooler({"pooling_mode": list(modes)}), states), expected, atol=1e-6, rtol=0)
 
@@ -102,21 +96,20 @@ def test_half_precision_states_are_pooled_in_float32(states: Tensor):
     assert torch.equal(pooled(pool, halves), pooled(pool, halves.float()))
 
 
-def test_legacy_switches_are_concatenated_in_sentence_transformers_order():
-    switches = ["lasttoken", "mean_tokens", "cls_token", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens"]
-    assert pooling_modes(legacy_pooling(*switches).config) == MODES
+SWITCHES = ("lasttoken", "mean_tokens", "cls_token", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens")
 
 
-def test_no_switch_at_all_is_mean():
-    assert pooling_modes(legacy_pooling().config) == ("mean",)
-
-
-def test_the_new_spelling_keeps_its_own_order():
-    assert pooling_modes({"pooling_mode": ["mean", "cls"]}) == ("mean", "cls")
-
-
-def test_the_new_spelling_wins_over_the_old():
-    assert pooling_modes({"pooling_mode": "max", "pooling_mode_mean_tokens": True}) == ("max",)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param(legacy_pooling(*SWITCHES).config, MODES, id="legacy switches: sentence-transformers' order"),
+        pytest.param(legacy_pooling().config, ("mean",), id="no switch"),
+        pytest.param({"pooling_mode": ["mean", "cls"]}, ("mean", "cls"), id="the new spelling: its own order"),
+        pytest.param({"pooling_mode": "max", "pooling_mode_mean_tokens": True}, ("max",), id="the new spelling wins"),
+    ],
+)
+def test_pooling_types_are_read_in_both_spellings(config: Any, expected: tuple[str, ...]):
+    assert pooling_modes(config) == expected
 
 
 # -- whole models -----------------------------------------------------------------------------------------

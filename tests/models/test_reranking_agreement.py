@@ -20,9 +20,8 @@ from tests.models.classifier_families import (
     PROMPTS,
     cross_encoder,
     reranker_tokenizer,
-    write_model,
 )
-from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
+from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, write_model
 from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.types import Classify, TokenClassify
@@ -184,14 +183,13 @@ def write_process_reward(path: Path, *, sharded: bool = False) -> Path:
         weights[f"score.{name}"] = torch.randn(shape, generator=random)
     (path / "model.safetensors").unlink()
     if sharded:
-        shards = {"a": {}, "b": {}}
-        for index, (name, weight) in enumerate(weights.items()):
-            shards["ab"[index % 2]][name] = weight
+        names = list(weights)
+        shards = {"a": {name: weights[name] for name in names[::2]}, "b": {name: weights[name] for name in names[1::2]}}
         for shard, part in shards.items():
             save_file(part, path / f"model-{shard}.safetensors", metadata={"format": "pt"})
-        names = {name: f"model-{shard}.safetensors" for shard, part in shards.items() for name in part}
+        files = {name: f"model-{shard}.safetensors" for shard, part in shards.items() for name in part}
         (path / "model.safetensors.index.json").write_text("{}")
-        edit_json(path / "model.safetensors.index.json", lambda _: {"metadata": {}, "weight_map": names})
+        edit_json(path / "model.safetensors.index.json", lambda _: {"metadata": {}, "weight_map": files})
     else:
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     remote = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_folders import write_json
+from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files, write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import Embedding
@@ -17,31 +17,36 @@ from trio_pool_serve.types import SparseEmbed, SparseLookup
 
 pytestmark = pytest.mark.unit
 
-TRANSFORMER = ("sentence_transformers.base.modules.transformer.Transformer", "")
 PYLATE_DENSE = ("pylate.models.Dense.Dense", "1_Dense")
 MASK = ("sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask", "2_MultiVectorMask")
 SPLADE = ("sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling", "1_SpladePooling")
 
+OWN, TEXTS, MODULES, METADATA = (
+    "sentence_bert_config.json", "config_sentence_transformers.json", "modules.json", "artifact.metadata",
+)  # fmt: skip
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    write_json(path / "config.json", {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 512})
-    return path
+    write_json(tmp_path / "model/config.json", BARE)
+    return tmp_path / "model"
 
 
 def write_modules(folder: Path, *entries: tuple[str, str]) -> None:
-    write_json(folder / "modules.json", [{"type": dotted, "path": path} for dotted, path in entries])
+    write_json(folder / MODULES, modules_json(*entries))
+
+
+def saved_from(*names: str, **more: object) -> dict[str, object]:
+    """A folder's config.json that names the classes that the weights were saved from."""
+    return {"config.json": BARE | {"architectures": list(names)} | more}
 
 
 def architect(folder: Path, *names: str, **more: object) -> None:
-    """Say in config.json which class the weights were saved from."""
-    config = {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 512}
-    write_json(folder / "config.json", config | {"architectures": list(names)} | more)
+    write_files(folder, saved_from(*names, **more))
 
 
 def describe(folder: Path, **texts: object) -> None:
-    write_json(folder / "config_sentence_transformers.json", texts)
+    write_json(folder / TEXTS, texts)
 
 
 def late_interaction(folder: Path) -> LateInteraction:
@@ -81,14 +86,13 @@ def test_the_original_colbert_is_read_from_its_metadata(folder: Path):
 
 def test_a_colbert_without_metadata_is_one_still(folder: Path):
     architect(folder, "HF_ColBERT")
-    assert late_interaction(folder).expansion == QueryExpansion(length=32)
+    spec = late_interaction(folder)
+    assert (spec.expansion, spec.tasks, spec.scoring) == (
+        QueryExpansion(length=32),
+        {"token_embed", "score"},
+        "late_interaction",
+    )
     assert read_model_folder(folder).prompts == {"query": "[unused0] ", "document": "[unused1] "}
-
-
-def test_late_interaction_is_asked_for_token_vectors_and_scores(folder: Path):
-    architect(folder, "HF_ColBERT")
-    assert late_interaction(folder).tasks == {"token_embed", "score"}
-    assert late_interaction(folder).scoring == "late_interaction"
 
 
 def test_an_instruction_of_pylate_comes_behind_the_marker(folder: Path):
@@ -126,75 +130,52 @@ def test_code_of_the_models_own_needs_leave(folder: Path):
     assert isinstance(read_model_folder(folder, ModelConfig(trust_remote_code=True)), ModelFolder)
 
 
-@pytest.mark.parametrize("name", ["ColModernVBertForRetrieval", "ColQwen3ForRetrieval"])
-def test_models_of_pages_are_refused(folder: Path, name: str):
-    architect(folder, name)
-    refuse(folder, f"{name} is an unsupported page retriever")
+MULTI_VECTOR = {TEXTS: {"model_type": "MultiVectorEncoder"}}
 
 
-@pytest.mark.parametrize("name", ["ColBERT", "ColBERTModernBertModel"])
-def test_a_bare_colbert_that_is_not_known_is_refused_rather_than_pooled(folder: Path, name: str):
-    architect(folder, name)
-    refuse(folder, "has no projection")
+def multi_vector(module: tuple[str, str], config: object = None) -> dict[str, object]:
+    modules = modules_json(TRANSFORMER, module, MASK)
+    return MULTI_VECTOR | {MODULES: modules, f"{module[1]}/config.json": config or {}}
 
 
-def test_a_bare_model_with_a_colberts_metadata_is_refused_rather_than_pooled(folder: Path):
-    write_json(folder / "artifact.metadata", {"doc_maxlen": 90})
-    refuse(folder, "has no projection")
+def settings(**own: object) -> dict[str, object]:
+    return MULTI_VECTOR | {MODULES: modules_json(TRANSFORMER, MASK), OWN: own}
 
 
-POOLED_TOKENS = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
+def expansion(strategy: str, **more: object) -> dict[str, object]:
+    return {"strategy": strategy, **more}
 
 
-@pytest.mark.parametrize(
-    ("module", "config", "said"),
-    [
-        ((POOLED_TOKENS, "1"), {}, "with a HierarchicalTokenPooling module"),
-        (("sentence_transformers.models.LayerNorm", "1"), {}, "with a LayerNorm module"),
-        (("sentence_transformers.models.Pooling", "1"), {}, "with a Pooling module"),
-        (("pylate.models.Dense.Dense", "1"), {"module_input_name": "sentence_embedding"}, "Dense maps 'sentence_emb"),
-        (("pylate.models.Dense.Dense", "1"), {"module_output_name": "elsewhere"}, "to 'elsewhere'"),
-        (("someone.elses.Dense", "1"), {}, "someone.elses.Dense is not one of"),
-    ],
-)
-def test_modules_that_are_not_supported_are_named(folder: Path, module: tuple[str, str], config: object, said: str):
-    write_modules(folder, TRANSFORMER, module, MASK)
-    write_json(folder / "1" / "config.json", config)
-    describe(folder, model_type="MultiVectorEncoder")
+REFUSED_LATE_INTERACTION = [
+    *(
+        (saved_from(name), f"{name} is an unsupported page retriever")
+        for name in ("ColModernVBertForRetrieval", "ColQwen3ForRetrieval")
+    ),
+    # not served as embedding models
+    *((saved_from(name), "has no projection") for name in ("ColBERT", "ColBERTModernBertModel")),
+    ({METADATA: {"doc_maxlen": 90}}, "has no projection"),
+    (multi_vector(("sentence_transformers.x.HierarchicalTokenPooling", "1")), "with a HierarchicalTokenPooling module"),
+    (multi_vector(("sentence_transformers.models.LayerNorm", "1")), "with a LayerNorm module"),
+    (multi_vector(POOLING), "with a Pooling module"),
+    (multi_vector(PYLATE_DENSE, {"module_input_name": "sentence_embedding"}), "Dense maps 'sentence_emb"),
+    (multi_vector(PYLATE_DENSE, {"module_output_name": "elsewhere"}), "to 'elsewhere'"),
+    (multi_vector(("someone.elses.Dense", "1")), "someone.elses.Dense is not one of"),
+    *(
+        (settings(query_expansion=wrong), "query_expansion .* is not supported")
+        for wrong in (expansion("double", length=8), expansion("fixed"), expansion("min", length=8, side="left"))
+    ),
+    (settings(query_expansion=expansion("min", length=8), query_length=7), "truncated to 7 tokens but expanded"),
+    (settings(processing_kwargs={"text": {"padding": False}}), "processing_kwargs"),
+    (settings(transformer_task="fill-mask"), "task is 'fill-mask'"),
+    (saved_from("HF_ColBERT") | {"tokenizer_config.json": {"padding_side": "left"}}, "expansion on the left"),
+    ({MODULES: modules_json(TRANSFORMER), TEXTS: {"query_prefix": "[Q] "}}, "no projection for the tokens"),
+]
+
+
+@pytest.mark.parametrize(("files", "said"), REFUSED_LATE_INTERACTION)
+def test_late_interaction_that_is_not_supported_is_refused_by_name(folder: Path, files: dict[str, object], said: str):
+    write_files(folder, files)
     refuse(folder, said)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"query_expansion": {"strategy": "double", "length": 8}}, "query_expansion .* is not supported"),
-        ({"query_expansion": {"strategy": "fixed"}}, "query_expansion .* is not supported"),
-        ({"query_expansion": {"strategy": "min", "length": 8, "side": "left"}}, "query_expansion .* is not supported"),
-        (
-            {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
-            "truncated to 7 tokens but expanded",
-        ),
-        ({"processing_kwargs": {"text": {"padding": False}}}, "processing_kwargs"),
-        ({"transformer_task": "fill-mask"}, "task is 'fill-mask'"),
-    ],
-)
-def test_settings_that_are_not_supported_are_named(folder: Path, settings: object, said: str):
-    write_modules(folder, TRANSFORMER, MASK)
-    describe(folder, model_type="MultiVectorEncoder")
-    write_json(folder / "sentence_bert_config.json", settings)
-    refuse(folder, said)
-
-
-def test_filling_up_on_the_left_is_refused(folder: Path):
-    architect(folder, "HF_ColBERT")
-    write_json(folder / "tokenizer_config.json", {"padding_side": "left"})
-    refuse(folder, "expansion on the left")
-
-
-def test_an_early_pylate_folder_without_a_projection_is_refused(folder: Path):
-    write_modules(folder, TRANSFORMER)
-    describe(folder, query_prefix="[Q] ")
-    refuse(folder, "no projection for the tokens")
 
 
 # -- sparse -------------------------------------------------------------------------------------------------
@@ -236,7 +217,7 @@ def test_what_splade_cannot_do_is_named(folder: Path, pooling: object, transform
 
 def test_an_autoencoder_is_refused(folder: Path):
     encoder = ("sentence_transformers.sparse_encoder.modules.SparseAutoEncoder", "2_SparseAutoEncoder")
-    write_modules(folder, TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling"), encoder)
+    write_modules(folder, TRANSFORMER, POOLING, encoder)
     describe(folder, model_type="SparseEncoder")
     refuse(folder, "Transformer, Pooling, SparseAutoEncoder is not supported")
 
@@ -245,9 +226,12 @@ TABLE = "sentence_transformers.sparse_encoder.modules.sparse_static_embedding.Sp
 MLM = "sentence_transformers.sparse_encoder.models.MLMTransformer.MLMTransformer"
 
 
+FREE = {"query": ["table"], "document": ["", "splade"]}
+
+
 def write_router(folder: Path, *, parameters: object = None, **routes: list[str]) -> None:
     """A Router whose transformer lies in the root."""
-    types = {"table": TABLE, "table2": TABLE, "": MLM, "mlm2": MLM, "splade": SPLADE[0]}
+    types = {"table": TABLE, "table2": TABLE, "../elsewhere": TABLE, "": MLM, "mlm2": MLM, "splade": SPLADE[0]}
     named = {name for names in routes.values() for name in names}
     write_modules(folder, ("sentence_transformers.models.Router", ""))
     write_json(
@@ -261,7 +245,7 @@ def write_router(folder: Path, *, parameters: object = None, **routes: list[str]
 
 
 def test_inference_free_splade_looks_queries_up(folder: Path):
-    write_router(folder, query=["table"], document=["", "splade"])
+    write_router(folder, **FREE)
     write_json(folder / "table" / "tokenizer_config.json", {"model_max_length": 77})
     spec = sparse(folder)
     assert spec.sparse_params("query") == SparseLookup()
@@ -270,45 +254,32 @@ def test_inference_free_splade_looks_queries_up(folder: Path):
 
 
 def test_the_first_route_is_for_texts_without_a_role_if_no_other_is_named(folder: Path):
-    write_router(folder, query=["table"], document=["", "splade"], parameters={"default_route": None})
+    write_router(folder, **FREE, parameters={"default_route": None})
     assert sparse(folder).sparse_params(None) == SparseLookup()
 
 
 @pytest.mark.parametrize(
-    ("routes", "said"),
+    ("routes", "parameters", "said"),
     [
-        ({"query": ["table"], "document": ["table2"]}, "0 transformers"),
-        ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, "2 transformers"),
-        ({"query": ["", "splade"], "document": ["", "splade"]}, "one route is a SparseStaticEmbedding"),
-        ({"query": ["table"], "passage": ["", "splade"]}, "other routes than query and document"),
-        ({"query": ["table"], "document": ["splade", ""]}, "SpladePooling, MLMTransformer is not supported"),
+        ({"query": ["table"], "document": ["table2"]}, {}, "0 transformers"),
+        ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, {}, "2 transformers"),
+        ({"query": ["", "splade"], "document": ["", "splade"]}, {}, "one route is a SparseStaticEmbedding"),
+        ({"query": ["table"], "passage": ["", "splade"]}, {}, "other routes than query and document"),
+        ({"query": ["table"], "document": ["splade", ""]}, {}, "SpladePooling, MLMTransformer is not supported"),
+        (FREE, {"route_mappings": {"(None, 'text')": "document"}}, "route_mappings"),
+        ({"query": ["nothing"]}, {}, "Router of .* cannot be read"),
+        ({"query": ["../elsewhere"]}, {}, "outside the model's folder"),
     ],
 )
-def test_routers_that_are_not_supported_are_refused(folder: Path, routes: dict[str, list[str]], said: str):
-    write_router(folder, **routes)
+def test_routers_that_are_not_supported_are_refused(
+    folder: Path, routes: dict[str, list[str]], parameters: dict[str, object], said: str
+):
+    write_router(folder, parameters={"default_route": "document"} | parameters, **routes)
     refuse(folder, said)
 
 
-def test_a_router_by_modality_is_refused(folder: Path):
-    mappings = {"default_route": "document", "route_mappings": {"(None, 'text')": "document"}}
-    write_router(folder, query=["table"], document=["", "splade"], parameters=mappings)
-    refuse(folder, "route_mappings")
-
-
-def test_a_router_that_cannot_be_read_is_refused(folder: Path):
-    write_modules(folder, ("sentence_transformers.models.Router", ""))
-    write_json(folder / "router_config.json", {"types": {"table": TABLE}, "structure": {"query": ["nothing"]}})
-    refuse(folder, "Router of .* cannot be read")
-
-
-def test_a_router_must_not_point_outside_the_folder(folder: Path):
-    write_modules(folder, ("sentence_transformers.models.Router", ""))
-    write_json(folder / "router_config.json", {"types": {"../elsewhere": TABLE}, "structure": {}})
-    refuse(folder, "outside the model's folder")
-
-
 def test_a_table_with_another_tokenizer_is_refused(folder: Path):
-    write_router(folder, query=["table"], document=["", "splade"])
+    write_router(folder, **FREE)
     write_json(folder / "tokenizer.json", {"model": {"vocab": {"a": 0}}, "truncation": {"max_length": 3}})
     write_json(folder / "table" / "tokenizer.json", {"model": {"vocab": {"a": 0}}, "truncation": None})
     assert sparse(folder).table is not None
@@ -317,7 +288,7 @@ def test_a_table_with_another_tokenizer_is_refused(folder: Path):
 
 
 def test_a_table_in_a_json_file_is_refused(folder: Path):
-    write_router(folder, query=["table"], document=["", "splade"])
+    write_router(folder, **FREE)
     write_json(folder / "table" / "config.json", {"path": "idf.json"})
     refuse(folder, "path is 'idf.json', which is not supported")
 

@@ -1,13 +1,12 @@
 """Weights of late-interaction, sparse and BGE-M3 models that are missing or do not fit are named."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.models.model_families import edit_json, load
+from tests.models.model_families import edit_json, edit_weights, load, refuse, without
 from tests.models.retrieval_families import (
     colbert_v2,
     colbert_without_metadata,
@@ -17,20 +16,7 @@ from tests.models.retrieval_families import (
     splade_max,
     write_bge_m3,
 )
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.types import Embed, MaxSim, SparseEmbed, SparseLookup, TokenEmbed
-
-
-def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(path)
-    edit(weights)
-    path.unlink()
-    save_file(weights, path, metadata={"format": "pt"})
-
-
-def refuse(folder: Path, said: str) -> None:
-    with pytest.raises(ModelLoadError, match=said):
-        load(folder)
 
 
 def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
@@ -58,47 +44,26 @@ def test_batches_of_a_vocabularys_width_are_smaller(tmp_path: Path):
     assert load(path, dtype="float32").default_batch_tokens == 2**30 // (4 * wide) == 1342
 
 
-@pytest.mark.parametrize("write", [colbert_v2, colbert_without_metadata])
-def test_a_colbert_without_its_projection_is_refused(tmp_path: Path, write: Callable[[Path], Path]):
-    path = write(tmp_path / "model")
-    if (path / "model.safetensors").is_file():
-        edit_weights(path / "model.safetensors", lambda weights: weights.pop("linear.weight"))
-    else:
-        weights = torch.load(path / "pytorch_model.bin", weights_only=True)
-        del weights["linear.weight"]
-        torch.save(weights, path / "pytorch_model.bin")
-    refuse(path, "no linear.weight, the projection of a ColBERT")
+WEIGHTS, TABLE = "model.safetensors", "query_0_SparseStaticEmbedding/pytorch_model.bin"
+HEAD = "cls.predictions.transform.dense.weight"
 
 
-def test_a_projection_of_another_size_is_refused(tmp_path: Path):
-    path = pylate_bert(tmp_path / "model")
-    edit_json(path / "1_Dense" / "config.json", lambda config: config.update(out_features=7))
-    refuse(path, "module cannot be loaded")
-
-
-def test_a_projection_that_does_not_fit_the_transformer_is_refused(tmp_path: Path):
-    path = colbert_v2(tmp_path / "model")
-    edit_weights(path / "model.safetensors", lambda weights: weights.update({"linear.weight": torch.ones(4, 5)}))
-    refuse(path, "cannot compute its first batch")
-
-
-def test_a_splade_without_its_language_models_head_is_refused(tmp_path: Path):
-    path = splade_max(tmp_path / "model")
-    head = "cls.predictions.transform.dense.weight"
-    edit_weights(path / "model.safetensors", lambda weights: weights.pop(head))
-    refuse(path, f"lacks 1 weights, {head}")
-
-
-def test_a_table_without_weights_is_refused(tmp_path: Path):
-    path = opensearch(tmp_path / "model")
-    torch.save({"idf": torch.ones(3)}, path / "query_0_SparseStaticEmbedding" / "pytorch_model.bin")
-    refuse(path, "has no weight named weight")
-
-
-def test_a_table_longer_than_the_vocabulary_is_refused(tmp_path: Path):
-    path = opensearch(tmp_path / "model")
-    torch.save({"weight": torch.ones(9999)}, path / "query_0_SparseStaticEmbedding" / "pytorch_model.bin")
-    refuse(path, "9999 weights for a vocabulary of")
+@pytest.mark.parametrize(
+    ("write", "file", "edit", "said"),
+    [
+        (colbert_v2, WEIGHTS, without("linear.weight"), "no linear.weight, the projection of a ColBERT"),
+        (colbert_without_metadata, "pytorch_model.bin", without("linear.weight"), "no linear.weight, the projection"),
+        (colbert_v2, WEIGHTS, lambda found: found.update({"linear.weight": torch.ones(4, 5)}), "cannot compute its fi"),
+        (pylate_bert, "1_Dense/config.json", lambda found: found.update(out_features=7), "module cannot be loaded"),
+        (splade_max, WEIGHTS, without(HEAD), f"lacks 1 weights, {HEAD}"),
+        (opensearch, TABLE, lambda found: found.update(idf=found.pop("weight")), "has no weight named weight"),
+        (opensearch, TABLE, lambda found: found.update(weight=torch.ones(9999)), "9999 weights for a vocabulary of"),
+    ],
+)
+def test_weights_that_are_missing_or_do_not_fit_are_named(tmp_path: Path, write: Any, file: str, edit: Any, said: str):
+    path = write(tmp_path / "model") / file
+    (edit_json if path.suffix == ".json" else edit_weights)(path, edit)
+    refuse(tmp_path / "model", said)
 
 
 @pytest.mark.parametrize("name", ["sparse_linear.pt", "colbert_linear.pt"])

@@ -82,37 +82,37 @@ def test_a_clip_that_says_nothing_has_the_usual_sizes(tmp_path: Path):
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("clip", 49408, 77)
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2"])
-def test_a_classifier_of_images_is_refused(tmp_path: Path, kind: str):
-    name = f"{kind.upper()}ForImageClassification"
-    refuse(write(tmp_path, {"model_type": kind, "architectures": [name]}), f"{name} is not supported")
-
-
 @pytest.mark.parametrize(
-    ("transformer", "said"),
+    ("config", "written", "said"),
     [
-        ({}, "computes text by None and takes its None"),
-        ({"modality_config": {**TOWERS, "text": STATES}}, "computes text by forward and takes its last_hidden_state"),
-        ({"modality_config": {"text": TOWERS["text"]}}, "computes image by None"),
-        ({"modality_config": TOWERS, "module_output_name": "token_embeddings"}, "outputs 'token_embeddings'"),
-        ({"modality_config": TOWERS, "processing_kwargs": {"image": {"do_resize": False}}}, "image.do_resize"),
-        ({"modality_config": TOWERS, "processing_kwargs": {"text": {"padding": False}}}, "'padding': False"),
-        ({"modality_config": TOWERS, "query_length": 8}, "requires query_length"),
+        *(
+            ({"model_type": kind, "architectures": [f"{kind}ForImageClassification"]}, {}, "Classification is not supp")
+            for kind in ("clip", "siglip", "siglip2")
+        ),
+        *(
+            (CLIP, {"transformer": transformer}, said)
+            for transformer, said in (
+                ({}, "computes text by None and takes its None"),
+                ({"modality_config": {**TOWERS, "text": STATES}}, "computes text by forward and takes its last_hidden"),
+                ({"modality_config": {"text": TOWERS["text"]}}, "computes image by None"),
+                ({"modality_config": TOWERS, "module_output_name": "token_embeddings"}, "outputs 'token_embeddings'"),
+                ({"modality_config": TOWERS, "processing_kwargs": {"image": {"do_resize": False}}}, "image.do_resize"),
+                ({"modality_config": TOWERS, "processing_kwargs": {"text": {"padding": False}}}, "'padding': False"),
+                ({"modality_config": TOWERS, "query_length": 8}, "requires query_length"),
+            )
+        ),
+        ({**CLIP, "vision_config": {"image_size": [224, 448]}}, {}, "must be squares"),
+        (
+            SIGLIP,
+            {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]},
+            "pads texts on the left and masks the padding",
+        ),
     ],
 )
-def test_what_the_module_of_a_dual_encoder_asks_for_is_supported_or_refused(
-    tmp_path: Path, transformer: dict[str, Any], said: str
+def test_a_dual_encoder_that_is_not_supported_is_refused(
+    tmp_path: Path, config: dict[str, Any], written: dict[str, Any], said: str
 ):
-    refuse(write(tmp_path, CLIP, transformer=transformer), said)
-
-
-def test_images_that_are_no_squares_are_refused(tmp_path: Path):
-    refuse(write(tmp_path, {**CLIP, "vision_config": {"image_size": [224, 448]}}), "must be squares")
-
-
-def test_what_is_filled_up_on_the_left_and_masked_is_refused(tmp_path: Path):
-    names = ["input_ids", "attention_mask"]
-    refuse(write(tmp_path, SIGLIP, padding_side="left", model_input_names=names), "pads texts on the left")
+    refuse(write(tmp_path, config, **written), said)
 
 
 # -- vision-language models -------------------------------------------------------------------------------
@@ -146,21 +146,9 @@ def test_modules_that_read_plain_text_have_no_conversations(tmp_path: Path):
     assert not read_model_folder(folder).spec.uses_chat_template
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"image": {"max_pixels": 1000}}, "processing_kwargs requires image"),
-        ({"chat_template": {"padding": True}}, "padding"),
-    ],
-)
-def test_options_of_the_processor_are_refused(tmp_path: Path, options: dict[str, Any], said: str):
-    transformer = {"modality_config": {"message": {**STATES, "format": "structured"}}, "processing_kwargs": options}
-    refuse(write(tmp_path, QWEN, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE), said)
-
-
 def test_options_of_the_template_are_kept(tmp_path: Path):
     transformer = {
-        "modality_config": {"message": {**STATES, "format": "structured"}},
+        "modality_config": MESSAGES,
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     }
     folder = write(tmp_path, QWEN, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
@@ -171,15 +159,20 @@ def test_options_of_the_template_are_kept(tmp_path: Path):
     assert spec.pools_instruction
 
 
+MESSAGES = {"message": {**STATES, "format": "structured"}}
+
+
 @pytest.mark.parametrize(
     ("config", "transformer", "said"),
     [
+        ({}, {"modality_config": MESSAGES, "processing_kwargs": {"image": {"max_pixels": 9}}}, "kwargs requires image"),
+        ({}, {"modality_config": MESSAGES, "processing_kwargs": {"chat_template": {"padding": True}}}, "padding"),
         ({"architectures": ["Qwen2VLForImageClassification"]}, None, "is not an embedding model"),
         ({}, {"transformer_task": "any-to-any"}, "task is 'any-to-any'"),
         ({}, {"modality_config": {"message": {**STATES, "method": "generate"}}}, "computes message by generate"),
     ],
 )
-def test_what_is_no_embedding_model_is_refused(
+def test_a_vision_language_model_that_is_not_supported_is_refused(
     tmp_path: Path, config: dict[str, Any], transformer: dict[str, Any] | None, said: str
 ):
     folder = write(tmp_path, {**QWEN, **config}, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)

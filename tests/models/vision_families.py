@@ -1,7 +1,6 @@
 """Tiny models that see, with random weights, as their authors lay out the folders."""
 
 import io
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
-from tests.kept_folders import built_once
+from tests.kept_folders import built_once, by_name, each_built_once
 from tests.model_folders import write_json
 from tests.models.model_families import (
     CORPUS,
@@ -86,6 +85,13 @@ def write_processor(folder: Path, settings: Mapping[str, Any]) -> None:
     write_json(folder / "preprocessor_config.json", dict(settings))
 
 
+def write_seeing(folder: Path, model: Any, tokenizer: Any, processor: Mapping[str, Any]) -> Path:
+    randomize(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_processor(folder, processor)
+    return folder
+
+
 # -- tokenizers -----------------------------------------------------------------------------------------
 
 
@@ -147,32 +153,29 @@ CLIP_PROCESSOR = {
 }
 """As OpenAI's folders have it, but for the size."""
 
-SIGLIP_PROCESSOR = {
+RESCALED = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
     "image_mean": [0.5, 0.5, 0.5],
-    "image_processor_type": "SiglipImageProcessor",
     "image_std": [0.5, 0.5, 0.5],
+    "rescale_factor": 0.00392156862745098,
+}
+
+SIGLIP_PROCESSOR = RESCALED | {
+    "image_processor_type": "SiglipImageProcessor",
     "processor_class": "SiglipProcessor",
     "resample": 3,
-    "rescale_factor": 0.00392156862745098,
     "size": {"height": 32, "width": 32},
 }
 
-NAFLEX_PROCESSOR = {
+NAFLEX_PROCESSOR = RESCALED | {
     "do_convert_rgb": None,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.5, 0.5, 0.5],
     "image_processor_type": "Siglip2ImageProcessor",
-    "image_std": [0.5, 0.5, 0.5],
     "max_num_patches": 20,
     "patch_size": 8,
     "processor_class": "Siglip2Processor",
     "resample": 2,
-    "rescale_factor": 0.00392156862745098,
 }
 
 
@@ -188,10 +191,7 @@ def write_clip(folder: Path, *, eos_token_id: int | None = None) -> Path:
         "pad_token_id": 1,
     }
     config = transformers.CLIPConfig(text_config=text, vision_config={**VISION, "image_size": 32}, projection_dim=24)
-    randomize(transformers.CLIPModel(config)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_processor(folder, CLIP_PROCESSOR)
-    return folder
+    return write_seeing(folder, transformers.CLIPModel(config), tokenizer, CLIP_PROCESSOR)
 
 
 @built_once
@@ -240,12 +240,6 @@ def write_tower_modules(folder: Path, *modules: Module, **more: Any) -> Path:
     return folder
 
 
-@built_once
-def clip_with_heads(folder: Path) -> Path:
-    write_clip(folder)
-    return write_tower_modules(folder, dense(24, 16), Module(type=NEW_NORMALIZE))
-
-
 def write_siglip(folder: Path, tokenizer: Any) -> Path:
     """``google/siglip-*`` and SigLIP 2 of one resolution: the config leaves out what is as usual."""
     text = {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
@@ -267,17 +261,6 @@ def siglip2_of_one_size(folder: Path) -> Path:
 
 
 @built_once
-def siglip2_filled_on_the_left(folder: Path) -> Path:
-    """As transformers does of itself where the folder says nothing."""
-    return write_siglip(folder, write_siglip2_tokenizer(folder, padding_side="left"))
-
-
-@built_once
-def siglip2_masked(folder: Path) -> Path:
-    return write_siglip(folder, write_siglip2_tokenizer(folder, model_input_names=["input_ids", "attention_mask"]))
-
-
-@built_once
 def siglip2_naflex(folder: Path) -> Path:
     tokenizer = write_siglip2_tokenizer(folder)
     text = {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
@@ -287,30 +270,26 @@ def siglip2_naflex(folder: Path) -> Path:
     return folder
 
 
-@built_once
-def siglip_with_modules(folder: Path) -> Path:
-    """sentence-transformers is told to fill texts up, as the model needs it."""
-    return write_tower_modules(
-        siglip2_of_one_size(folder),
-        Module(type=NEW_NORMALIZE),
-        processing_kwargs={"text": {"padding": "max_length", "max_length": 64}},
-    )
-
-
 DUAL_ENCODERS: Mapping[str, Callable[[Path], Path]] = {
-    write.__name__: write
-    for write in (
-        clip,
-        clip_of_today,
-        clip_of_sentence_transformers,
-        clip_with_heads,
-        siglip,
-        siglip2_of_one_size,
-        siglip2_filled_on_the_left,
-        siglip2_masked,
-        siglip2_naflex,
-        siglip_with_modules,
-    )
+    **by_name(clip, clip_of_today, clip_of_sentence_transformers, siglip, siglip2_of_one_size, siglip2_naflex),
+    **each_built_once(
+        clip_with_heads=lambda folder: write_tower_modules(
+            write_clip(folder), dense(24, 16), Module(type=NEW_NORMALIZE)
+        ),
+        # As transformers pads if the folder does not say.
+        siglip2_filled_on_the_left=lambda folder: write_siglip(
+            folder, write_siglip2_tokenizer(folder, padding_side="left")
+        ),
+        siglip2_masked=lambda folder: write_siglip(
+            folder, write_siglip2_tokenizer(folder, model_input_names=["input_ids", "attention_mask"])
+        ),
+        # sentence-transformers is told to pad texts, as the model needs it.
+        siglip_with_modules=lambda folder: write_tower_modules(
+            siglip2_of_one_size(folder),
+            Module(type=NEW_NORMALIZE),
+            processing_kwargs={"text": {"padding": "max_length", "max_length": 64}},
+        ),
+    ),
 }
 
 
@@ -375,35 +354,14 @@ QWEN_TEXT = {
 
 QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 
-QWEN_MODELS: Mapping[str, tuple[type[Any], type[Any], Mapping[str, Any]]] = {
-    "qwen2_vl": (
-        transformers.Qwen2VLConfig,
-        transformers.Qwen2VLForConditionalGeneration,
-        {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2},
-    ),
-    "qwen2_5_vl": (
-        transformers.Qwen2_5_VLConfig,
-        transformers.Qwen2_5_VLForConditionalGeneration,
-        {
-            "hidden_size": HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "intermediate_size": 48,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
-    ),
-    "qwen3_vl": (
-        transformers.Qwen3VLConfig,
-        transformers.Qwen3VLForConditionalGeneration,
-        {
-            "hidden_size": HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "intermediate_size": 48,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
-    ),
+QWEN_TOWER = {"hidden_size": HIDDEN, "out_hidden_size": HIDDEN, "intermediate_size": 48}
+
+QWEN_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VL", {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}),
+    "qwen2_5_vl": ("Qwen2_5_VL", QWEN_TOWER | {"window_size": 16, "fullatt_block_indexes": [1]}),
+    "qwen3_vl": ("Qwen3VL", QWEN_TOWER | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}),
 }
+"""The prefix of transformers' classes, and the vision config."""
 
 
 def qwen_vl_tokenizer() -> Any:
@@ -418,28 +376,20 @@ def qwen_vl_tokenizer() -> Any:
 
 
 def qwen_config(kind: str, tokenizer: Any) -> Any:
-    make_config, _, vision = QWEN_MODELS[kind]
+    name, vision = QWEN_MODELS[kind]
     text = {**QWEN_TEXT, "vocab_size": len(tokenizer), "head_dim": 16}
-    special = {
-        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
-        for name, token in {
-            "image": "image_pad",
-            "video": "video_pad",
-            "vision_start": "vision_start",
-            "vision_end": "vision_end",
-        }.items()
-    }
-    return make_config(text_config=text, vision_config={**QWEN_VISION, **vision}, tie_word_embeddings=False, **special)
+    tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    special = {f"{role}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for role, token in tokens.items()}
+    return getattr(transformers, f"{name}Config")(
+        text_config=text, vision_config={**QWEN_VISION, **vision}, tie_word_embeddings=False, **special
+    )
 
 
 def write_qwen(folder: Path, kind: str) -> Path:
     """A bare folder, with the language model head that such models come with."""
     tokenizer = qwen_vl_tokenizer()
-    model = QWEN_MODELS[kind][1](qwen_config(kind, tokenizer))
-    randomize(model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_processor(folder, QWEN_PROCESSOR)
-    return folder
+    model = getattr(transformers, f"{QWEN_MODELS[kind][0]}ForConditionalGeneration")(qwen_config(kind, tokenizer))
+    return write_seeing(folder, model, tokenizer, QWEN_PROCESSOR)
 
 
 STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
@@ -499,19 +449,10 @@ def qwen2_vl_of_old(folder: Path) -> Path:
     return folder
 
 
-VISION_LANGUAGE: Mapping[str, Callable[[Path], Path]] = {
-    write.__name__: write for write in (qwen2_vl, qwen2_vl_of_old, qwen2_5_vl, qwen3_vl)
-}
+VISION_LANGUAGE = by_name(qwen2_vl, qwen2_vl_of_old, qwen2_5_vl, qwen3_vl)
 
 
 # -- page retrievers --------------------------------------------------------------------------------------
-
-
-def write_retriever(folder: Path, model: Any, tokenizer: Any, processor: Mapping[str, Any]) -> Path:
-    randomize(model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_processor(folder, processor)
-    return folder
 
 
 @built_once
@@ -520,7 +461,7 @@ def colqwen2(folder: Path) -> Path:
     tokenizer = qwen_vl_tokenizer()
     config = transformers.ColQwen2Config(vlm_config=qwen_config("qwen2_vl", tokenizer), embedding_dim=20)
     processor = {**QWEN_PROCESSOR, "processor_class": "ColQwen2Processor"}
-    write_retriever(folder, transformers.ColQwen2ForRetrieval(config), tokenizer, processor)
+    write_seeing(folder, transformers.ColQwen2ForRetrieval(config), tokenizer, processor)
     write_json(folder / "processor_config.json", {"processor_class": "ColQwen2Processor"})
     return folder
 
@@ -543,7 +484,7 @@ def colpali(folder: Path) -> Path:
     )
     config = transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=20)
     processor = {**SIGLIP_PROCESSOR, "processor_class": "ColPaliProcessor", "image_seq_length": 16}
-    return write_retriever(folder, transformers.ColPaliForRetrieval(config), tokenizer, processor)
+    return write_seeing(folder, transformers.ColPaliForRetrieval(config), tokenizer, processor)
 
 
 def write_page_modules(folder: Path, mask: Mapping[str, Any]) -> Path:
@@ -570,9 +511,7 @@ def colqwen2_of_patches_only(folder: Path) -> Path:
     return write_page_modules(folder, {"keep_only_token_ids": [image]})
 
 
-PAGE_RETRIEVERS: Mapping[str, Callable[[Path], Path]] = {
-    write.__name__: write for write in (colqwen2, colpali, colqwen2_with_modules, colqwen2_of_patches_only)
-}
+PAGE_RETRIEVERS = by_name(colqwen2, colpali, colqwen2_with_modules, colqwen2_of_patches_only)
 
 
 # -- serving them ---------------------------------------------------------------------------------------
@@ -606,13 +545,6 @@ class SeeingModel(ServedModel):
         requests = [PoolingRequest(await self.read(item), (params or Embed(),)) for item in items]
         batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
         return [value for batch in batches for (value,) in await self.runner.launch(batch)]
-
-
-def shuffled(items: Sequence[Any], *, seed: int = 7) -> list[int]:
-    """An order of all items, each twice."""
-    order = [*range(len(items)), *range(len(items))]
-    random.Random(seed).shuffle(order)
-    return order
 
 
 def towers_of_transformers(folder: Path) -> tuple[Vectors, Vectors]:

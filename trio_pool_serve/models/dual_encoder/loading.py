@@ -36,9 +36,7 @@ class TwoTowers(Backbone):
         """Return one vector per row, [rows, d]: of its text, or of its image if it has one."""
         texts = [row for row, request in enumerate(forward.requests) if request.prompt.images is None]
         images = [row for row, request in enumerate(forward.requests) if request.prompt.images is not None]
-        parts = []
-        if texts:
-            parts.append(self._of_texts(forward.select(texts)))
+        parts = [self._of_texts(forward.select(texts))] if texts else []
         if images:
             parts.append(self._of_images(forward))
         if len(parts) == 1:

@@ -39,8 +39,6 @@ def load_modules(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
                 raise ModelLoadError(f"{files.name} works on {files.config[key]!r}, which is not supported.")
     try:
         return [MODULES[files.name](files) for files in modules]
-    except ModelLoadError:
-        raise
     except Exception as error:
         raise ModelLoadError(f"A module cannot be loaded: {error}") from error
 

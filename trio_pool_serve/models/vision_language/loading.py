@@ -88,17 +88,15 @@ class QwenVision(Backbone):
         """
         rows, longest = len(forward.requests), int(forward.lengths.max())
         ids = np.zeros((rows, longest), dtype=np.int64)
-        attended = np.zeros((rows, longest), dtype=np.int64)
         for row, request in enumerate(forward.requests):
             ids[row, : request.tokens] = request.prompt.token_ids
-            attended[row, : request.tokens] = 1
         grids = joined(images_of(forward.requests), "image_grid_thw")
         model: Any = self.model
         positions, _ = model.get_rope_index(
             torch.from_numpy(ids),
             torch.from_numpy((ids == self.image_token_id).astype(np.int64)),
             image_grid_thw=torch.from_numpy(grids),
-            attention_mask=torch.from_numpy(attended),
+            attention_mask=torch.from_numpy((np.arange(longest) < forward.lengths[:, None]).astype(np.int64)),
         )
         return to_device(positions.numpy(), forward.device)
 
