@@ -16,9 +16,8 @@ class SkipFirstToken(TextFormat):
 
     token_id: int | None
 
-    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, _: InputType | None) -> RenderedPrompt:
         """Mark all tokens but the first as kept."""
-        del input_type
         is_first = len(token_ids) > 0 and token_ids[0] == self.token_id
         return RenderedPrompt(token_ids, kept=np.arange(len(token_ids)) > 0 if is_first else None)
 

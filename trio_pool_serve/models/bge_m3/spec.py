@@ -45,10 +45,8 @@ def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
 def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
     document = read_json(files.transformer_path / "tokenizer.json")
     ids = {token["content"]: int(token["id"]) for token in document.get("added_tokens") or ()}
-    names = []
-    for key, default in UNWEIGHTED_TOKENS.items():
-        token = files.tokenizer_config.get(key) or default
-        names.append(token["content"] if isinstance(token, dict) else token)
+    tokens = [files.tokenizer_config.get(key) or default for key, default in UNWEIGHTED_TOKENS.items()]
+    names = [token["content"] if isinstance(token, dict) else token for token in tokens]
     missing = [name for name in names if name not in ids]
     if missing:
         raise ModelLoadError(f"tokenizer.json does not have the special tokens {', '.join(missing)}.")

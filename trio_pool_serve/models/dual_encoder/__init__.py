@@ -30,9 +30,8 @@ class PaddedFormat(TextFormat):
     padding: TextPadding
     pad_id: int
 
-    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, _: InputType | None) -> RenderedPrompt:
         """Pad a text."""
-        del input_type
         tokens = len(token_ids)
         padded = np.full(max(self.padding.length, tokens), self.pad_id, dtype=np.int32)
         start = len(padded) - tokens if self.padding.pad_left else 0

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
 from jinja2 import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
@@ -52,20 +51,21 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
     """Return how texts are put into the chat template, ``None`` if they are not. Raises ``ModelLoadError``."""
     options = _template_options(files)
     template = read_chat_template(files)
-    inferred = ChatFormat(
-        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES
-        and expects_content_parts(template or ".type"),
+    is_declared = bool(files.modules) and files.chat_template is None
+    if is_declared and files.modality_config.get("message") is None:
+        return None
+    if template is None and not files.modules:
+        return None
+    is_flat = files.text_config.get("model_type") in FLAT_MODEL_TYPES
+    structured = read_message_format(files) if is_declared else None
+    if structured is None:
+        structured = not is_flat and expects_content_parts(template or ".type")
+    return ChatFormat(
+        structured=structured,
         options=options,
+        required=is_declared or files.chat_template is not None,
         instruction_is_variable="instruction" in variables_of(template or ""),
     )
-    if files.chat_template is not None:
-        return inferred
-    if not files.modules:
-        return evolve(inferred, required=False) if template is not None else None
-    if files.modality_config.get("message") is None:
-        return None
-    structured = read_message_format(files)
-    return inferred if structured is None else evolve(inferred, structured=structured)
 
 
 def read_message_format(files: FolderFiles) -> bool | None:

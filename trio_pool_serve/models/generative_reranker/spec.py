@@ -65,7 +65,9 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
         if all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document")):
             template = read_chat_format(files)
         elif config.task == "score":
-            template = _reranker_template(files)
+            for token in ("<|im_start|>", "<|im_end|>"):
+                _token_id(files, token)
+            template = RerankerTemplate()
         else:
             return None
         true_token_id, false_token_id = _token_id(files, "yes"), _token_id(files, "no")
@@ -91,17 +93,8 @@ def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:
     return config["true_token_id"], config.get("false_token_id")
 
 
-def _reranker_template(files: FolderFiles) -> RerankerTemplate:
-    for token in ("<|im_start|>", "<|im_end|>"):
-        if find_token_id(files, token) is None:
-            raise ModelLoadError(
-                f"--task score: the vocabulary has no {token}, so Qwen3-Reranker's prompt cannot be used."
-            )
-    return RerankerTemplate()
-
-
 def _token_id(files: FolderFiles, token: str) -> int:
     found = find_token_id(files, token)
     if found is None:
-        raise ModelLoadError(f"The vocabulary has no token {token!r}, whose logit a generative reranker scores by.")
+        raise ModelLoadError(f"The vocabulary has no token {token!r}, which a generative reranker needs.")
     return found

@@ -1,1 +1,1 @@
-"""Checkpoints to modules on a device; the runner of a model."""
+"""Loading a model: its tokenizer, its renderer, its checkpoint, and the runner that computes it."""

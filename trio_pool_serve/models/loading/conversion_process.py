@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.loading.converter import (
     ConversionJob,
     Convert,
@@ -21,7 +22,7 @@ from trio_pool_serve.models.loading.converter import (
     Reply,
     ToConversion,
 )
-from trio_pool_serve.models.loading.tokenizer_loading import import_transformers
+from trio_pool_serve.models.loading.tokenizer_loading import import_transformers, load_tokenizer
 from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.storage.model_cache import ModelCache
@@ -99,10 +100,8 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
     # Imported here: this takes seconds, in which the process could not notice that its parent has ended.
     from transformers.utils.logging import disable_progress_bar
 
-    from trio_pool_serve.models.files.exported_files import exported_file
     from trio_pool_serve.models.folder import read_model_folder
     from trio_pool_serve.models.loading.sample_prompts import sample_prompts
-    from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
     from trio_pool_serve.models.loading.torch_loading import load_parts
     from trio_pool_serve.runner.openvino.preparation import Preparation
 

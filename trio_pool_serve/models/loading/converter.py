@@ -94,8 +94,7 @@ class Converter(Protocol):
 
 
 MakeConverter = Callable[[ConversionJob], Converter]
-"""Loads a model by torch. Blocks for seconds. Raises ``ModelLoadError``, and ``OSError`` if no process can be started.
-"""
+"""Loads a model with torch. Blocks for seconds. Raises ``ModelLoadError``, or ``OSError`` if no process can start."""
 
 
 class ConversionCrashError(ModelLoadError):
@@ -180,7 +179,7 @@ class ChildConverter:
 
     @classmethod
     def loaded(cls, job: ConversionJob) -> "ChildConverter":
-        """Return a loaded model. Raises ``OSError`` if no process can be started, and the errors of ``load``."""
+        """Return a loaded model. Raises ``OSError`` if no process can start, and the errors of ``load``."""
         child = cls(job)
         try:
             child.load()

@@ -117,9 +117,8 @@ def chat_templates_of(
     folder: AnyModelFolder, of_tokenizer: Any, special_tokens: Mapping[str, str]
 ) -> ModelChatTemplates:
     """Return a model's chat templates."""
-    found = folder.chat_template
-    if found is None:
-        found = processor_template(folder.transformer_path) or of_tokenizer
+    own = processor_template(folder.transformer_path) or of_tokenizer
+    found = own if folder.chat_template is None else folder.chat_template
     return ModelChatTemplates(templates=_by_name(found), special_tokens=special_tokens)
 
 
@@ -228,15 +227,14 @@ def _markers(
 
     ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on. Others stay ordinary text.
     """
-    split: list[tokenizers.AddedToken] = []
-    if not (texts := [*filter(str.strip, folder.spec.marker_tokens)]):
-        return split
-    known = vocabulary()
-    for marker in texts:
-        token = next((text for text in (marker, marker.split()[0]) if text in known), None)
-        if token is not None and tokenize(token) != [token]:
-            split.append(tokenizers.AddedToken(token, normalized=False, special=True))
-    return split
+    markers = [*filter(str.strip, folder.spec.marker_tokens)]
+    known = vocabulary() if markers else {}
+    found = [next((text for text in (marker, marker.split()[0]) if text in known), None) for marker in markers]
+    return [
+        tokenizers.AddedToken(token, normalized=False, special=True)
+        for token in found
+        if token is not None and tokenize(token) != [token]
+    ]
 
 
 def read_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool) -> tuple[tokenizers.Tokenizer, TokenizerRecord]:

@@ -33,9 +33,8 @@ class PageQueryFormat(TextFormat):
         """Return the maximum without the suffix."""
         return super().max_tokens_of(input_type, max_model_len) - len(self.suffix)
 
-    def adds_special_tokens(self, input_type: InputType | None) -> bool:
+    def adds_special_tokens(self, _: InputType | None) -> bool:
         """Return ``False``."""
-        del input_type
         return False
 
     def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:

@@ -8,7 +8,7 @@ around a page is not in the model's files; the constants below repeat those of t
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -16,6 +16,9 @@ from trio_pool_serve.models.dual_encoder.spec import ImageTower
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, ScoringMask, scoring_mask
 from trio_pool_serve.models.vision_language.spec import ImagePatches, read_patches
+
+MODEL_TYPES = {"ColPaliForRetrieval": "paligemma", "ColQwen2ForRetrieval": "qwen2_vl"}
+"""Model types of the vision-language models, by transformers' class."""
 
 QUERY_AUGMENTATION_TOKENS = 10
 """Padding tokens after every query: ColPali's query augmentation."""
@@ -43,31 +46,34 @@ class PageRetrieval(LateInteraction):
 def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | None:
     """Read folders of the two classes."""
     [*others, name] = files.architectures or ("",)
-    if others or name not in ("ColPaliForRetrieval", "ColQwen2ForRetrieval"):
+    if others or name not in MODEL_TYPES:
         return None
-    mask = _mask(files)
-    processor = read_json(files.transformer_path / "processor_config.json")
-    mean_scores = files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim"
     vlm: Mapping[str, Any] = files.config.get("vlm_config") or {}
-    if name == "ColQwen2ForRetrieval":
-        if vlm.get("model_type", "qwen2_vl") != "qwen2_vl":
-            raise ModelLoadError(f"A ColQwen2 of {vlm['model_type']} is not supported.")
-        patches = read_patches(vlm, "qwen2_vl")
-        return PageRetrieval(
-            class_name=name,
-            text_prefix=processor.get("query_prefix") or "Query: ",
-            page_text=processor.get("visual_prompt_prefix") or QWEN_PAGE,
-            placeholder="<|image_pad|>",
-            placeholder_id=patches.token_id,
-            images=patches,
-            mask=mask,
-            mean_scores=mean_scores,
-        )
-    if vlm.get("model_type", "paligemma") != "paligemma":
-        raise ModelLoadError(f"A ColPali of {vlm['model_type']} is not supported.")
+    model_type = MODEL_TYPES[name]
+    if vlm.get("model_type", model_type) != model_type:
+        raise ModelLoadError(f"A {name.removesuffix('ForRetrieval')} of {vlm['model_type']} is not supported.")
+    processor = read_json(files.transformer_path / "processor_config.json")
+    spec = _colqwen2(vlm, processor) if model_type == "qwen2_vl" else _colpali(vlm, processor)
+    mean_scores = files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim"
+    return evolve(spec, mask=_mask(files), mean_scores=mean_scores)
+
+
+def _colqwen2(vlm: Mapping[str, Any], processor: Mapping[str, Any]) -> PageRetrieval:
+    patches = read_patches(vlm, "qwen2_vl")
+    return PageRetrieval(
+        class_name="ColQwen2ForRetrieval",
+        text_prefix=processor.get("query_prefix") or "Query: ",
+        page_text=processor.get("visual_prompt_prefix") or QWEN_PAGE,
+        placeholder="<|image_pad|>",
+        placeholder_id=patches.token_id,
+        images=patches,
+    )
+
+
+def _colpali(vlm: Mapping[str, Any], processor: Mapping[str, Any]) -> PageRetrieval:
     vision = vlm.get("vision_config") or {}
     return PageRetrieval(
-        class_name=name,
+        class_name="ColPaliForRetrieval",
         text_prefix=f"<bos>{processor.get('query_prefix', 'Question: ')}",
         page_text=f"<image><bos>{processor.get('visual_prompt_prefix', 'Describe the image.')}\n",
         placeholder="<image>",
@@ -75,8 +81,6 @@ def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | N
         images=ImageTower(
             image_size=vision.get("image_size", 224), patch_size=vision.get("patch_size", 14), has_class_token=False
         ),
-        mask=mask,
-        mean_scores=mean_scores,
     )
 
 

@@ -22,9 +22,8 @@ class PlaceholderFormat:
     token_id: int
     max_model_len: int
 
-    def alone(self, image: ImageFeatures) -> RenderedPrompt | None:
+    def alone(self, _: ImageFeatures) -> RenderedPrompt | None:
         """Return ``None``: the chat template renders the text around an image."""
-        del image
         return None
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
