@@ -27,8 +27,8 @@ METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_
 DEFAULT_PATCH_SIZE = {"clip": 32, "siglip": 16, "siglip2": 16}
 """Pixels, by model type, if vision_config omits it."""
 
-TEXT_KWARGS = {"text": ("padding", "truncation", "max_length")}
-"""processing_kwargs by which sentence-transformers pads texts as SigLIP's processor does."""
+TEXT_KWARGS = ("padding", "truncation", "max_length")
+"""processing_kwargs for texts, by which sentence-transformers pads texts as SigLIP's processor does."""
 
 
 @frozen(kw_only=True)
@@ -93,7 +93,7 @@ def read_dual_encoder(files: FolderFiles, _: ModelConfig) -> DualEncoder | None:
 
 def _check_modules(files: FolderFiles) -> None:
     files.reject_input_type_lengths()
-    files.reject_processing_kwargs(TEXT_KWARGS)
+    files.reject_processing_kwargs(text=TEXT_KWARGS)
     kwargs = files.processing_kwargs.get("text") or {}
     if kwargs.get("padding", True) not in (True, "max_length", "longest") or not kwargs.get("truncation", True):
         raise ModelLoadError(f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.")

@@ -6,16 +6,12 @@ import stat
 from collections.abc import Collection, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
-
-ModalityConfig: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""For each modality that a transformer module accepts: the method that computes it and the output that is used.
-``message`` is the modality of conversations."""
 
 
 @frozen(kw_only=True)
@@ -34,8 +30,6 @@ class RouterFiles:
     routes: Mapping[str, tuple[ModuleFiles, ...]]
     default_route: str | None
 
-
-NO_KWARGS: Mapping[str, Collection[str]] = {}
 
 INPUT_TYPE_LENGTHS = ("query_length", "document_length", "query_expansion")
 
@@ -96,8 +90,11 @@ class FolderFiles:
         return str(self.module_config.get("transformer_task", "feature-extraction"))
 
     @property
-    def modality_config(self) -> ModalityConfig:
-        """``modality_config`` of the transformer module; empty if it has none."""
+    def modality_config(self) -> Mapping[str, Mapping[str, Any]]:
+        """``modality_config`` of the transformer module: the method and the output for each modality; maybe empty.
+
+        ``message`` is the modality of conversations.
+        """
         return self.module_config.get("modality_config") or {}
 
     @property
@@ -123,7 +120,7 @@ class FolderFiles:
                     f"supported; {method} and {output} are."
                 )
 
-    def reject_processing_kwargs(self, known: Mapping[str, Collection[str]] = NO_KWARGS) -> None:
+    def reject_processing_kwargs(self, **known: Collection[str]) -> None:
         """Raise ``ModelLoadError`` for ``processing_kwargs`` other than the ``known`` ones of each section."""
         kwargs = self.processing_kwargs
         unknown = [

@@ -6,7 +6,6 @@ or with ``--task score``.
 """
 
 import re
-from typing import TypeAlias
 
 from attrs import frozen
 
@@ -35,9 +34,6 @@ class RerankerTemplate:
         return f"<Instruct>: {instruction or self.instruction}\n<Query>: {first}\n<Document>: {second}"
 
 
-PairTemplate: TypeAlias = ChatFormat | RerankerTemplate
-
-
 @frozen(kw_only=True)
 class GenerativeReranker(ModelSpec):
     """Scores a pair by logit(true) − logit(false), or by logit(true) if there is no ``false_token_id``."""
@@ -45,7 +41,7 @@ class GenerativeReranker(ModelSpec):
     true_token_id: int
     false_token_id: int | None
     score_activation: str
-    template: PairTemplate | None
+    template: ChatFormat | RerankerTemplate | None
     """``None``: the tokenizer joins both texts."""
 
     tasks = frozenset({"score"})
@@ -54,7 +50,7 @@ class GenerativeReranker(ModelSpec):
 
 def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> GenerativeReranker | None:
     """Read causal language models whose files, or ``--task score``, make them rerankers."""
-    template: PairTemplate | None
+    template: ChatFormat | RerankerTemplate | None
     if files.modules:
         if files.encoder_class != "CrossEncoder" or files.transformer_task != "text-generation":
             return None

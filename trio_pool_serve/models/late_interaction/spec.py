@@ -7,7 +7,7 @@ original ColBERT's ``HF_ColBERT``, with the projection among the transformer's w
 
 import string
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from attrs import evolve, frozen
 
@@ -15,9 +15,6 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.model_spec import ModelSpec
-
-ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
-"""fixed: every query has exactly ``length`` tokens. min: at least ``length``."""
 
 STANFORD = "HF_ColBERT"
 METADATA = "artifact.metadata"
@@ -31,8 +28,6 @@ PYLATE_KEYS = (
 DEFAULT_QUERY_LENGTH = 32
 """Tokens of an expanded query if the files declare none: ColBERT's and PyLate's default."""
 
-OVER_TOKENS = {"module_input_name": "token_embeddings"}
-
 
 @frozen(kw_only=True)
 class QueryExpansion:
@@ -43,7 +38,8 @@ class QueryExpansion:
     """
 
     length: int
-    strategy: ExpansionStrategy = "fixed"
+    strategy: Literal["fixed", "min"] = "fixed"
+    """fixed: every query has exactly ``length`` tokens. min: at least ``length``."""
     attends_to_expansion: bool = False
     token: str | None = None
 
@@ -221,9 +217,8 @@ def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[Mod
             if module.config.get("module_input_name") == "token_embeddings":
                 kept.append(_over_tokens(module))
         elif module.name == "Dense":
-            kept.append(
-                _over_tokens(evolve(module, config={**module.config, **OVER_TOKENS}) if is_converted else module)
-            )
+            over_tokens = {"module_input_name": "token_embeddings"} if is_converted else {}
+            kept.append(_over_tokens(evolve(module, config={**module.config, **over_tokens})))
         elif module.name != "Pooling" or not is_converted:
             raise ModelLoadError(f"A late-interaction model with a {module.name} module is not supported.")
     if is_converted and not kept:

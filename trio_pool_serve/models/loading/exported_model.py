@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, Check, ConvertedModel, is_near
-from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads, ExportedGraph, UnusableGraphError
+from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.shared_cores import usable_cores
@@ -52,8 +52,11 @@ class ExportedModel:
     _model: ConvertedModel = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        exported_heads, spec = self.folder.kind.exported_heads, self.folder.spec
+        if exported_heads is None:
+            raise self._unusable(f"without torch there are no heads for {type(spec).__name__} models")
         try:
-            heads = self._heads()
+            heads = exported_heads(spec)
             exported = ExportedGraph.read(self.file, heads.output)
             parameters, weight_bytes = exported.parameters()
             self._graph = exported.joined(heads.graph)
@@ -88,12 +91,6 @@ class ExportedModel:
             raise self._unusable("its output is not finite, or depends on the padding behind a row")
         dimensions = len(np.asarray(alone)) if "Embed" in runner.model.heads else 0
         return replace(self._model, check=Check.of(short, alone), dimensions=dimensions)
-
-    def _heads(self) -> BuiltHeads:
-        kind, spec = self.folder.kind, self.folder.spec
-        if kind.exported_heads is None:
-            raise UnusableGraphError(f"without torch there are no heads for {type(spec).__name__} models")
-        return kind.exported_heads(spec)
 
     def close(self) -> None:
         """Free its memory."""

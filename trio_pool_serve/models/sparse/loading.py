@@ -1,10 +1,8 @@
 """Loading learned sparse models: a masked language model and an optional table of token weights."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
@@ -25,7 +23,9 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     }
     description = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
-        table = _read_table(spec.table)
+        table = read_weights(spec.table, "weight").get("")
+        if table is None:
+            raise ModelLoadError(f"{spec.table} has no weight named weight.")
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
         # Clients may send any id of the vocabulary, whose size is often rounded up.
@@ -36,10 +36,3 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, description=description, output_width=folder.vocab_size
     )
-
-
-def _read_table(folder: Path) -> Tensor:
-    weights = read_weights(folder, "weight")
-    if "" not in weights:
-        raise ModelLoadError(f"{folder} has no weight named weight.")
-    return weights[""]
