@@ -40,7 +40,10 @@ class Embedding(ModelSpec):
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
-    _refuse_unsupported(files)
+    for name in () if files.modules else files.architectures:
+        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
+            raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
+    require_plain_states(files)
     files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     return Embedding(
         modules=modules_after_transformer(files, config),
@@ -127,13 +130,6 @@ def similarity_of(files: FolderFiles) -> Similarity:
 
 IGNORED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "ForConditionalGeneration", "ForTextEncoding")
 """Class suffixes that a bare transformer may be saved with: sentence-transformers pools the states below the head."""
-
-
-def _refuse_unsupported(files: FolderFiles) -> None:
-    for name in () if files.modules else files.architectures:
-        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
-            raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
-    require_plain_states(files)
 
 
 def require_plain_states(files: FolderFiles) -> None:

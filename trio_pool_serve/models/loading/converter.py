@@ -143,9 +143,8 @@ class ConverterProcess:
                 except msgspec.DecodeError:  # the package has been upgraded since this process started
                     self.popen.kill()
         code = self.popen.wait()
-        with _lock:
-            if self in _running:
-                _running.remove(self)
+        with _lock, suppress(ValueError):  # another thread may have removed it
+            _running.remove(self)
         how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
         error_type = ConversionCrashError if -code in CRASHES else ModelLoadError
         raise error_type(f"The process that converts the model {how}.")

@@ -23,7 +23,6 @@ from trio_pool_serve.models.embedding.spec import (
 )
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import Arrays
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
@@ -74,22 +73,15 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     if unsupported:
         raise ModelLoadError(f"{unsupported[0]} is not an embedding model, and is not supported.")
     require_plain_states(files)
+    if files.modules and "message" in files.modality_config:
+        files.require_methods({"message": STATES})
     return VisionLanguage(
         modules=modules_after_transformer(files, config),
         assumption=assumption_of(files, config),
         similarity=similarity_of(files),
-        conversation=_conversation(files),
+        conversation=read_conversation(files) if files.modules else read_chat_format(files),
         patches=read_patches(files.config, model_type),
     )
-
-
-def _conversation(files: FolderFiles) -> ChatFormat | None:
-    """Return how inputs are put into the chat template, ``None`` if modules.json declares no conversations."""
-    if not files.modules:
-        return read_chat_format(files)
-    if "message" in files.modality_config:
-        files.require_methods({"message": STATES})
-    return read_conversation(files)
 
 
 def read_patches(config: Mapping[str, Any], model_type: str) -> ImagePatches:
