@@ -4,7 +4,9 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import attrs
 import httpx
@@ -17,7 +19,7 @@ from tests.model_folders import write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import until
-from tests.serving.changing_models import ADMIN, Loader, changing
+from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelChangesConfig
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
@@ -29,48 +31,51 @@ from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
 
 
-async def test_a_model_is_loaded_computes_and_is_unloaded(tmp_path):
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Changing]:
     async with changing(tmp_path) as live:
-        assert (await live.embed("bb")).status_code == 404
-        card = (await live.load("b")).json()
-        assert (card["id"], card["state"], card["max_model_len"], card["task"]) == ("b", "loaded", 64, "embed")
-        answer = (await live.embed("b")).json()
-        assert (answer["model"], len(answer["data"][0]["embedding"])) == ("b", 5)
-        assert await live.states() == {"a": "loaded", "b": "loaded"}
-        assert (await live.unload("b")).json() == {"id": "b", "deleted": True, "object": "model"}
-        gone = await live.embed("b")
-        assert (gone.status_code, "This server has: a." in gone.text) == (404, True)
-        assert await live.states() == {"a": "loaded"}
-        assert (await live.embed()).json()["model"] == "a"
-        assert live.loader.loads == {"a": 1, "b": 1}
+        yield live
 
 
-async def test_further_names_select_the_same_model_and_are_all_taken(tmp_path):
-    async with changing(tmp_path) as live:
-        assert (await live.load("b", aliases=["bee", "beta"])).status_code == 200
-        assert (await live.embed("beta")).json()["model"] == "b"
-        for taken in ({"name": "bee"}, {"name": "a"}, {"name": "c", "aliases": ["b"]}):
-            answer = await live.load("c", **taken)
-            assert (answer.status_code, answer.json()["error"]["type"]) == (409, "ConflictError")
-        assert (await live.unload("bee")).json()["id"] == "b"
-        assert (await live.states()) == {"a": "loaded"}
+async def test_a_model_is_loaded_computes_and_is_unloaded(live):
+    assert (await live.embed("bb")).status_code == 404
+    card = (await live.load("b")).json()
+    assert (card["id"], card["state"], card["max_model_len"], card["task"]) == ("b", "loaded", 64, "embed")
+    answer = (await live.embed("b")).json()
+    assert (answer["model"], len(answer["data"][0]["embedding"])) == ("b", 5)
+    assert await live.states() == {"a": "loaded", "b": "loaded"}
+    assert (await live.unload("b")).json() == {"id": "b", "deleted": True, "object": "model"}
+    gone = await live.embed("b")
+    assert (gone.status_code, "This server has: a." in gone.text) == (404, True)
+    assert await live.states() == {"a": "loaded"}
+    assert (await live.embed()).json()["model"] == "a"
+    assert live.loader.loads == {"a": 1, "b": 1}
 
 
-async def test_nothing_refers_to_a_model_that_has_been_unloaded(tmp_path):
-    async with changing(tmp_path) as live:
-        await live.load("b")
-        await live.embed("b")
-        (runner,) = live.loader.runners.pop("b")
-        served = weakref.ref(live.service.served["b"])
-        references = weakref.ref(runner), weakref.ref(live.service.model("b").renderer)
-        del runner
-        await live.unload("b")
-        gc.collect()
-        assert [reference() for reference in references] == [None, None]
-        await live.embed()
-        gc.collect()
-        assert served() is None
-        assert 'model="b"' not in (await live.client.get("/metrics", headers=ADMIN)).text
+async def test_further_names_select_the_same_model_and_are_all_taken(live):
+    assert (await live.load("b", aliases=["bee", "beta"])).status_code == 200
+    assert (await live.embed("beta")).json()["model"] == "b"
+    for taken in ({"name": "bee"}, {"name": "a"}, {"name": "c", "aliases": ["b"]}):
+        answer = await live.load("c", **taken)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (409, "ConflictError")
+    assert (await live.unload("bee")).json()["id"] == "b"
+    assert (await live.states()) == {"a": "loaded"}
+
+
+async def test_nothing_refers_to_a_model_that_has_been_unloaded(live):
+    await live.load("b")
+    await live.embed("b")
+    (runner,) = live.loader.runners.pop("b")
+    served = weakref.ref(live.service.served["b"])
+    references = weakref.ref(runner), weakref.ref(live.service.model("b").renderer)
+    del runner
+    await live.unload("b")
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    await live.embed()
+    gc.collect()
+    assert served() is None
+    assert 'model="b"' not in (await live.client.get("/metrics", headers=ADMIN)).text
 
 
 async def test_a_runner_is_freed_in_a_thread(tmp_path):
@@ -126,27 +131,26 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_changes_nothing(tm
     assert loader.loads["b"] == 1
 
 
-async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(tmp_path):
-    async with changing(tmp_path) as live:
-        models = live.service.models
-        async with live.loading("b"):
-            served = models.by_name["b"]
-            with trio.move_on_after(0.01) as scope:
-                await models.remove(served, drains=False)
-            assert scope.cancelled_caught  # the thread that loads is still busy
-            assert "b" not in models.by_name
-        with trio.fail_after(30):
-            await served.ended.wait()
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await models.loaded(models.by_name["a"])
-            await trio.lowlevel.checkpoint()
-        assert scope.cancelled_caught
-        await wait_idle(live.service)
+async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(live):
+    models = live.service.models
+    async with live.loading("b"):
+        served = models.by_name["b"]
+        with trio.move_on_after(0.01) as scope:
+            await models.remove(served, drains=False)
+        assert scope.cancelled_caught  # the thread that loads is still busy
+        assert "b" not in models.by_name
+    with trio.fail_after(30):
+        await served.ended.wait()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await models.loaded(models.by_name["a"])
+        await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    await wait_idle(live.service)
 
 
-async def test_deleting_a_model_that_is_being_loaded_stops_that(tmp_path):
-    async with changing(tmp_path) as live, trio.open_nursery() as nursery:
+async def test_deleting_a_model_that_is_being_loaded_stops_that(live):
+    async with trio.open_nursery() as nursery:
         async with live.loading("b") as answers:
             nursery.start_soon(live.unload, "b")
             await live.wait_state("b", None)
@@ -209,8 +213,8 @@ async def test_an_error_while_a_model_is_unloaded_does_not_keep_it_from_being_lo
         assert await live.metric('trio_pool_serve_model_changes_total{of="unloads"}') == 3.0
 
 
-async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path):
-    async with changing(tmp_path) as live, trio.open_nursery() as nursery:
+async def test_another_model_is_the_default_while_the_first_one_drains(live):
+    async with trio.open_nursery() as nursery:
         await live.load("b")
         async with live.in_use("a"):
             nursery.start_soon(live.unload, "a", "?drain=1")
@@ -224,32 +228,30 @@ async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path)
             assert (refused.status_code, "`a` is being unloaded" in refused.text) == (404, True)
 
 
-async def test_one_model_may_take_unknown_names(tmp_path):
-    async with changing(tmp_path) as live:
-        assert (await live.load("b", name="*")).status_code == 400
-        assert (await live.load("b", aliases=["*"])).status_code == 200
-        assert [(await live.embed(name)).json()["model"] for name in ("x", "a", None)] == ["b", "a", "a"]
-        assert (await live.load("c", aliases=["*"])).status_code == 409
-        assert (await live.unload("*")).status_code == 404
-        assert (await live.unload("b")).status_code == 200
-        assert (await live.embed("x")).status_code == 404
+async def test_one_model_may_take_unknown_names(live):
+    assert (await live.load("b", name="*")).status_code == 400
+    assert (await live.load("b", aliases=["*"])).status_code == 200
+    assert [(await live.embed(name)).json()["model"] for name in ("x", "a", None)] == ["b", "a", "a"]
+    assert (await live.load("c", aliases=["*"])).status_code == 409
+    assert (await live.unload("*")).status_code == 404
+    assert (await live.unload("b")).status_code == 200
+    assert (await live.embed("x")).status_code == 404
 
 
-async def test_a_model_in_use_is_not_unloaded_unless_it_drains(tmp_path):
-    async with changing(tmp_path) as live:
-        await live.load("b")
-        async with live.in_use("b") as answers:
-            busy = await live.unload("b")
-            assert (busy.status_code, "1 requests use the model `b`" in busy.text) == (409, True)
-            async with live.asking(live.unload, "b", "?drain=1") as drained:
-                await live.wait_state("b", "draining")
-                refused = await live.embed("b")
-                assert (refused.status_code, "is being unloaded" in refused.text) == (404, True)
-                assert (await live.embed("a")).status_code == 200
-                assert answers == drained == []
-                live.loader.runners["b"][0].gate.set()
-        assert (answers[0].status_code, drained[0].status_code) == (200, 200)
-        assert await live.states() == {"a": "loaded"}
+async def test_a_model_in_use_is_not_unloaded_unless_it_drains(live):
+    await live.load("b")
+    async with live.in_use("b") as answers:
+        busy = await live.unload("b")
+        assert (busy.status_code, "1 requests use the model `b`" in busy.text) == (409, True)
+        async with live.asking(live.unload, "b", "?drain=1") as drained:
+            await live.wait_state("b", "draining")
+            refused = await live.embed("b")
+            assert (refused.status_code, "is being unloaded" in refused.text) == (404, True)
+            assert (await live.embed("a")).status_code == 200
+            assert answers == drained == []
+            live.loader.runners["b"][0].gate.set()
+    assert (answers[0].status_code, drained[0].status_code) == (200, 200)
+    assert await live.states() == {"a": "loaded"}
 
 
 async def test_a_drain_ends_after_its_time_limit_and_the_requests_that_are_left_fail(tmp_path):
@@ -261,21 +263,20 @@ async def test_a_drain_ends_after_its_time_limit_and_the_requests_that_are_left_
         assert (await live.embed("a")).status_code == 200
 
 
-async def test_a_stream_uses_its_model_until_it_has_been_sent(tmp_path):
-    async with changing(tmp_path) as live:
-        await live.load("b")
-        (runner,) = live.loader.runners["b"]
-        runner.gate.clear()
-        body = {"input": ["hello", "world"], "model": "b", "stream": True}
-        async with live.client.stream("POST", "/v1/embeddings", json=body, headers=ADMIN) as stream:
-            assert stream.status_code == 200
-            assert (await live.unload("b")).status_code == 409
-            runner.gate.set()
-            events = [line async for line in stream.aiter_lines() if line]
-        assert events[-1] == "data: [DONE]"
-        with trio.fail_after(30):
-            while (await live.unload("b")).status_code != 200:  # noqa: ASYNC110
-                await trio.sleep(0.005)
+async def test_a_stream_uses_its_model_until_it_has_been_sent(live):
+    await live.load("b")
+    (runner,) = live.loader.runners["b"]
+    runner.gate.clear()
+    body = {"input": ["hello", "world"], "model": "b", "stream": True}
+    async with live.client.stream("POST", "/v1/embeddings", json=body, headers=ADMIN) as stream:
+        assert stream.status_code == 200
+        assert (await live.unload("b")).status_code == 409
+        runner.gate.set()
+        events = [line async for line in stream.aiter_lines() if line]
+    assert events[-1] == "data: [DONE]"
+    with trio.fail_after(30):
+        while (await live.unload("b")).status_code != 200:  # noqa: ASYNC110
+            await trio.sleep(0.005)
 
 
 async def test_an_idle_model_is_unloaded_and_loaded_again_by_its_next_request(tmp_path):
@@ -470,27 +471,25 @@ async def test_a_fifo_among_a_model_s_files_does_not_keep_later_models_from_load
             assert (await live.load("b")).status_code == 200
 
 
-async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(tmp_path):
-    async with changing(tmp_path) as live:
-        models = live.service.models
-        models.are_loaded = trio.Event()
-        source = models.by_name["a"].source
-        with pytest.raises(EngineLoadingError):
-            await models.add(source)
-        with pytest.raises(EngineLoadingError):
-            await models.remove(models.by_name["a"], drains=False)
+async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(live):
+    models = live.service.models
+    models.are_loaded = trio.Event()
+    source = models.by_name["a"].source
+    with pytest.raises(EngineLoadingError):
+        await models.add(source)
+    with pytest.raises(EngineLoadingError):
+        await models.remove(models.by_name["a"], drains=False)
 
 
 @pytest.mark.slow
-async def test_all_models_can_be_unloaded_and_the_first_that_is_loaded_then_is_the_default(tmp_path):
-    async with changing(tmp_path) as live:
-        assert (await live.unload("a")).status_code == 200
-        assert await live.states() == {}
-        answer = await live.embed()
-        assert (answer.status_code, "This server has: no model." in answer.text) == (404, True)
-        assert (await live.client.get("/readyz")).status_code == 200
-        await live.load("b")
-        assert (await live.embed()).json()["model"] == "b"
+async def test_all_models_can_be_unloaded_and_the_first_that_is_loaded_then_is_the_default(live):
+    assert (await live.unload("a")).status_code == 200
+    assert await live.states() == {}
+    answer = await live.embed()
+    assert (answer.status_code, "This server has: no model." in answer.text) == (404, True)
+    assert (await live.client.get("/readyz")).status_code == 200
+    await live.load("b")
+    assert (await live.embed()).json()["model"] == "b"
 
 
 async def test_the_number_of_models_is_bounded(tmp_path, monkeypatch):
