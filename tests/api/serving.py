@@ -31,15 +31,24 @@ async def until(condition: Callable[[], object], within_s: float = 10) -> None:
             await trio.sleep(0.001)
 
 
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+async def post(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> Any:
     """Return the answer to a request, which must be 200."""
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def refused(client: httpx.AsyncClient, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+async def vectors(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> list[Any]:
+    """Return the vectors of an answer as OpenAI's clients read it."""
+    data = (await post(client, path, **body))["data"]
+    assert [item["index"] for item in data] == [*range(len(data))]
+    return [item["embedding"] for item in data]
+
+
+async def refused(
+    client: httpx.AsyncClient, path: str = "/v1/embeddings", body: Any = None, status: int = 400, **fields: Any
+) -> dict[str, Any]:
     """Return the error of a request that is refused, as OpenAI's clients read it."""
-    answer = await client.post(path, json=body)
+    answer = await client.post(path, json=fields if body is None else body)
     assert answer.status_code == status, answer.text
     return answer.json()["error"]

@@ -141,7 +141,7 @@ async function loadModels() {
     found = (await request("console/models")).json;
   } catch (error) {
     if (error.status !== 401) return;
-    askForKey("This server answers requests with an API key only.");
+    askForKey("This server requires an API key.");
   }
   if (mine !== asked) return;  // there is a later answer, or there will be
   clearTimeout(reload);
@@ -171,7 +171,7 @@ function showState(text, level, more) {
 stream.subscribe(({ error, latest }) => {
   if (error?.status === 401) {
     showState("needs a key", "warn", error.message);
-    askForKey("This server answers requests with an API key only.");
+    askForKey("This server requires an API key.");
   } else if (error) {
     const isForbidden = error.status === 403;
     showState(isForbidden ? "key without admin" : "no answer", isForbidden ? "warn" : "bad", error.message);

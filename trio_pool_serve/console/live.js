@@ -29,7 +29,7 @@ function charts() {
     timeChart("Rows per batch", [["rows", 3, (sample) => sample.batch_rows]], count),
     timeChart("Tokens per second", [["tokens", 4, (sample) => sample.tokens]], count),
     timeChart("Lag of the event loop", [["p50", 1, (sample) => sample.loop_lag?.[0]], ["p99", 2, (sample) => sample.loop_lag?.[1]]], format.ms),
-    timeChart("Connections and requests", [["connections", 3, (sample) => sample.connections], ["requests in work", 1, (sample) => sample.running]], count),
+    timeChart("Connections and requests", [["connections", 3, (sample) => sample.connections], ["running requests", 1, (sample) => sample.running]], count),
     timeChart("Memory of all processes", [["resident", 6, (sample) => Object.values(sample.processes).reduce((sum, each) => sum + (each.memory_bytes ?? 0), 0)]], format.bytes),
   ];
 }

@@ -74,7 +74,7 @@ export function workbench(main, { title, about, controls, action, run, read, fra
     } catch (error) {
       if (mine.signal.aborted) return;
       say(error.message, true);
-      if (error.status === 401) frame.askForKey("This server answers requests with an API key only.");
+      if (error.status === 401) frame.askForKey("This server requires an API key.");
       if (!(error instanceof RequestError || error instanceof InputError)) console.error(error);
     } finally {
       if (running === mine) submit.disabled = false;
@@ -137,5 +137,5 @@ function waterfall({ path, stages, elapsed }) {
   bars.push(bar("network, browser", elapsed, format.ms((elapsed - inServer) / 1e3), { high: elapsed, start: Math.min(inServer, elapsed), colour: "var(--muted)" }));
   return h("div", { class: "waterfall", role: "group", "aria-label": `Time of ${path}` },
     h("p", {}, h("code", {}, path), `: ${format.ms(elapsed / 1e3)} in all`, notes.length ? `; ${notes.join(", ")}` : ""), bars,
-    h("p", { class: "hint" }, "Of several inputs, each stage is the longest of any; they overlap."));
+    h("p", { class: "hint" }, "With several inputs, each bar is the longest time of any of them. Stages overlap."));
 }

@@ -53,10 +53,10 @@ export class LiveStream {
           pause = 250;
           this.#add(found);
         }
-        this.#fail(new RequestError(0, "The server has ended the connection."));
+        this.#fail(new RequestError(0, "The server closed the connection."));
       } catch (error) {
         if (signal.aborted) return;
-        this.#fail(silent.signal.aborted ? new RequestError(0, "Nothing comes from the server.") : error);
+        this.#fail(silent.signal.aborted ? new RequestError(0, "The server sends nothing.") : error);
         if (error.status === 401 || error.status === 403) return this.stop();  // until there is another key
       } finally {
         clearTimeout(timer);

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.api.scripted_models import array_of, ids_of, vector_of
-from tests.api.serving import refused, serving
+from tests.api.serving import refused, serving, vectors
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.fields.encodings import as_dtype
@@ -20,10 +20,6 @@ async def embed(client: httpx.AsyncClient, **body) -> httpx.Response:
     answer = await client.post("/v1/embeddings", json=body)
     assert answer.status_code == 200, answer.text
     return answer
-
-
-async def vectors(client: httpx.AsyncClient, **body) -> list[list[float]]:
-    return [item["embedding"] for item in (await embed(client, **body)).json()["data"]]
 
 
 async def test_an_answer_has_the_shape_openai_clients_read(client, config):

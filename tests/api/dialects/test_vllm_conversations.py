@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.api.scripted_models import Everything, serve_as
+from tests.api.serving import post, refused
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import data_url
@@ -49,18 +50,6 @@ async def serving(folder: Path, scripted: ScriptedRunner, **settings: Any) -> As
         yield client
 
 
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def refusal(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
-
-
 def rows(answer: dict[str, Any]) -> list[Any]:
     return [item.get("embedding", item.get("data", item.get("probs"))) for item in answer["data"]]
 
@@ -81,9 +70,7 @@ async def test_a_list_of_conversations_is_an_input_for_each(client, path):
 
 async def test_messages_in_input_take_the_fields_of_conversations(client):
     fields = {"add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": False}}
-    assert rows(await post(client, "/v1/embeddings", input=HELLO, **fields)) == rows(
-        await post(client, "/v1/embeddings", messages=HELLO, **fields)
-    )
+    assert rows(await post(client, input=HELLO, **fields)) == rows(await post(client, messages=HELLO, **fields))
 
 
 @each(
@@ -116,25 +103,23 @@ async def test_messages_in_input_take_the_fields_of_conversations(client):
     ],
 )
 async def test_what_is_no_conversation_is_refused(client, body, param, message):
-    error = await refusal(client, "/v1/embeddings", **body)
+    error = await refused(client, **body)
     assert error["param"] == param
     assert message in error["message"]
 
 
 async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_fields_count_for_more(client):
-    plain = rows(await post(client, "/v1/embeddings", messages=TURNS))
+    plain = rows(await post(client, messages=TURNS))
     for name in ("add_generation_prompt", "continue_final_message"):
-        chosen = rows(await post(client, "/v1/embeddings", messages=TURNS, **{name: True}))
+        chosen = rows(await post(client, messages=TURNS, **{name: True}))
         assert chosen != plain
         for spelt in ("true", "True", 1):
-            assert (
-                rows(await post(client, "/v1/embeddings", messages=TURNS, chat_template_kwargs={name: spelt})) == chosen
-            )
+            assert rows(await post(client, messages=TURNS, chat_template_kwargs={name: spelt})) == chosen
         kwargs = {"chat_template_kwargs": {name: "false"}}
-        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs)) == plain
+        assert rows(await post(client, messages=TURNS, **kwargs)) == plain
         kwargs = {"chat_template_kwargs": {name: True}}
-        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs)) == chosen
-        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs, **{name: False})) == plain
+        assert rows(await post(client, messages=TURNS, **kwargs)) == chosen
+        assert rows(await post(client, messages=TURNS, **kwargs, **{name: False})) == plain
 
 
 # -- /tokenize ---------------------------------------------------------------------------------------------
@@ -188,7 +173,7 @@ async def test_tools_reach_the_template(tmp_path, scripted):
     ],
 )
 async def test_what_cannot_be_tokenized_is_refused(client, body, param):
-    assert (await refusal(client, "/tokenize", **body))["param"] == param
+    assert (await refused(client, "/tokenize", **body))["param"] == param
 
 
 # -- roles and templates -----------------------------------------------------------------------------------
@@ -210,9 +195,7 @@ async def test_what_cannot_be_tokenized_is_refused(client, body, param):
 )
 async def test_a_template_that_knows_no_developer_gets_one_system_message(client, messages, meant):
     sent, same = ([{"role": role, "content": text} for role, text in said] for said in (messages, meant))
-    assert rows(await post(client, "/v1/embeddings", messages=sent)) == rows(
-        await post(client, "/v1/embeddings", messages=same)
-    )
+    assert rows(await post(client, messages=sent)) == rows(await post(client, messages=same))
 
 
 async def test_a_template_that_knows_the_role_gets_it(tmp_path, scripted):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.api.scripted_models import LONG, Able, array_of, become, vector_of
+from tests.api.serving import post, vectors
 from tests.conftest import assert_idle
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
@@ -28,16 +29,6 @@ AS_THE_CLIENT_SENDS = {
 async def service(service: Service) -> Service:
     become(service, Able())
     return service
-
-
-async def post(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> dict:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def vectors(client: httpx.AsyncClient, **body) -> list:
-    return [item["embedding"] for item in (await post(client, **body))["data"]]
 
 
 async def refused(client: httpx.AsyncClient, path: str = "/v1/embeddings", status: int = 400, **body) -> dict:

@@ -4,12 +4,12 @@ import base64
 import json
 
 import attrs
-import httpx
 import numpy as np
 import pytest
 import trio
 
 from tests.api.scripted_models import Able, become
+from tests.api.serving import post, refused, vectors
 from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner, scripted_vector
@@ -44,24 +44,6 @@ def vector_of(*words: str, dimensions: int = 8) -> np.ndarray:
 
 
 EXPECTED = [vector_of(*words) for words in IDS]
-
-
-async def post(client: httpx.AsyncClient, **body) -> dict:
-    answer = await client.post("/v1/embeddings", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def vectors(client: httpx.AsyncClient, **body) -> list:
-    data = (await post(client, **body))["data"]
-    assert [item["index"] for item in data] == [*range(len(data))]
-    return [item["embedding"] for item in data]
-
-
-async def refused(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> dict:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
 
 
 BOTH = {"late_chunking": {"input": CHUNKS, "late_chunking": True}, "chunks": {"input": TEXT, "chunks": SPANS}}

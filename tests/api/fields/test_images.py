@@ -1,7 +1,6 @@
 """Images as inputs over real sockets, good and hostile; the model takes an image for its mean colour."""
 
 import base64
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,15 +16,14 @@ from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import post, until
 from tests.api.serving import serving as scripted_server
 from tests.conftest import NO_AUTHORITIES, assert_idle, listening, running, wait_idle
-from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
-from tests.rendering.media.images import GREEN, RED, ColourFormat, data_url, encoded, pixel_bomb, png, text_bomb
+from tests.rendering.media.image_server import ImageServer, drips, says, serving
+from tests.rendering.media.images import GREEN, RED, ColourFormat, data_url, encoded
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.chat import conversations
 from trio_pool_serve.rendering.media import loader
-from trio_pool_serve.rendering.media.fetching import MAX_FETCHES_PER_CLIENT
 from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS
 from trio_pool_serve.service import Service
 
@@ -192,24 +190,6 @@ async def test_an_image_that_was_asked_for_is_kept_until_all_are_forgotten(clien
     assert images.processor.calls == 2
 
 
-async def test_ten_clients_with_one_new_image_have_it_processed_once(client, images, service):
-    processor = images.processor
-    processor.gate.clear()
-    found: list[list[list[float]]] = []
-
-    async def one() -> None:
-        found.append(await embed(client, input={"image": BASE64}))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(10):
-            nursery.start_soon(one)
-        await until(lambda: service.media.cache.statistics().hits >= service.offload.media - 1)
-        processor.gate.set()
-    assert found == [[vector_of(RED)]] * 10
-    assert processor.calls == 1
-    await wait_idle(service)
-
-
 async def test_forgetting_needs_the_key(config, scripted):
     keyed = attrs.evolve(config, network=attrs.evolve(config.network, api_key="secret"))
     async with scripted_server(keyed, scripted) as (_service, client):
@@ -224,24 +204,11 @@ async def test_forgetting_needs_the_key(config, scripted):
 NO_ADDRESS = "no address that images are fetched from"
 
 HOSTILE: dict[str, tuple[Callable[[], str], int, str]] = {
-    "millions of pixels": (lambda: data_url(pixel_bomb()), 422, "30000 × 30000"),
-    "pixels that are only claimed": (lambda: data_url(png(2**31 - 1, 2**31 - 1)), 422, "at most"),
-    "text that unfolds": (lambda: data_url(text_bomb()), 422, "broken"),
     "no image": (lambda: data_url(b"hello"), 422, "PNG, JPEG"),
     "nothing": (lambda: "data:;base64,", 422, "PNG, JPEG"),
-    "half a JPEG": (lambda: data_url(encoded(kind="JPEG", size=(64, 64))[:500]), 422, "broken"),
-    "no base64": (lambda: "data:image/png;base64,%%%%", 422, "base64"),
-    "a data: URL of text": (lambda: "data:text/plain,hello", 400, "base64"),
     "a private address": (lambda: "http://10.0.0.1/", 422, NO_ADDRESS),
-    "the cloud's own": (lambda: "http://169.254.169.254/latest/meta-data/", 422, NO_ADDRESS),
-    "loopback": (lambda: "http://127.0.0.1:22/", 422, NO_ADDRESS),
-    "loopback in disguise": (lambda: "http://2130706433/", 422, NO_ADDRESS),
-    "a name that resolves to loopback": (lambda: "http://localhost/", 422, NO_ADDRESS),
-    "a name that does not resolve": (lambda: "https://no-such-host.invalid/", 422, NO_ADDRESS),
     "another scheme": (lambda: "gopher://example.org/", 400, "data:, http:, https: or file:"),
     "a file": (lambda: "file:///etc/passwd", 400, "--allowed-media-path"),
-    "credentials": (lambda: "http://me:secret@example.org/", 400, "credentials"),
-    "a URL without a host": (lambda: "http:///a.png", 400, "host"),
 }
 
 
@@ -325,11 +292,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 SERVERS = {
     "a body in drops": (drips(HEAD + b"Content-Length: 9999\r\n\r\n", b"a"), "within 0.5 s"),
-    "a redirect to itself": (redirects("/"), "more than 5 redirects"),
-    "a redirect to a file": (redirects("file:///etc/passwd"), "not followed"),
-    "too large by its own word": (says(b"", "Content-Length: 99999999", with_length=False), "larger than"),
     "too large without a word": (drips(HEAD + b"\r\n", bytes(2**16)), "larger than"),
-    "compressed": (says(b"", "Content-Encoding: gzip"), "compressed"),
     "no image": (says(b"<html>"), "PNG, JPEG"),
     "not found": (says(b"", status="404 Not Found"), "404"),
 }
@@ -350,35 +313,12 @@ async def test_servers_that_misbehave_are_told_and_the_next_request_is_answered(
             await wait_idle(service)
 
 
-async def test_a_redirect_to_a_host_that_is_not_allowed_is_not_followed(config):
-    async with (
-        served(config, allowed_media_domains="localhost, 127.0.0.1, ::1") as (service, client),
-        serving({"/image": says(encoded())}) as server,
-    ):
-        server.answers["/"] = redirects(server.url("/image", "127.0.0.2"))
-        url = server.url("/image", "localhost")
-        assert await embed(client, input={"image": url}) == [vector_of(RED)]
-        assert await refused(client, server.url("/image", "127.0.0.2")) == (
-            400,
-            "Images are not fetched from 127.0.0.2, which --allowed-media-domains leaves out - at `$.input[1].image`",
-        )
-        assert (await refused(client, server.url("/", "localhost")))[0] == 422
-        assert len(server.heads) == 2
-        await wait_idle(service)
-
-
 async def test_files_are_read_where_they_may_be(config, tmp_path: Path):
-    allowed = tmp_path / "allowed"
-    allowed.mkdir()
-    (allowed / "image.png").write_bytes(encoded())
-    (tmp_path / "secret.png").write_bytes(encoded())
-    (allowed / "link.png").symlink_to(tmp_path / "secret.png")
-    os.mkfifo(allowed / "pipe.png")
-    async with served(config, allowed_media_path=allowed) as (service, client):
-        url = (allowed / "image.png").as_uri()
-        assert await embed(client, input={"image": url}) == [vector_of(RED)]
-        for name, status in {"link.png": 400, "../secret.png": 400, "pipe.png": 422, "nothing.png": 422}.items():
-            assert (await refused(client, f"{allowed.as_uri()}/{name}"))[0] == status, name
+    (tmp_path / "image.png").write_bytes(encoded())
+    async with served(config, allowed_media_path=tmp_path) as (service, client):
+        assert await embed(client, input={"image": (tmp_path / "image.png").as_uri()}) == [vector_of(RED)]
+        for name, status in {"../secret.png": 400, "nothing.png": 422}.items():
+            assert (await refused(client, f"{tmp_path.as_uri()}/{name}"))[0] == status, name
         await wait_idle(service)
 
 
@@ -388,16 +328,6 @@ async def test_a_hundred_images_of_one_request_are_prepared_a_few_at_a_time(conf
         found = await embed(client, input=urls, modality="image")
         assert found == [vector_of((n, 1, 2)) for n in range(100)]
         assert service.media.cache.statistics().misses == 100
-        await wait_idle(service)
-
-
-async def test_the_first_image_that_fails_cancels_the_others(config):
-    async with served(config, allowed_media_domains=LOOPBACK) as (service, client):
-        async with serving({"/": drips(HEAD + b"Content-Length: 9999\r\n\r\n", b"a")}) as server:
-            urls = [server.url("/"), data_url(b"hello")]
-            answer = await client.post("/v1/embeddings", json={"input": urls, "modality": "image"})
-            assert answer.status_code == 422
-            assert "PNG, JPEG" in answer.json()["error"]["message"]
         await wait_idle(service)
 
 
@@ -422,31 +352,6 @@ def client_from(url: httpx.URL, address: str) -> httpx.AsyncClient:
     """Return a client at an address of its own."""
     transport = httpx.AsyncHTTPTransport(local_address=address, verify=NO_AUTHORITIES)
     return httpx.AsyncClient(base_url=url, timeout=300, transport=transport)
-
-
-async def test_slow_hosts_of_one_client_delay_no_image_of_others(config):
-    asked = attrs.evolve(config, input=InputConfig(allowed_media_domains=LOOPBACK))
-    async with (
-        running(Service(asked, lambda *_: ScriptedRunner())) as service,
-        listening(service) as url,
-        client_from(url, "127.0.0.2") as flooding,
-        client_from(url, "127.0.0.3") as second,
-        client_from(url, "127.0.0.4") as third,
-        serving({"/never": never, "/image": says(encoded())}) as server,
-    ):
-        reads_images(service)
-        async with trio.open_nursery() as nursery:
-            for _ in range(40):
-                nursery.start_soon(partial(embed, flooding, input=[server.url("/never")], modality="image"))
-            with trio.fail_after(10):
-                await until(lambda: service.media.fetcher.statistics().borrowed >= MAX_FETCHES_PER_CLIENT)
-                async with trio.open_nursery() as others:
-                    for client in (second, third):
-                        for image in (*[server.url("/image")] * 20, IMAGE):
-                            others.start_soon(partial(embed, client, input=[image], modality="image"))
-            assert service.media.fetcher.statistics().borrowed == MAX_FETCHES_PER_CLIENT
-            nursery.cancel_scope.cancel(reason="the client leaves")
-        await wait_idle(service)
 
 
 def large_pictures(count: int) -> list[str]:

@@ -20,7 +20,7 @@ from tests.api.scripted_models import (
     serve_as,
     vector_of,
 )
-from tests.api.serving import post, until
+from tests.api.serving import post, refused, until
 from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
@@ -66,14 +66,8 @@ async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterato
         yield client
 
 
-async def refusal(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> dict:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
-
-
 async def embedded(client: httpx.AsyncClient, **body: Any) -> list[float]:
-    (item,) = (await post(client, "/v1/embeddings", **body))["data"]
+    (item,) = (await post(client, **body))["data"]
     return item["embedding"]
 
 
@@ -145,9 +139,9 @@ async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, serv
         assert await embedded(client, messages=HELLO, **mark) == vector_of(ids), mark
         assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector_of(ids), mark
         for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
-            assert "messages" in (await refusal(client, **body, **mark))["message"], mark
-        assert (await refusal(client, messages=[], **mark))["param"] == "messages", mark
-        assert (await refusal(client, messages="hello", **mark))["param"] == "messages", mark
+            assert "messages" in (await refused(client, **body, **mark))["message"], mark
+        assert (await refused(client, messages=[], **mark))["param"] == "messages", mark
+        assert (await refused(client, messages="hello", **mark))["param"] == "messages", mark
     await wait_idle(service)
 
 
@@ -167,11 +161,11 @@ async def test_a_long_conversation_is_cut_where_jina_and_voyage_say_so(client, t
     ids = theirs.apply_chat_template(long, return_dict=False)
     assert await embedded(client, messages=long, **mark) == vector_of(ids[:512])
     for refusing in ({"truncate": False}, {"truncation": False}, {"task": "retrieval.passage"}):
-        assert "maximum context length is 512 tokens" in (await refusal(client, messages=long, **refusing))["message"]
+        assert "maximum context length is 512 tokens" in (await refused(client, messages=long, **refusing))["message"]
 
 
 async def test_a_conversation_is_not_chunked_late(client, service, scripted):
-    assert (await refusal(client, messages=HELLO, late_chunking=True))["param"] == "late_chunking"
+    assert (await refused(client, messages=HELLO, late_chunking=True))["param"] == "late_chunking"
     assert scripted.batches == []
     await wait_idle(service)
 
@@ -208,27 +202,12 @@ async def test_a_conversation_is_streamed_as_an_input_is(client, theirs):
 async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client, processes, service, theirs):
     said = [{"role": role, "content": "hello wörld " * 20_000} for role in ("user", "assistant", "user", "assistant")]
     ids = theirs.apply_chat_template(said, return_dict=False)[:512]
-    too_large = await refusal(client, messages=said)
+    too_large = await refused(client, messages=said)
     assert "at most" in too_large["message"]
     assert too_large["param"] == "messages"
     half = [{**message, "content": message["content"][:120_000]} for message in said]
     assert await embedded(client, messages=half, truncate_prompt_tokens=-1) == vector_of(ids)
     await wait_idle(service)
-
-
-async def test_ten_conversations_at_once_are_each_answered(client, processes, service, theirs):
-    found: dict[int, list[float]] = {}
-
-    async def one(index: int) -> None:
-        found[index] = await embedded(client, messages=[{"role": "user", "content": f"{index}" * (index + 1)}])
-
-    async with trio.open_nursery() as nursery:
-        for index in range(10):
-            nursery.start_soon(one, index)
-    for index in range(10):
-        messages = [{"role": "user", "content": f"{index}" * (index + 1)}]
-        assert found[index] == vector_of(theirs.apply_chat_template(messages, return_dict=False))
-    assert_idle(service)
 
 
 async def test_without_offloading_templates_are_rendered_on_the_loop(config, scripted, theirs):
@@ -303,7 +282,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 async def test_what_is_wrong_is_400_and_named(client, processes, service, scripted):
     for path in ("/v1/embeddings", "/pooling", "/classify"):
         for body, param, message in WRONG if path == "/v1/embeddings" else WRONG[:4]:
-            error = await refusal(client, path, **body)
+            error = await refused(client, path, **body)
             assert (error["param"], message in error["message"]) == (param, True), (body, error)
             await wait_idle(service)
     assert scripted.batches == []
@@ -312,13 +291,13 @@ async def test_what_is_wrong_is_400_and_named(client, processes, service, script
 async def test_a_template_of_the_client_s_needs_trust(chat_folder, scripted):
     service = Service(Config(models=(str(chat_folder),)), lambda *_: scripted)
     async with running(service), listening(service) as url, client_of(url) as client:
-        error = await refusal(client, messages=HELLO, chat_template=CONTENT)
+        error = await refused(client, messages=HELLO, chat_template=CONTENT)
         assert error["param"] == "chat_template"
         assert "--trust-request-chat-template" in error["message"]
 
 
 async def test_a_model_without_a_template_says_so(words):
-    error = await refusal(words, messages=HELLO)
+    error = await refused(words, messages=HELLO)
     assert error["param"] == "messages"
     assert "no chat template" in error["message"]
 
@@ -329,12 +308,12 @@ async def test_unknown_fields_are_refused_if_that_is_asked_for(chat_folder, scri
     async with running(service), listening(service) as url, client_of(url) as client:
         render_templates_on_the_loop(service)
         assert await embedded(client, messages=HELLO) == vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
-        assert (await refusal(client, messages=HELLO, tools=[]))["param"] == "tools"
+        assert (await refused(client, messages=HELLO, tools=[]))["param"] == "tools"
 
 
 async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):
     for body in ({"input": ["hello"] * 100_000}, {"input": [[7]] * 100_000}, {"messages": HELLO * 100_000}):
-        error = await refusal(client, **body)
+        error = await refused(client, **body)
         assert "2048 inputs" in error["message"]
         await wait_idle(service)
     assert scripted.batches == []
@@ -352,7 +331,7 @@ async def busy(service: Service, waiting: int = 0) -> None:
 @pytest.mark.slow
 async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered(client, processes, service, theirs):
     expected = vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
-    error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
+    error = await refused(client, messages=HELLO, chat_template=ENDLESS)
     assert error["param"] == "chat_template"
     assert "took longer than 1 s" in error["message"]
     assert_idle(service)
@@ -380,7 +359,7 @@ async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processe
     assert await embedded(client, messages=HELLO) == expected  # the model's own has its process from now on
     async with trio.open_nursery() as nursery:
         for _ in range(3):  # more than there are processes
-            nursery.start_soon(refused, client)
+            nursery.start_soon(refuse_endless, client)
         await busy(service, waiting=1)
         assert await embedded(client, messages=HELLO) == expected
         assert processes["client_template"].statistics().killed < 3, "it was answered while they were busy"
@@ -388,8 +367,8 @@ async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processe
     await wait_idle(service)
 
 
-async def refused(client: httpx.AsyncClient) -> None:
-    await refusal(client, messages=HELLO, chat_template=ENDLESS)
+async def refuse_endless(client: httpx.AsyncClient) -> None:
+    await refused(client, messages=HELLO, chat_template=ENDLESS)
 
 
 # -- contents that are compared --------------------------------------------------------------------------
@@ -423,7 +402,7 @@ async def test_a_judge_reads_contents_of_texts_only(client, service, scripted):
     scripted.labels = 1
     answer = await post(client, "/score", data_1=PARTS, data_2=["w", {"content": ["w"]}])
     assert [item["score"] for item in answer["data"]] == [8, 8]
-    error = await refusal(client, "/score", data_1="hello", data_2=[PICTURE])
+    error = await refused(client, "/score", data_1="hello", data_2=[PICTURE])
     assert "accepts no images" in error["message"]
     assert_idle(service)
 
@@ -452,7 +431,7 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
     ],
 )
 async def test_contents_that_are_wrong_are_400_and_named(client, service, path, body, param, message):
-    error = await refusal(client, path, **body)
+    error = await refused(client, path, **body)
     assert error["param"] == param
     assert message in error["message"]
     await wait_idle(service)

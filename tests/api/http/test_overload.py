@@ -107,8 +107,6 @@ async def test_a_body_that_does_not_fit_into_memory_is_429_and_the_next_one_is_n
     assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
     assert service.memory.held_bytes == 0
 
-    return Client("another")
-
 
 async def test_a_client_that_leaves_while_it_sends_holds_nothing(url, service):
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"

@@ -31,7 +31,7 @@ FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("tru
 
 @frozen(kw_only=True)
 class JinaEmbeddingsRequest(EmbeddingsRequest):
-    """The body with any of Jina's fields; ``embedding_type`` counts for more than OpenAI's ``encoding_format``."""
+    """The body with any of Jina's fields; ``embedding_type`` overrides OpenAI's ``encoding_format``."""
 
     NORMALIZE_NAMES = ("normalize", "use_activation", "normalized")
     TRUNCATE_NAMES: ClassVar[tuple[str, ...]] = ("truncate",)

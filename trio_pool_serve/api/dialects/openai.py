@@ -44,8 +44,8 @@ Chunk: TypeAlias = tuple[CharacterOffset, CharacterOffset]
 class EmbeddingsRequest(InputFields):
     """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null.
 
-    ``use_activation`` is vLLM's name of ``normalize``. ``chunks`` asks for a vector of each of these parts of one text,
-    ``late_chunking`` for those of each input as a part of all of them.
+    ``use_activation`` is vLLM's name of ``normalize``. With ``chunks``, each of these parts of one text gets a vector;
+    with ``late_chunking``, each input does, as a part of all inputs joined.
     """
 
     NORMALIZE_NAMES: ClassVar[tuple[str, ...]] = ("normalize", "use_activation")
@@ -147,7 +147,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body of an error as OpenAI has it; vLLM and Jina have the same."""
+    """Return the body of an error in OpenAI's form, which vLLM and Jina use, too."""
     body = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
     return error.status, {"error": body}
 

@@ -255,7 +255,7 @@ def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, 
 
 
 def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> None:
-    """Raise ``OverloadedError`` if a request would wait for too long to be decoded in a thread, and computed then.
+    """Raise ``OverloadedError`` if a request would wait for too long until a thread decodes it and it is computed.
 
     Prompts are tokenised in the same threads.
     """
@@ -320,7 +320,7 @@ def decode_body(
 
 
 def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapping[str, msgspec.Raw]:
-    """Return a body's fields; of a large one, none if neither a discriminator nor a foreign field is in it."""
+    """Return a body's fields; none if a large body contains neither a discriminator nor a foreign field."""
     if len(body) > SEARCHED_FROM:
         names = candidates[-1].foreign.union(*(candidate.endpoint.discriminators for candidate in candidates))
         if all(find(body, f'"{name}"'.encode()) < 0 for name in names):

@@ -25,15 +25,15 @@ LOOP_ROWS = 64
 """Responses with more rows are encoded in a thread even if the rows are short: each costs a few microseconds."""
 
 FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
-"""The client's names of a job's fields. Of several, the first that is in the request is meant, or else the last;
-``None`` is for a field that is made of several of the client's. A field that is missing here has the same name."""
+"""The client's names of a job's fields. Of several names, the first one in the request is used, or else the last;
+``None`` is for a field that is made from several. A field that is missing here has the same name."""
 
 
 @frozen(eq=False, kw_only=True)
 class Call(Generic[Wire, Job]):
     """One decoded request to an endpoint: all that its response is made from.
 
-    ``context`` is what tasks have to know of the request; ``created`` is in seconds since the epoch.
+    ``context`` tells the tasks about the request; ``created`` is in seconds since the epoch.
     """
 
     wire: Wire
@@ -52,7 +52,7 @@ class Call(Generic[Wire, Job]):
     async def encode(self, encoder: Callable[[], HttpResponse], *, rows: int, nbytes: int) -> HttpResponse:
         """Return ``encoder()``, called in a thread unless the response is small.
 
-        ``rows`` and ``nbytes`` are those of the arrays that are written. Cancellation: while waiting for a thread,
+        ``rows`` and ``nbytes`` are the size of the arrays that are written. Cancellation: while waiting for a thread,
         at once; an encoder that has begun is finished.
         """
         began = time.perf_counter()
@@ -90,8 +90,9 @@ class Endpoint(Generic[Wire, Job]):
 
     ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
     its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
-    ``InvalidRequestError``. ``respond`` has the job done. ``example`` is a request, and ``summary`` a line, for
-    ``/openapi.json``; ``response`` is the attrs class of the response, if that is a JSON object.
+    ``InvalidRequestError``. ``respond`` does the job and returns the response. ``example`` is a request, and
+    ``summary`` a line, for ``/openapi.json``; ``response`` is the attrs class of the response, if that is a JSON
+    object.
     """
 
     paths: tuple[str, ...]

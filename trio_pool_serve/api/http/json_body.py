@@ -46,7 +46,7 @@ def model_named_in(body: Buffer | bytes) -> str | None:
     """Return the model that a body names, without decoding it; ``None`` if that is not known.
 
     It is found within 512 bytes of the beginning of the body or its end if no list, no object and no escaped character
-    is between. Of several, the first may be returned, where decoding takes the last.
+    is between. If it is named twice, the first name may be returned, while decoding takes the last.
     """
     found = _MODEL_FIRST.match(body[:_SEARCHED]) or _MODEL_LAST.search(body[-_SEARCHED:])
     return None if found is None else found[1].decode(errors="replace")
@@ -62,7 +62,7 @@ async def read_body(
 ) -> T:
     """Return ``decode(body)`` for a request's JSON body, called on the loop only if the body is small.
 
-    ``before_hop(body)`` is called before a thread is waited for.
+    ``before_hop(body)`` is called before waiting for a thread.
 
     Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``decode`` raises.
     Cancellation: at once while the body arrives; decoding that has begun is finished.
@@ -92,7 +92,7 @@ def decode_json(
 ) -> T:
     """Decode a body. Raises ``InvalidRequestError``, with ``strict`` also for unknown fields.
 
-    ``cuts`` are the payloads that have been cut out of the body, by the placeholders left there.
+    ``cuts`` are the payloads that were cut out of the body, by their placeholders.
     """
     try:
         # Not strict about types: clients of other servers send numbers and truth values as strings.
@@ -198,7 +198,7 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
 
 
 def _counts_fit(body: Buffer | bytes, most: int, values: int) -> bool:
-    """Whether there are few enough even if characters within strings are counted too."""
+    """Whether the counts fit even if characters within strings are counted, too."""
     characters = np.frombuffer(body, dtype=np.uint8)
     quotes = containers = commas = 0
     for begin in range(0, len(characters), COUNTED_AT_ONCE):

@@ -58,9 +58,9 @@ class Middleware:
     """API-key authentication, error responses, request ids, timing headers and counters.
 
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
-    written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_routes``, methods with
-    paths, need no API key, whatever ``--api-key-scope`` is; the paths ``for_admins``, or methods with paths as routes
-    have them, need a key with ``admin``.
+    written in all dialects of the path (``by_path``), or in ``default``. ``open_routes``, methods with paths, need no
+    API key, whatever ``--api-key-scope`` is; the paths ``for_admins``, or methods with paths as routes have them, need
+    a key with ``admin``.
     """
 
     _service: Service
@@ -99,8 +99,8 @@ class Middleware:
     def authenticate(self, request: HttpRequest) -> None:
         """Identify the client of a request, and count the request for its key.
 
-        Raises ``AuthenticationError`` if it lacks an API key where one is needed, ``PermissionDeniedError`` if that may
-        not use the route, and ``OverloadedError`` past its limits.
+        Raises ``AuthenticationError`` if it lacks a required API key, ``PermissionDeniedError`` if the key may not use
+        the route, and ``OverloadedError`` past its limits.
         """
         key = self._identify(request)
         if key is None:

@@ -62,7 +62,7 @@ class RequestBody:
                 self._buffer.madvise(mmap.MADV_HUGEPAGE)
 
     def lower_limit(self, max_bytes: int) -> None:
-        """Keep no more than that many bytes, if the limit was higher."""
+        """Lower the limit to ``max_bytes``, unless it is lower already."""
         if max_bytes < self._max_bytes:
             self._max_bytes = max_bytes
             if self.announced > max_bytes or self._length > max_bytes:
@@ -164,9 +164,8 @@ class RequestBody:
     async def take(self, timeout_s: float) -> Buffer:
         """Wait for the whole body and return it; it is not kept here.
 
-        Raises ``BodyTimeoutError``, ``OverloadedError``, and ``PayloadTooLargeError``, before a byte has arrived if too
-        many are announced.
-        Cancellation: at once.
+        Raises ``BodyTimeoutError``, ``OverloadedError``, and ``PayloadTooLargeError``, without waiting if too many
+        bytes are announced. Cancellation: at once.
         """
         if not self._is_too_large and not self._complete.is_set():  # a time limit takes 12 µs
             try:

@@ -48,9 +48,9 @@ def model_object(service: Service, served: ServedModel, name: str) -> dict[str, 
     """Return the entry of a model by one of its names, as OpenAI's and Cohere's clients read it.
 
     ``tasks`` are those of this server, ``name`` is Cohere's name for the id. ``created`` and ``last_used`` are in
-    seconds since the epoch. Fields that are not known before a model has been loaded for the first time are left out
-    until then, and so is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32``
-    is only there for a quantised model: the mean over some texts.
+    seconds since the epoch. Fields that are unknown until a model is loaded for the first time are left out until then,
+    as is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32`` is only there for
+    a quantised model: the mean over some texts.
     """
     folder, cosine, memory = served.folder, served.cosine_with_float32, served.engine.worker.memory
     computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by

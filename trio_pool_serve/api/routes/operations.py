@@ -52,7 +52,7 @@ def operational_routes(service: Service) -> Routes:
         return _status("dead" if dead else "alive", ok=not dead)
 
     async def readiness(request: HttpRequest) -> HttpResponse:
-        """Respond whether a task would be done now; with ``?deep=true`` after one short input has been computed.
+        """Respond whether a task would be accepted now; with ``?deep=true``, after computing one short input.
 
         Cancellation: at once, which is while an input is computed.
         """

@@ -32,7 +32,7 @@ export const classify = {
     }
 
     return workbench(main, {
-      title: "Classify", about: "The labels that the model was trained on.", action: "Classify", frame, run,
+      title: "Classify", about: "Probabilities of the labels that the model was trained on.", action: "Classify", frame, run,
       controls: [field("Model", model), textField], read: () => ({ model: model.value, texts: texts.value }),
     });
   },

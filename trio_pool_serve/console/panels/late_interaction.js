@@ -46,7 +46,7 @@ export const lateInteraction = {
     }
 
     return workbench(main, {
-      title: "Late interaction", about: "Point at a token of the query: the token of the document that is most similar answers it. Their similarities, added up, are the score.",
+      title: "Late interaction", about: "Point at a token of the query to see the most similar token of the document. The score is the sum of these similarities.",
       action: "Compare tokens", frame, run, controls: [field("Model", model), queryField, documentField],
       read: () => ({ model: model.value, query: query.value, document: given.value }),
     });
@@ -78,6 +78,6 @@ function picture(asks, answers, similarities, { total, score, isTrained }) {
   const verdict = score === undefined
     ? `Sum of the maxima: ${format.number(total, 5)}.${isTrained ? "" : " This model was not trained for late interaction: it compares whole texts."}`
     : `MaxSim of the picture: ${format.number(total, 5)}; score of the server: ${format.number(score, 5)}.`;
-  return h("div", { class: "stack" }, h("h2", {}, "Which token answers which"), h("p", { id: "verdict" }, verdict),
+  return h("div", { class: "stack" }, h("h2", {}, "Most similar tokens"), h("p", { id: "verdict" }, verdict),
     h("h3", {}, "Query"), h("div", { class: "tokens" }, buttons), says, h("h3", {}, "Document"), h("div", { class: "tokens" }, chips), map.element);
 }

@@ -32,7 +32,7 @@ export const rerank = {
     }
 
     return workbench(main, {
-      title: "Rerank", about: "Documents by their relevance to a query, beside the order in which they are given.", action: "Rank", frame, run,
+      title: "Rerank", about: "Documents ranked by their relevance to a query, beside their original order.", action: "Rank", frame, run,
       controls: [field("Model", model), queryField, documentField],
       read: () => ({ model: model.value, query: query.value, documents: documents.value }),
     });

@@ -57,7 +57,7 @@ export const similarity = {
 
     const stopPasting = images?.acceptPasted(main);
     const stop = workbench(main, {
-      title: "Similarity", about: "The cosine of the vectors of each two inputs.", action: "Compare", frame, run,
+      title: "Similarity", about: "The cosine similarity of each pair of inputs.", action: "Compare", frame, run,
       controls: [textField, images?.element ?? [], sides.map(({ box }) => box)],
       read: () => ({
         texts: texts.value,

@@ -39,7 +39,7 @@ export const sparse = {
     }
 
     return workbench(main, {
-      title: "Sparse", about: "Weights over the vocabulary: those of the text's own tokens are its background, the others are terms that the model adds.", action: "Weigh", frame, run,
+      title: "Sparse", about: "Weights over the vocabulary. Tokens of the text are highlighted by weight; the model adds the other terms.", action: "Weigh", frame, run,
       controls: [field("Model", model), field("The text is", inputType), textField],
       read: () => ({ model: model.value, input_type: inputType.value, text: text.value }),
     });

@@ -42,7 +42,7 @@ export const tokenClasses = {
     }
 
     return workbench(main, {
-      title: "Token classes", about: "Each token's most probable class; the class O is none.", action: "Classify tokens", frame, run,
+      title: "Token classes", about: "The most probable class of each token; O means none.", action: "Classify tokens", frame, run,
       controls: [field("Model", model), textField], read: () => ({ model: model.value, text: text.value }),
     });
   },

@@ -23,7 +23,7 @@ from trio_pool_serve.tasks.pool import Pooled, PoolJob, check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
 Truncate: TypeAlias = Literal["NONE", "START", "END"]
-"""The end of a text at which it is cut when it is too long."""
+"""The end of a text at which it is cut if it is too long."""
 
 OutputDtype: TypeAlias = Literal["int8", "uint8", "binary", "ubinary"]
 
@@ -151,7 +151,7 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
 async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
     """Embed, and return how many of the tokens belong to inputs with images.
 
-    At most ``max_tokens`` of each text are embedded; where texts must not be truncated, longer ones are refused.
+    At most ``max_tokens`` of each text are embedded; if texts must not be truncated, longer ones are refused.
     """
     job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
     limit = call.wire.max_tokens
@@ -203,8 +203,8 @@ class LabelConfidence:
 class Classification:
     """The labels of a text.
 
-    ``predictions`` and ``confidences`` have the most probable label, as ``prediction`` and ``confidence`` do; where
-    labels do not exclude each other, all that are ``LIKELY``, and there is no single one.
+    ``predictions`` and ``confidences`` contain the most probable label, like ``prediction`` and ``confidence``. If
+    labels do not exclude each other, they contain all labels that are ``LIKELY``, and there is no single one.
     """
 
     id: str

@@ -39,7 +39,7 @@ class TextOptions:
     prompt_name: str | None = None
 
     def input_params(self) -> InputParams:
-        """Return them as the job has them. Raises ``InvalidRequestError``."""
+        """Return the input params of the job. Raises ``InvalidRequestError``."""
         return InputParams(
             truncate_to=-1 if self.truncate else None,
             refuses_longer=self.truncate is False,

@@ -32,8 +32,8 @@ PerTask: TypeAlias = T | Mapping[str, T]
 class PoolingItem:
     """The values of one text.
 
-    ``data`` is an array of numbers for the text, an array of those for each of its tokens, base64 of either, or
-    an array of ``{"index", "value"}``. ``shape`` is there with base64 that holds an array for each token.
+    ``data`` is an array of numbers for the text, such an array for each of its tokens, base64 of either, or an array of
+    ``{"index", "value"}``. ``shape`` is present if base64 holds an array for each token.
     """
 
     index: int
@@ -84,8 +84,8 @@ class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
     ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are embedded for:
-    ``query``, ``document``. ``use_activation`` is for labels, and without any for vectors; ``activation`` is an old
-    name of it.
+    ``query``, ``document``. ``use_activation`` applies to labels, or to vectors if there are no labels; ``activation``
+    is its old name.
     """
 
     NORMALIZE_NAMES = ("normalize",)  # the tasks decide which values use_activation changes
@@ -154,7 +154,7 @@ def main_task(folder: AnyModelFolder) -> PoolingTask:
 
 
 def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task: PoolingTask) -> None:
-    """Raise ``InvalidRequestError`` if the values cannot be encoded as wanted, before they are computed."""
+    """Raise ``InvalidRequestError`` if the values cannot be encoded as requested, before they are computed."""
     encoding = call.wire.encoding
     if task == "sparse_embed":
         # Of several tasks, the encoding is for the others.

@@ -1,4 +1,4 @@
-"""``/score`` and ``/rerank``: how well texts match, one by one, or one with many, and these best first."""
+"""``/score``: how well texts match, one by one or one with many; and ``/rerank``: documents, best first."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -49,7 +49,7 @@ SCORE_FIELD_NAMES: FieldNames = {
 class ScoreOptions:
     """The options of ``/score`` and ``/rerank``; ``activation`` is an old name of ``use_activation``.
 
-    An ``instruction`` may be among ``chat_template_kwargs`` too, where it counts for more.
+    An ``instruction`` in ``chat_template_kwargs`` overrides the field.
     """
 
     model: str | None = None
@@ -106,7 +106,7 @@ class ScoreOptions:
 
 @frozen(kw_only=True)
 class RerankOptions(ScoreOptions):
-    """The options of every dialect's rankings; the last two are of Cohere's version 1."""
+    """The options of every dialect's rankings; the last two are from version 1 of Cohere's API."""
 
     top_n: TopN | None = None
     return_documents: bool | None = None
