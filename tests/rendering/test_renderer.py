@@ -180,36 +180,6 @@ async def test_token_ids_need_no_thread(renderer):
 # -- threads and cancellation -------------------------------------------------------------------------
 
 
-async def test_renders_on_the_loop_when_told_to(tokenizer):
-    renderer = make_renderer(tokenizer, offload=Offload(in_threads=False))
-    assert await token_ids(renderer, "hello") == ids_of("[CLS] hello [SEP]")
-
-
-async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer):
-    leave, inside = threading.Event(), trio.Event()
-
-    def occupy() -> None:
-        trio.from_thread.run_sync(inside.set)
-        leave.wait(60)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(renderer.offload.run, "render", occupy)
-        await inside.wait()
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as waiting:
-                waiting.start_soon(renderer.render, TextPrompt("hello"), RenderingParams())
-                await wait_all_tasks_blocked()
-                assert renderer.offload.statistics()["render"].waiting == 1
-                scope.cancel()
-        assert scope.cancelled_caught
-        stats = renderer.offload.statistics()["render"]
-        assert (stats.borrowed, stats.waiting) == (1, 0), "the thread is still occupied: it was not waited for"
-        assert repr(renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
-        leave.set()
-    assert renderer.offload.statistics()["render"].borrowed == 0
-    assert await token_ids(renderer, "hello") == ids_of("[CLS] hello [SEP]")
-
-
 def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)

@@ -21,23 +21,17 @@ def served(request: pytest.FixtureRequest, minilm: Path) -> ServedModel:
     return ServedModel(minilm, dtype=request.param)
 
 
-def test_the_model_is_loaded_in_the_type_asked_for(served: ServedModel):
-    assert {parameter.dtype for parameter in served.runner.backbone.model.parameters()} == {
-        getattr(torch, served.dtype)
-    }
-
-
-def test_the_description_names_the_type(served: ServedModel):
+def test_the_model_is_loaded_in_the_type_asked_for_and_says_so(served: ServedModel):
+    types = {parameter.dtype for parameter in served.runner.backbone.model.parameters()}
+    assert types == {getattr(torch, served.dtype)}
     assert f"{served.dtype} on cpu" in served.runner.describe()
-
-
-async def test_rows_are_float32(served: ServedModel):
-    assert {row.dtype for row in await served.embed(TEXTS)} == {np.dtype(np.float32)}
 
 
 async def test_rows_are_of_unit_length_in_float32(served: ServedModel):
     """They are normalised after they have left the model's type."""
-    assert np.linalg.norm(await served.embed(TEXTS), axis=1) == pytest.approx(1, abs=1e-6)
+    rows = await served.embed(TEXTS)
+    assert {row.dtype for row in rows} == {np.dtype(np.float32)}
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-6)
 
 
 async def test_every_type_points_where_float32_does(served: ServedModel, minilm: Path):

@@ -65,13 +65,6 @@ class Noting:
         return self.program(*arguments)
 
 
-def test_values_of_successive_passes_share_no_memory(runner: OpenVinoRunner):
-    ((first,), _) = runner.launch(batch_of(9, 4)).rows
-    kept = first.copy()
-    vectors(runner, batch_of(9, 9))
-    assert np.array_equal(first, kept)
-
-
 def test_two_threads_at_once_get_what_one_gets_after_the_other(runner: OpenVinoRunner):
     batches = [batch_of(*range(1, 2 + n % 7), 3 + n) for n in range(40)]
     expected = [vectors(runner, batch) for batch in batches]

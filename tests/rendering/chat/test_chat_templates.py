@@ -280,28 +280,6 @@ async def test_each_check_passes_and_the_next_is_not_affected(subtests, in_proce
 # -- several at once, and none that stays ------------------------------------------------------------------
 
 
-async def occupied(processes: WorkerProcesses, borrowed: int, waiting: int = 0) -> None:
-    with trio.fail_after(60):
-        while (processes.statistics().borrowed, processes.statistics().waiting) != (borrowed, waiting):  # noqa: ASYNC110
-            await trio.sleep(0.001)
-
-
-@pytest.mark.slow
-async def test_as_many_are_rendered_at_once_as_there_are_processes():
-    async with templates(workers=2, timeout_s=0.5) as to:
-        errors: list[InvalidRequestError] = []
-
-        async def endless() -> None:
-            errors.append(await refusal(to, ENDLESS))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(endless)
-            await occupied(to.processes, 2, 1)
-        assert len(errors) == to.processes.statistics().killed == 3
-        await assert_usable(to)
-
-
 @pytest.mark.slow
 async def test_ten_conversations_at_once_are_not_mixed_up():
     async with templates(workers=2) as to:
@@ -316,35 +294,6 @@ async def test_ten_conversations_at_once_are_not_mixed_up():
         for index, texts in found.items():
             assert list(texts) == [f"user: {index}\n".replace(f"{index}", f"{index}" * n) for n in (1, 100_000, 3)]
         assert len(found) == 10
-
-
-async def test_who_stops_waiting_leaves_at_once_and_the_place_is_free_when_the_template_has_ended():
-    async with templates(timeout_s=0.5) as to:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(render, to, ENDLESS)
-            await occupied(to.processes, 1)
-            nursery.cancel_scope.cancel(reason="the caller leaves")
-        assert to.processes.statistics().borrowed == 1
-        await occupied(to.processes, 0)
-        await assert_usable(to)
-
-
-async def test_who_stops_waiting_for_a_place_never_had_one():
-    async with templates(timeout_s=0.5) as to, trio.open_nursery() as first:
-        first.start_soon(refusal, to, ENDLESS)
-        await occupied(to.processes, 1)
-        async with trio.open_nursery() as second:
-            second.start_soon(render, to, PLAIN)
-            await occupied(to.processes, 1, 1)
-            second.cancel_scope.cancel(reason="the caller leaves")
-        await occupied(to.processes, 1, 0)
-
-
-async def test_a_server_that_ends_says_so():
-    async with templates() as to:
-        pass
-    with pytest.raises(UnavailableError):
-        await render(to, PLAIN)
 
 
 async def test_a_process_that_is_killed_is_not_the_template_s_fault():

@@ -4,7 +4,6 @@ A fast tokenizer of the ``tokenizers`` library has one truncation and one paddin
 while another thread encodes is told "Already borrowed". Here they are never set.
 """
 
-import json
 import random
 import threading
 from collections.abc import Sequence
@@ -104,29 +103,6 @@ async def test_rounds_of_changing_truncation_from_sixteen_tasks(minilm: Path, ro
     assert_all_kinds(expected)
     renderer = renderer_over(FastTokenizer(Backend.from_str(text), frozenset()))
     assert await wrong_answers(renderer, prompts, expected, rounds) == []
-
-
-async def test_settings_that_a_tokenizer_file_carries_change_nothing(minilm: Path, tmp_path: Path):
-    plain = json.loads((minilm / "tokenizer.json").read_text())
-    carrying = plain | {
-        "truncation": {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0},
-        "padding": {
-            "strategy": {"Fixed": 128},
-            "direction": "Right",
-            "pad_to_multiple_of": 8,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "[PAD]",
-        },
-    }
-    bare = Backend.from_str(json.dumps(plain | {"truncation": None, "padding": None}))
-    settled = Backend.from_str(json.dumps(carrying))
-    assert len(settled.encode("hello").ids) == 128, "the settings are those that the library takes"
-    prompts = different_prompts(200)
-    expected = await answers_one_by_one(renderer_over(FastTokenizer(bare, frozenset()), 1), prompts)
-    assert_all_kinds(expected)
-    renderer = renderer_over(FastTokenizer(settled, frozenset()))
-    assert await wrong_answers(renderer, prompts, expected, 1000) == []
 
 
 @pytest.mark.parametrize("kind", [*FAST_KINDS[1:], "slow"])
