@@ -40,20 +40,16 @@ class DeviceModule:
     is_on = False
 
     def is_available(self) -> bool:
-        """Return whether a test uses it."""
         return self.is_on
 
     def is_initialized(self) -> bool:
-        """Return whether it is initialised."""
         return True
 
     def device_count(self) -> int:
-        """Return the number of devices."""
         return DEVICES
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        """Set this thread's device within the block."""
         before = streams.current_device()
         streams.set_device(device)
         try:
@@ -61,9 +57,8 @@ class DeviceModule:
         finally:
             streams.set_device(torch.device(NAME, before))
 
-    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
         """Return that of Hopper."""
-        del device
         return (9, 0)
 
     def get_sync_debug_mode(self) -> int:
@@ -84,25 +79,17 @@ class DeviceModule:
             for activity in activities():
                 activity.synchronisations.append(f"empty_cache: {call_site()}")
 
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return free bytes and all bytes."""
-        del device
+    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
         capacity = MEMORY.capacity or 80 * 2**30
         return capacity - MEMORY.in_use, capacity
 
-    def memory_allocated(self, device: Any = None) -> int:
-        """Return bytes of tensors."""
-        del device
+    def memory_allocated(self, _: Any = None) -> int:
         return MEMORY.in_use
 
-    def max_memory_allocated(self, device: Any = None) -> int:
-        """Return the most bytes since the last reset."""
-        del device
+    def max_memory_allocated(self, _: Any = None) -> int:
         return MEMORY.peak
 
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Forget the most bytes."""
-        del device
+    def reset_peak_memory_stats(self, _: Any = None) -> None:
         MEMORY.peak = MEMORY.in_use
 
     def _is_in_bad_fork(self) -> bool:
@@ -112,7 +99,6 @@ class DeviceModule:
         """Seed nothing: the device draws no numbers."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return the dtypes of autocast."""
         return [torch.float16, torch.bfloat16]
 
 
@@ -123,16 +109,12 @@ class Hook(torch._C._acc.PrivateUse1Hooks):
     """What torch asks of an accelerator."""
 
     def is_available(self) -> bool:
-        """Return whether a test uses it."""
         return MODULE.is_on
 
-    def has_primary_context(self, dev_id: int) -> bool:
-        """Return whether the device is in use."""
-        del dev_id
+    def has_primary_context(self, _: int) -> bool:
         return True
 
     def is_built(self) -> bool:
-        """Return whether torch has it."""
         return True
 
 
@@ -169,14 +151,12 @@ def _pin(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _is_pinned(tensor: Tensor, device: Any = None) -> bool:
-    del device
+def _is_pinned(tensor: Tensor, _: Any = None) -> bool:
     return tensor.device.type == "cpu" and tensor.untyped_storage()._cdata in _pinned
 
 
-def _pin_copy(tensor: Tensor, device: Any = None) -> Tensor:
+def _pin_copy(tensor: Tensor, _: Any = None) -> Tensor:
     """As ``Tensor.pin_memory``: a copy that the host makes."""
-    del device
     return tensor if _is_pinned(tensor) else _pin(tensor.clone())
 
 

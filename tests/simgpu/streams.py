@@ -65,8 +65,7 @@ ORDER = Order()
 class Stream:
     """As ``torch.cuda.Stream``."""
 
-    def __init__(self, device: object = None, number: int | None = None) -> None:
-        del device
+    def __init__(self, _: object = None, number: int | None = None) -> None:
         with LOCK:
             self.number = next(_numbers) if number is None else number
             ORDER.handler._handle_stream_creation(self.number)
@@ -102,7 +101,6 @@ class Event:
     """Those that were waited for."""
 
     def __init__(self, *, enable_timing: bool = False, blocking: bool = False) -> None:
-        del enable_timing
         self.blocking = blocking
         self.device = current_device()
         with LOCK:
@@ -142,9 +140,8 @@ def set_device(device: object) -> None:
 DEFAULT_STREAM = Stream(number=0)
 
 
-def current_stream(device: object = None) -> Stream:
+def current_stream(_: object = None) -> Stream:
     """Return this thread's current stream."""
-    del device
     found: Stream = getattr(_current, "stream", DEFAULT_STREAM)
     return found
 
@@ -160,9 +157,8 @@ def stream(entered: Stream) -> Iterator[None]:
         _current.stream = before
 
 
-def synchronize(device: object = None) -> None:
+def synchronize(_: object = None) -> None:
     """Wait for all streams."""
-    del device
     with LOCK:
         for activity in activities():
             activity.synchronisations.append(f"synchronize: {call_site()}")

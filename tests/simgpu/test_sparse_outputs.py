@@ -37,24 +37,26 @@ def copied(expected: np.ndarray) -> tuple[list[sparse.SparseVector], int]:
         return rows.split(host.numpy()), activity.to_host_bytes  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("counts", [(3, 0, 200, 1), (512, 512), (0, 0), (1024, 0)])
-def test_as_many_weights_as_are_usual_are_copied_at_once(counts: tuple[int, ...]):
-    expected = weights(*counts)
-    rows, nbytes = copied(expected)
-    assert nbytes == 4 * (len(counts) + 2 * 512 * len(counts))
-    assert nbytes < expected.nbytes / 2
+def assert_rows(rows: list[sparse.SparseVector], expected: np.ndarray) -> None:
     for row, wanted in zip(rows, expected, strict=True):
         assert row.indices.tolist() == np.flatnonzero(wanted).tolist()
         assert np.array_equal(row.values, wanted[wanted > 0])
         assert row.indices.dtype == np.int32
 
 
+@pytest.mark.parametrize("counts", [(3, 0, 200, 1), (512, 512), (0, 0), (1024, 0)])
+def test_as_many_weights_as_are_usual_are_copied_at_once(counts: tuple[int, ...]):
+    expected = weights(*counts)
+    rows, nbytes = copied(expected)
+    assert nbytes == 4 * (len(counts) + 2 * 512 * len(counts))
+    assert nbytes < expected.nbytes / 2
+    assert_rows(rows, expected)
+
+
 @pytest.mark.parametrize("counts", [(600, 512), (3000, 0, 3000), (0, 2000)])
 def test_more_weights_are_copied_by_the_thread_that_waits(counts: tuple[int, ...]):
     expected = weights(*counts)
-    for row, wanted in zip(copied(expected)[0], expected, strict=True):
-        assert row.indices.tolist() == np.flatnonzero(wanted).tolist()
-        assert np.array_equal(row.values, wanted[wanted > 0])
+    assert_rows(copied(expected)[0], expected)
 
 
 def test_a_vocabulary_smaller_than_what_is_usual_is_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
