@@ -85,15 +85,12 @@ def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
     wait on it wait for the next process.
     """
     passed = take_passed_socket()
-    if passed is not None:
-        passed.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-        with passed:
-            yield passed
-        return
-    with open_listening_socket(network) as listening:
+    with passed or open_listening_socket(network) as listening:
+        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
         try:
             yield listening
-            refuse_rest(listening, is_plain=network.ssl_certfile is None)
+            if passed is None:
+                refuse_rest(listening, is_plain=network.ssl_certfile is None)
         finally:
-            if network.unix_socket is not None:
+            if passed is None and network.unix_socket is not None:
                 network.unix_socket.unlink(missing_ok=True)

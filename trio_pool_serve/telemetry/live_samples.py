@@ -17,11 +17,9 @@ from trio_pool_serve.telemetry.snapshots import Family, Snapshot, merged_load
 STAGES = ("render_wait", "render", "queue", "forward", "copy_wait", "encode", "request")
 """Histograms of seconds in the order in which a request passes them; the last is the whole request."""
 
-LOOP_LAG = "loop_lag"
-
 BATCH_TOKENS = "batch_tokens"
 
-HISTOGRAMS = (*(f"{stage}_seconds" for stage in (*STAGES, LOOP_LAG)), "batch_rows", BATCH_TOKENS, "padding_waste")
+HISTOGRAMS = (*(f"{stage}_seconds" for stage in (*STAGES, "loop_lag")), "batch_rows", BATCH_TOKENS, "padding_waste")
 
 COUNTERS = ("requests", "request_failures", "tokens", "busy_seconds", "connections_refused")
 
@@ -179,7 +177,7 @@ def sample_between(before: Totals | None, now: Totals, *, number: int, state: st
             "busy": rates["busy_seconds"],
             "refusals": {reason: count / elapsed for reason, count in _by_label(passed, f"{REFUSALS}_total").items()},
             "stages": {stage: _median_and_p99(passed, stage) for stage in STAGES},
-            "loop_lag": _median_and_p99(passed, LOOP_LAG),
+            "loop_lag": _median_and_p99(passed, "loop_lag"),
             "batches": _sum_of(passed, "batch_rows_count") / elapsed,
             "batch_rows": _mean(passed, "batch_rows"),
             "batch_tokens": _mean(passed, BATCH_TOKENS),
