@@ -1,4 +1,4 @@
-"""What the commands do with files that they find where they are to write."""
+"""How commands treat files that they find at their output."""
 
 from pathlib import Path
 
@@ -22,20 +22,20 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    ("source", "target", "options"),
+    ("source", "target", "output_format"),
     [
-        ("data/texts.jsonl", "data/texts.jsonl", {}),
-        ("data/*.jsonl", "data/texts.jsonl", {}),
-        ("data/*.jsonl", "data", {"output_format": "parquet"}),
-        ("data", "data", {"output_format": "parquet"}),
-        ("data/deep/**/*.jsonl", "data", {"output_format": "parquet"}),
-        ("data/link.jsonl", "data/texts.jsonl", {}),
-        ("data/out.jsonl.errors.jsonl", "data/out.jsonl", {}),
+        ("data/texts.jsonl", "data/texts.jsonl", None),
+        ("data/*.jsonl", "data/texts.jsonl", None),
+        ("data/*.jsonl", "data", "parquet"),
+        ("data", "data", "parquet"),
+        ("data/deep/**/*.jsonl", "data", "parquet"),
+        ("data/link.jsonl", "data/texts.jsonl", None),
+        ("data/out.jsonl.errors.jsonl", "data/out.jsonl", None),
     ],
     ids=["file", "glob", "folder of a glob", "folder", "folder above", "link", "errors file"],
 )
 async def test_an_output_that_is_the_input_or_has_it_inside_is_refused(
-    tmp_path, capsys, source, target, options, overwrite
+    tmp_path, capsys, source, target, output_format, overwrite
 ):
     data = tmp_path / "data"
     (data / "deep").mkdir(parents=True)
@@ -43,8 +43,8 @@ async def test_an_output_that_is_the_input_or_has_it_inside_is_refused(
         write_rows(data / name)
     (data / "link.jsonl").symlink_to("texts.jsonl")
     before = files_in(tmp_path)
-    status = await run(tmp_path / source, tmp_path / target, EMBED, model=NO_MODEL, overwrite=overwrite, **options)
-    assert status == 1
+    options = {"model": NO_MODEL, "overwrite": overwrite, "output_format": output_format}
+    assert await run(tmp_path / source, tmp_path / target, EMBED, **options) == 1
     assert "Name another output" in capsys.readouterr().err
     assert files_in(tmp_path) == before
 
@@ -63,14 +63,14 @@ async def test_a_folder_or_the_input_is_not_the_output_of_run_batch(tmp_path, ca
 
 
 def test_of_a_folder_only_the_parts_are_removed(tmp_path):
-    out, errors = tmp_path / "out.parquet", tmp_path / "out.parquet.errors.jsonl"
+    out, errors = tmp_path / "out[1].parquet", tmp_path / "out[1].parquet.errors.jsonl"
     out.mkdir()
     for name in ("part-00000.parquet", "part-00001.parquet.tmp", "part-00000.arrow", "_SUCCESS", ".hidden"):
         (out / name).write_text(name)
-    for path in (errors, tmp_path / "out.parquet.journal", tmp_path / "other"):
-        path.write_text("")
+    for name in ("errors.jsonl", "journal", "journal-wal", "other"):
+        (tmp_path / f"{out.name}.{name}").write_text("")
     check_output(out, inputs=(), overwrite=True, in_parts=True, beside=(errors,))
-    assert sorted(files_in(tmp_path)) == ["other", "out.parquet/.hidden", "out.parquet/_SUCCESS"]
+    assert sorted(files_in(tmp_path)) == ["out[1].parquet.other", "out[1].parquet/.hidden", "out[1].parquet/_SUCCESS"]
 
 
 @pytest.mark.parametrize("name", ["precious", "part-1.parquet", "part-00000.parquet/a"])
@@ -87,12 +87,7 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        ("*.jsonl", "out.jsonl"),
-        ("", "out.jsonl"),
-        ("*", "out.jsonl"),
-        ("**/*", "out.arrow"),
-    ],
+    [("*.jsonl", "out.jsonl"), ("", "out.jsonl"), ("*", "out.jsonl"), ("**/*", "out.arrow")],
     ids=["glob", "folder", "glob with the journal", "glob with the parts"],
 )
 async def test_what_a_run_has_written_is_not_among_its_inputs_when_it_goes_on(

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from hashlib import sha256
@@ -12,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pyarrow as pa
 import pytest
 
-from tests.runs.tables.table_files import all_rows, values, write_table
-from tests.server.server_process import ROOT, free_port
+from tests.runs.tables.table_files import all_rows, printed, values, write_table
+from tests.server.server_process import free_port
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.table_formats import Format
@@ -32,7 +30,7 @@ def test_a_glob_is_its_files_sorted_by_their_names_below_it(tmp_path):
     assert names(tmp_path / "b" / "[12].jsonl") == ["1.jsonl", "2.jsonl"]
     assert names(tmp_path / "**" / "*.jsonl") == ["a/9.jsonl", "a/deep/0.jsonl", "b/1.jsonl", "b/2.jsonl"]
     assert names(tmp_path / "a" / "9.jsonl") == ["9.jsonl"]
-    rows = all_rows(open_input(str(tmp_path / "*" / "*.jsonl")), "text")
+    rows = all_rows(tmp_path / "*" / "*.jsonl", "text")
     assert values(rows) == ["a/9.jsonl", "b/1.jsonl", "b/2.jsonl"]
     assert [row.place for row in rows] == ["a/9.jsonl:1", "b/1.jsonl:1", "b/2.jsonl:1"]
 
@@ -70,7 +68,7 @@ def test_files_of_several_formats_are_an_error_that_names_one_of_each(tmp_path):
 def test_a_folder_is_its_tables(tmp_path):
     for name in ("part-00001.parquet", "part-00000.parquet", "_SUCCESS", ".hidden.parquet", "part-00002.parquet.tmp"):
         write_table(tmp_path / "made.parquet", [{"text": name}], ["text"]).rename(tmp_path / name)
-    assert values(all_rows(open_input(str(tmp_path)), "text")) == ["part-00000.parquet", "part-00001.parquet"]
+    assert values(all_rows(tmp_path, "text")) == ["part-00000.parquet", "part-00001.parquet"]
 
 
 def test_standard_input_needs_a_format_of_lines():
@@ -102,9 +100,9 @@ def test_a_saved_dataset_is_its_files_in_their_order(tmp_path):
     state = json.loads((tmp_path / "saved" / "state.json").read_text())
     state["_data_files"].reverse()
     (tmp_path / "saved" / "cache-1234.arrow").write_bytes(b"of another function")
-    assert values(all_rows(open_input(str(tmp_path / "saved")), "text")) == ["a", "b", "c"]
+    assert values(all_rows(tmp_path / "saved", "text")) == ["a", "b", "c"]
     (tmp_path / "saved" / "state.json").write_text(json.dumps(state))
-    assert values(all_rows(open_input(str(tmp_path / "saved")), "text")) == ["c", "a", "b"]
+    assert values(all_rows(tmp_path / "saved", "text")) == ["c", "a", "b"]
 
 
 def test_a_folder_of_splits_is_an_error_that_names_them(tmp_path):
@@ -112,7 +110,7 @@ def test_a_folder_of_splits_is_an_error_that_names_them(tmp_path):
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(BulkInputError, match=r"Name one: .*/saved/train, .*/saved/test\."):
         open_input(str(tmp_path / "saved"))
-    assert values(all_rows(open_input(str(tmp_path / "saved" / "train")), "text")) == ["a"]
+    assert values(all_rows(tmp_path / "saved" / "train", "text")) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +144,8 @@ class Hub(BaseHTTPRequestHandler):
     """The part of the hub's HTTP API that ``snapshot_download`` uses, for one data set."""
 
     def do_GET(self):
-        self.answer(with_body=True)
-
-    def do_HEAD(self):
-        self.answer(with_body=False)
-
-    def answer(self, *, with_body):
         path = self.path.partition("?")[0]
-        _, found, name = path.partition(f"/datasets/owner/texts/resolve/{COMMIT}/")
+        name = path.removeprefix(f"/datasets/owner/texts/resolve/{COMMIT}/")
         headers = {"X-Repo-Commit": COMMIT}
         if path in {"/api/datasets/owner/texts/revision/main", "/api/datasets/owner/texts/revision/v1"}:
             siblings = [{"rfilename": name} for name in FILES]
@@ -161,21 +153,20 @@ class Hub(BaseHTTPRequestHandler):
         elif path == f"/api/datasets/owner/texts/tree/{COMMIT}":
             files = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": "0" * 40} for name in FILES]
             body = json.dumps(files).encode()
-        elif found and name in FILES:
+        elif name in FILES:
             body = FILES[name]
             headers["ETag"] = f'"{sha256(body).hexdigest()}"'
         else:
             headers["X-Error-Code"] = "RevisionNotFound" if "/texts/" in path else "RepoNotFound"
-            self.send_response(404)
             body = b""
-            with_body = False
-        if body:
-            self.send_response(200)
+        self.send_response(200 if body else 404)
         for header, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(header, value)
         self.end_headers()
-        if with_body:
+        if self.command == "GET":
             self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *args):
         pass
@@ -183,15 +174,14 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 READER = """
@@ -210,36 +200,26 @@ for source in sys.argv[1:]:
 def read_from_hub(tmp_path, endpoint: str, *sources: str) -> list[str]:
     environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
     environment.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-c", READER, *[f"hf://datasets/{source}" for source in sources]]
-    printed = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
-    return printed.splitlines()
+    sources = [f"hf://datasets/{source}" for source in sources]
+    return printed(READER, *sources, env=environment).decode().splitlines()
 
 
 def test_a_dataset_of_the_hub_is_downloaded_and_read(tmp_path):
     with hub() as endpoint:
-        printed = read_from_hub(
-            tmp_path,
-            endpoint,
-            "owner/texts/other.csv",
-            "owner/texts/data/*.jsonl",
-            "owner/texts@v1/*-1.jsonl",
-            "owner/texts",
-            "owner/texts@v2",
-            "owner/none",
-            "none",
-        )
-    assert printed[:3] == [
+        known = ("owner/texts/other.csv", "owner/texts/data/*.jsonl", "owner/texts@v1/*-1.jsonl", "owner/texts")
+        read = read_from_hub(tmp_path, endpoint, *known, "owner/texts@v2", "owner/none", "none")
+    assert read[:3] == [
         "[('other.csv:2', 'third')]",
         "[('data/train-0.jsonl:1', 'first'), ('data/train-1.jsonl:1', 'second')]",
         "[('data/train-1.jsonl:1', 'second')]",
     ]
-    assert "files of several formats" in printed[3]
-    assert printed[4].startswith("hf://datasets/owner/texts@v2 cannot be downloaded: ")
-    assert printed[5].startswith("hf://datasets/owner/none cannot be downloaded: ")
-    assert printed[6].endswith("a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
-    assert len(printed) == 7
+    assert "files of several formats" in read[3]
+    assert read[4].startswith("hf://datasets/owner/texts@v2 cannot be downloaded: ")
+    assert read[5].startswith("hf://datasets/owner/none cannot be downloaded: ")
+    assert read[6].endswith("a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
+    assert len(read) == 7
 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_error(tmp_path):
-    (printed,) = read_from_hub(tmp_path, f"http://127.0.0.1:{free_port()}", "owner/texts")
-    assert printed.startswith("hf://datasets/owner/texts cannot be downloaded: ")
+    (read,) = read_from_hub(tmp_path, f"http://127.0.0.1:{free_port()}", "owner/texts")
+    assert read.startswith("hf://datasets/owner/texts cannot be downloaded: ")

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lanes import sampled
-from tests.runs.tables.table_files import LINE_FORMATS, all_rows, values
+from tests.runs.tables.table_files import LINE_FORMATS, all_rows, printed, values
 from tests.server.server_process import ROOT
 from trio_pool_serve.errors import BulkInputError, StorageError
 from trio_pool_serve.runs.tables import output_table
@@ -56,12 +55,15 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 def written(path: Path, *writes: list[tuple], columns=COLUMNS) -> Path:
-    output = opened(path, columns=columns)
+    finish(opened(path, columns=columns), *writes)
+    return path
+
+
+def finish(output: OutputTable, *writes: list[tuple]) -> None:
     for some in writes:
         output.write(some)
     output.finish()
     output.close()
-    return path
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -107,11 +109,9 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
                 output.close()
                 output = opened(path, committed)
         for target in (output, uninterrupted):
-            target.write(rows(done, done + 4))
-            target.finish()
-            target.close()
+            finish(target, rows(done, done + 4))
         assert list(content(path).values()) == list(content(plain).values())
-        assert values(all_rows(open_input(str(path)), "text")) == [row(number)[1] for number in range(done + 4)]
+        assert values(all_rows(path, "text")) == [row(number)[1] for number in range(done + 4)]
 
     check()
     assert len(crashes) > 50
@@ -125,41 +125,43 @@ def test_bytes_do_not_depend_on_how_rows_are_divided_among_writes(tmp_path, kind
     assert list(content(one).values()) == list(content(many).values())
 
 
-def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
-    program = f"""
-import os, sys, msgspec
+CRASH = """
+import os, sys
 from pathlib import Path
+import msgspec
 from tests.runs.tables.test_output_table import FORMATS, opened, rows
-outputs = [opened(Path({str(tmp_path)!r}) / f"out.{{kind}}") for kind in FORMATS]
-for output in outputs:
+folder = Path(sys.argv[1])
+outputs = {kind: opened(folder / f"out.{kind}") for kind in FORMATS}
+for kind, output in outputs.items():
     output.write(rows(0, 25))
-    (Path({str(tmp_path)!r}) / f"{{outputs.index(output)}}.written").write_bytes(msgspec.json.encode(output.commit()))
+    (folder / f"{kind}.written").write_bytes(msgspec.json.encode(output.commit()))
     output.write(rows(25, 33))
 os.kill(os.getpid(), 9)
 """
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    for number, kind in enumerate(FORMATS):
+
+
+def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
+    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
+        printed(CRASH, tmp_path)
+    for kind in FORMATS:
         with subtests.test(kind):
             path = tmp_path / f"out.{kind}"
             assert path.is_file() or (path / f"part-00000.{kind}").exists()
-            output = opened(path, msgspec.json.decode((tmp_path / f"{number}.written").read_bytes(), type=Written))
-            output.write(rows(25, 33))
-            output.finish()
-            output.close()
-            read = all_rows(open_input(str(path)), "text")
-            assert values(read) == [row[1] for row in rows(0, 33)]
+            output = opened(path, msgspec.json.decode((tmp_path / f"{kind}.written").read_bytes(), type=Written))
+            finish(output, rows(25, 33))
+            assert values(all_rows(path, "text")) == [row[1] for row in rows(0, 33)]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_was_committed_and_is_gone_or_shorter_is_an_error(tmp_path, kind):
+def test_what_was_committed_and_is_gone_or_shorter_is_an_error_and_else_stays_as_it_is(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
     output = opened(path)
     for first, last in ((0, 10), (10, 25)):
         output.write(rows(first, last))
-        committed = output.commit()
+        committed = output.finish()
     output.close()
     file = path if path.is_file() else path / f"part-00001.{kind}"
-    whole = file.read_bytes()
+    before, whole = content(path), file.read_bytes()
     file.write_bytes(whole[:-1])
     with pytest.raises(StorageError, match="has been changed"):
         opened(path, committed)
@@ -167,17 +169,6 @@ def test_what_was_committed_and_is_gone_or_shorter_is_an_error(tmp_path, kind):
     with pytest.raises(StorageError, match="has been deleted"):
         opened(path, committed)
     file.write_bytes(whole)
-    opened(path, committed).close()
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_finished_output_that_is_opened_behind_its_last_commit_stays_as_it_is(tmp_path, kind):
-    path = tmp_path / f"out.{kind}"
-    output = opened(path)
-    output.write(rows(0, 23))
-    committed = output.finish()
-    output.close()
-    before = content(path)
     opened(path, committed).close()
     assert content(path) == before
 
@@ -193,7 +184,7 @@ def test_a_new_output_replaces_an_earlier_one(tmp_path, kind):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_table_without_rows_can_be_read(tmp_path, kind):
     path = written(tmp_path / f"out.{kind}")
-    assert all_rows(open_input(str(path)), "text") == []
+    assert all_rows(path, "text") == []
     files = [path] if path.is_file() else list(path.iterdir())
     assert len(files) == 1
     assert files[0].stat().st_size or kind == "jsonl"  # gunzip refuses files without a member
@@ -211,11 +202,8 @@ def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_d
         output.write(filler)
         output.commit()
     output.close()
-    output = opened(path, committed, text)
-    output.write([("more",)])
-    output.finish()
-    output.close()
-    assert values(all_rows(open_input(str(path)), "text")) == ["committed"] * 20 + ["more"]
+    finish(opened(path, committed, text), [("more",)])
+    assert values(all_rows(path, "text")) == ["committed"] * 20 + ["more"]
 
 
 def test_a_folder_that_may_not_be_written_to_is_an_error(small_disk):
@@ -231,50 +219,27 @@ def test_a_folder_that_may_not_be_written_to_is_an_error(small_disk):
 @pytest.mark.parametrize("kind", FOLDER_FORMATS)
 def test_a_part_has_the_rows_of_one_commit_and_a_resume_removes_only_its_own_files(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
-    output = opened(path)
-    for first in (0, 10):
+    output, commits = opened(path), []
+    for first in (0, 10, 20, 30):
         output.write(rows(first, first + 10))
-        committed = output.commit()
-    for first in (20, 30):
-        output.write(rows(first, first + 10))
-        output.commit()
+        commits.append(output.commit())
     output.commit()  # of no rows
     assert sorted(content(path)) == [f"part-{number:05d}.{kind}" for number in range(4)]
+    assert [ds.dataset(path / name, format=kind).count_rows() for name in content(path)] == [10] * 4
+    assert ds.dataset(path, format=kind).to_table()["id"].to_pylist() == [row[0] for row in rows(0, 40)]
     output.write(rows(40, 1101))
     assert sorted(content(path))[-1] == f"part-00004.{kind}.tmp"
     output.close()
-    for name in ("notes.txt", "part-1.parquet", "part-00002.csv", "part-00099.txt.tmp"):
+    foreign = ["notes.txt", "part-00002.csv", "part-00099.txt.tmp", "part-1.parquet"]
+    for name in foreign:
         (path / name).write_text("mine")
     for number in (0, 50):
         (path / f"part-{number:05d}.{kind}.tmp").write_text("not mine")
-    opened(path, committed).close()
-    own = [f"part-00000.{kind}", f"part-00001.{kind}"]
-    assert sorted(content(path)) == sorted(
-        [*own, "notes.txt", "part-1.parquet", "part-00002.csv", "part-00099.txt.tmp"]
-    )
+    opened(path, commits[1]).close()
+    assert sorted(content(path)) == sorted([f"part-00000.{kind}", f"part-00001.{kind}", *foreign])
     with pytest.raises(BulkInputError, match=r"has other files in it \(notes.txt\)"):
         opened(path)
     assert len(content(path)) == 6
-
-
-@pytest.mark.parametrize("kind", FOLDER_FORMATS)
-def test_datasets_read_a_folder_of_parts(tmp_path, kind):
-    path = tmp_path / f"out.{kind}"
-    output = opened(path)
-    for first, last in ((0, 10), (10, 20)):
-        output.write(rows(first, last))
-        output.commit()
-    output.write(rows(20, 25))
-    output.finish()
-    output.close()
-    table = ds.dataset(path, format=kind).to_table()
-    assert table.schema.field("vector").type.list_size == 3
-    assert table["id"].to_pylist() == [row[0] for row in rows(0, 25)]
-    assert [None if v is None else v[0] for v in table["vector"].to_pylist()] == [
-        None if row[2] is None else float(row[2][0]) for row in rows(0, 25)
-    ]
-    counts = [ds.dataset(path / f"part-{part:05d}.{kind}", format=kind).count_rows() for part in range(3)]
-    assert counts == [10, 10, 5]
 
 
 def test_row_groups_are_bounded_in_rows_and_bytes(tmp_path):
@@ -313,10 +278,7 @@ print(peak_kib() - before)
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl.zst"])
 def test_memory_does_not_grow_with_the_output(tmp_path, kind):
     """Of 40,000 vectors in one file, which are 61 MB. Lines are kept until their commit."""
-    grown = []
-    for n_rows in (4_000, 40_000):
-        command = [sys.executable, "-c", MEMORY, str(tmp_path / f"out.{kind}"), str(n_rows)]
-        grown.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))
+    grown = [int(printed(MEMORY, tmp_path / f"out.{kind}", n_rows)) for n_rows in (4_000, 40_000)]
     assert grown[1] < grown[0] + 20_000
 
 
@@ -409,9 +371,8 @@ def test_each_commit_ends_a_member_that_other_programs_read(tmp_path, kind):
     output.close()
     content = path.read_bytes()
     members = [content[start:end] for start, end in zip([0, *lengths], lengths, strict=False)]
-    decompress = gzip.decompress if kind.endswith("gz") else zstandard.ZstdDecompressor().decompressobj
-    texts = [decompress(member) if kind.endswith("gz") else decompress().decompress(member) for member in members]
-    assert [text.count("😀".encode()) for text in texts] == [10, 10, 10]
+    decompress = {"gz": gzip.decompress, "zst": zstandard.ZstdDecompressor().decompress}[path.suffix[1:]]
+    assert [decompress(member).count("😀".encode()) for member in members] == [10, 10, 10]
     if kind.endswith("gz"):
         assert {member[:8] for member in members} == {b"\x1f\x8b\x08\x00\x00\x00\x00\x00"}  # no flags, no time
 
@@ -439,9 +400,8 @@ except PoolServeError as error:
 
 @sampled("kind", LINE_FORMATS, keep=["csv.gz"])
 def test_standard_output_gets_what_a_file_does(tmp_path, kind):
-    command = [sys.executable, "-c", STDOUT_WRITER, kind, "1"]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
-    assert printed == content(written(tmp_path / f"out.{kind}", rows(0, 30)))[f"out.{kind}"]
+    expected = written(tmp_path / f"out.{kind}", rows(0, 30)).read_bytes()
+    assert printed(STDOUT_WRITER, kind, 1) == expected
 
 
 def test_standard_output_that_is_closed_is_one_clear_error():

@@ -1,12 +1,10 @@
 """Formats by extension."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.server.server_process import ROOT
+from tests.runs.tables.table_files import printed
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
 
@@ -30,18 +28,10 @@ def test_the_given_format_or_the_extension_decides(source, given, expected):
     assert format_of(source, given) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "given"),
-    [
-        ("a.txt", None),
-        ("jsonl", None),
-        ("a.parquet.gz", None),
-        ("", None),
-        (".gz", None),
-        ("a.jsonl", "xml"),
-        ("a", ""),
-    ],
-)
+UNKNOWN = [("a.jsonl", "xml"), ("a", ""), *[(name, None) for name in ("a.txt", "jsonl", "a.parquet.gz", "", ".gz")]]
+
+
+@pytest.mark.parametrize(("source", "given"), UNKNOWN)
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones(source, given):
     with pytest.raises(BulkInputError, match=r"Known are \.jsonl, .*\.parquet"):
         format_of(source, given)
@@ -80,15 +70,9 @@ for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.jsonl.zst", "a.par
 
 
 def test_jsonl_and_csv_work_without_the_extra_and_the_others_say_what_to_install(tmp_path):
-    command = [sys.executable, "-c", WITHOUT_THE_EXTRA, str(tmp_path)]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    plain = ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz")
-    install = "needs the extra [bulk]: pip install trio-pool-serve[bulk]"
-    assert printed == [f"{name} [('a text',)]" for name in plain] + [
-        f"a.jsonl.zst written: Writing .zst files {install}",
-        f"a.jsonl.zst read: Reading .zst files {install}",
-        f"a.parquet written: Writing Parquet and Arrow files {install}",
-        f"a.parquet read: Reading Parquet and Arrow files {install}",
-        f"a.arrow written: Writing Parquet and Arrow files {install}",
-        f"a.arrow read: Reading Parquet and Arrow files {install}",
-    ]
+    expected = [f"{name} [('a text',)]" for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz")]
+    for name, files in (("a.jsonl.zst", ".zst"), ("a.parquet", "Parquet and Arrow"), ("a.arrow", "Parquet and Arrow")):
+        for tried, doing in (("written", "Writing"), ("read", "Reading")):
+            needs = "needs the extra [bulk]: pip install trio-pool-serve[bulk]"
+            expected.append(f"{name} {tried}: {doing} {files} files {needs}")
+    assert printed(WITHOUT_THE_EXTRA, tmp_path).decode().splitlines() == expected
