@@ -128,7 +128,7 @@ def test_the_tables_of_options_are_those_of_the_commands():
 
 def test_options_are_marked_that_a_run_compares():
     from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
-    from trio_pool_serve.bulk.command import _arguments
+    from trio_pool_serve.bulk.run_table import _arguments
     from trio_pool_serve.runs.tables.table_formats import format_of
 
     task = TaskOptions(task="embed", columns=("text",))

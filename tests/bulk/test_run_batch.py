@@ -15,7 +15,7 @@ from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk import run_batch as module
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
+from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
 from trio_pool_serve.storage.database import open_database
 

@@ -17,7 +17,7 @@ from tests.compatibility.http_answer import shortened
 from tests.compatibility.vllm_cases.case import Case
 from tests.compatibility.vllm_comparison import differences
 from tests.compatibility.vllm_folders import KINDS
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
+from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
 
 RECORD = json.loads(PATH.read_text())

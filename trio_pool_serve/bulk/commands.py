@@ -7,8 +7,10 @@ import trio
 from attrs import Factory, frozen
 from cyclopts import App, Parameter
 
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, IgnoredOptions
 from trio_pool_serve.bulk.bulk_options import (
+    BatchModelOptions,
+    BatchOptions,
+    IgnoredOptions,
     OwnModelOptions,
     RunOptions,
     TaskOptions,
@@ -56,7 +58,7 @@ IGNORED = IgnoredOptions()
 
 def start(source: str, target: str, task: TaskOptions, options: TableOptions) -> int:
     """Run a command for tables; return the exit status."""
-    from trio_pool_serve.bulk.command import run_command  # imported here: for --help it is not needed
+    from trio_pool_serve.bulk.run_table import run_command  # imported here: for --help it is not needed
 
     return trio.run(partial(run_command, source, target, task, options.run, options.text, options.own))
 

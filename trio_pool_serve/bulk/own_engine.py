@@ -11,7 +11,6 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.own_service import identity_of, open_own_service
 from trio_pool_serve.bulk.row_results import (
     TableComputer,
     columns_of,
@@ -20,8 +19,11 @@ from trio_pool_serve.bulk.row_results import (
     parts_of,
     text_in,
 )
+from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.models.files.model_digest import digest_of
+from trio_pool_serve.process_setup import in_process_config, open_service
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
@@ -33,6 +35,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.threads.scheduling import NICENESS
 from trio_pool_serve.types import Client, PoolingTask, SparseVector
 
 ROWS_PER_JOB = 256
@@ -152,6 +155,34 @@ def _exact(result: RowResult) -> list[Any]:
         result.error,
         *(value.tobytes() if isinstance(value, np.ndarray | np.generic) else value for value in values),
     ]
+
+
+@asynccontextmanager
+async def open_own_service(location: str, options: OwnModelOptions) -> AsyncIterator[Service]:
+    """Load a model as a command's options say, and run its engine for as long as the block lasts.
+
+    Raises and is cancelled as ``open_service``.
+    """
+    config = in_process_config(location, **options.settings)
+    # On CPU, nothing else in this process needs to be computed sooner.
+    async with open_service(config, NICENESS if has_gpu(config.loading) else 0) as service:
+        yield service
+
+
+async def identity_of(service: Service, location: str, sample: str) -> dict[str, str]:
+    """Return what a journal keeps of the model, with a digest of the outputs for a sample.
+
+    Cancellation: as soon as the model's files have been read.
+    """
+    model = service.model()
+    digest = await service.offload.run("files", partial(digest_of, model.folder.path, service.config.loading))
+    return {
+        "--model": location,
+        "the maximum of tokens in a text": str(model.renderer.max_model_len),
+        "the maximum of tokens in a batch": str(model.engine.facts.max_batch_tokens),
+        "the digest of the model's settings and weights": " ".join(digest),
+        "the digest of what the model computes from a sample": sample,
+    }
 
 
 @asynccontextmanager

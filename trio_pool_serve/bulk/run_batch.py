@@ -1,10 +1,10 @@
 """What ``run-batch`` does, from its options to the exit status."""
 
-import signal
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 
+import msgspec
 import trio
 from attrs import field, frozen
 from rich.console import Console
@@ -12,35 +12,38 @@ from rich.console import Console
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responder import LineResponder
-from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions
-from trio_pool_serve.bulk.bulk_options import journal_path
-from trio_pool_serve.bulk.command import ROWS_FAILED, written_at
+from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions, journal_path
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
-from trio_pool_serve.bulk.own_service import identity_of, open_own_service
-from trio_pool_serve.bulk.run_progress import RunProgress
+from trio_pool_serve.bulk.own_engine import identity_of, open_own_service
+from trio_pool_serve.bulk.run_table import exit_status, run_shown, written_at
 from trio_pool_serve.bulk.stop_signals import stop_signals
-from trio_pool_serve.bulk.vllm_lines import vllm_result
 from trio_pool_serve.errors import (
-    PoolServeError,
     TransferError,
-    unwrap_exception_groups,
 )
 from trio_pool_serve.runs.journal import Identity, Journal, open_journal
-from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, LineRequest, Submitter
+from trio_pool_serve.runs.requests.line_results import (
+    FinishedLine,
+    LineComputer,
+    LineFiles,
+    LineRequest,
+    ResponseRecord,
+    Submitter,
+    encode_result,
+)
 from trio_pool_serve.runs.requests.request_lines import Line, LineError, line_windows
-from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_files import InputFile
-from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable
+from trio_pool_serve.runs.tables.input_table import InputTable
 from trio_pool_serve.runs.tables.output_table import check_finished
 from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.launcher import EXAMPLES
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
-STOPPED = 128 + signal.SIGINT
-
 JSONL = Format("jsonl")
+
+REFUSED_STATUS = 400
 
 
 async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
@@ -48,16 +51,10 @@ async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
 
     Cancellation: at once; what was committed stays.
     """
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        with unwrap_exception_groups(PoolServeError, OSError):
-            return await _run(console, options, own)
-    except (PoolServeError, OSError) as error:
-        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        return 1
+    return await exit_status(lambda console: _run(console, options, own))
 
 
-async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) -> int:
+async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) -> Position:
     offload = Offload()
     await offload.run("files", partial(_check_files, options))
     async with AsyncExitStack() as stack:
@@ -65,14 +62,20 @@ async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) 
         source = await _open_input(options, offload)
         fingerprint = await offload.run("files", partial(source.scan, lambda _: None))
         service = await stack.enter_async_context(open_own_service(options.model, own))
-        batch = OwnBatch(console, options, source, fingerprint, service)
+        batch = OwnBatch(console, options, source, service)
         identity = Identity(
             input=fingerprint,
             arguments={"the command": "run-batch", "--served-model-name": own.served_model_name},
             model=await identity_of(service, options.model, await batch.digest_of_sample()),
         )
         journal = await stack.enter_async_context(open_journal(journal_path(options.output), identity))
-        return await batch.run(journal, stop)
+        if journal.position.is_finished:
+            await batch.check_finished(journal.position)
+            return journal.position
+        position = await batch.compute(journal, stop)
+        if position.is_finished:
+            await batch.finish(journal, position)
+        return position
 
 
 def _check_files(options: BatchOptions) -> None:
@@ -99,8 +102,6 @@ class OwnBatch:
     console: Console
     options: BatchOptions
     input: InputTable
-    fingerprint: Fingerprint
-    """Of the input."""
     service: Service
     responder: LineResponder = field(init=False)
 
@@ -119,31 +120,23 @@ class OwnBatch:
         (response,) = await self.responder.respond_all([LineRequest(path, body.encode(), "sample", 0)], Submitter())
         return sha256(response.body).hexdigest()
 
-    async def run(self, journal: Journal, stop: trio.Event) -> int:
-        """Compute what is left, or the windows that are begun when ``stop`` is set; return the exit status.
+    async def compute(self, journal: Journal, stop: trio.Event) -> Position:
+        """Compute what is left, or the windows that are begun when ``stop`` is set; return the last position.
 
-        Raises ``PoolServeError``. Cancellation: at once; what was committed stays.
+        Raises and is cancelled as ``Run.run``.
         """
-        if journal.position.is_finished:
-            await self._check_finished(journal)
-        else:
-            with RunProgress("run-batch", self.fingerprint.rows, journal.position, self.console) as progress:
-                position = await self._compute(journal, progress, stop)
-            self.console.print(f"run-batch: {progress.counts(journal.position)}", markup=False)
-            if not position.is_finished:
-                self.console.print("Stopped. Run the same command again to resume.", markup=False)
-                return STOPPED
-            await self._finish(journal, position)
-        return ROWS_FAILED if journal.position.failed else 0
-
-    async def _compute(self, journal: Journal, progress: RunProgress, stop: trio.Event) -> Position:
         (file,) = journal.identity.input.files
 
         async def commit(position: Position) -> None:
             await self.service.offload.run("files", self.input.check_unchanged)
             await journal.commit(position)
 
-        run = Run(
+        return await run_shown(
+            "run-batch",
+            journal.identity.input.rows,
+            journal,
+            stop,
+            self.console,
             windows=partial(line_windows, self.options.input, self.service.config.network.max_body_bytes),
             computer=LineComputer(
                 respond_all=self.responder.respond_all,
@@ -155,11 +148,7 @@ class OwnBatch:
             open_sink=partial(LineFiles.open, vllm_result, self.options.output, None),
             commit=commit,
             offload=self.service.offload,
-            should_pause=stop.is_set,
-            on_progress=progress.show,
-            note=progress.note,
         )
-        return await run.run(journal.position)
 
     def _error_of(self, line: Line) -> LineError | None:
         """Return the error of a line whose route does not exist, as vLLM writes it."""
@@ -168,8 +157,11 @@ class OwnBatch:
         supported = ", ".join(sorted(self.responder.paths))
         return LineError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
 
-    async def _finish(self, journal: Journal, position: Position) -> None:
-        """Upload the output if it has a URL, and commit that everything is done."""
+    async def finish(self, journal: Journal, position: Position) -> None:
+        """Upload the output if it has a URL, and commit that everything is done.
+
+        Raises ``TransferError`` and ``StorageError``. Cancellation: at once; the same command uploads it again.
+        """
         output, target = self.options.output, self.options.output_file
         if is_url(target):
             try:
@@ -186,11 +178,31 @@ class OwnBatch:
         if is_url(self.options.input_file):
             self.options.input.unlink(missing_ok=True)
 
-    async def _check_finished(self, journal: Journal) -> None:
-        output, target = self.options.output, self.options.output_file
+    async def check_finished(self, position: Position) -> None:
+        """Check that the output of a finished run is still there. Raises ``StorageError``. Cancellation: at once."""
+        target = self.options.output_file
         if not is_url(target):
-            check = partial(check_finished, output, JSONL, written_at(journal.position))
+            check = partial(check_finished, self.options.output, JSONL, written_at(position))
             await self.service.offload.run("files", check)
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
-        self.console.print(f"{shown} is complete: {journal.position.done:,} lines.", markup=False)
+        self.console.print(f"{shown} is complete: {position.done:,} lines.", markup=False)
+
+
+def vllm_result(line: FinishedLine) -> bytes:
+    """Return the result of a line in the format of vLLM's ``run-batch``, with the line end.
+
+    The ``error`` is a response with an error, as its route writes it, or a sentence if the line is not a request.
+    """
+    status, body = REFUSED_STATUS, msgspec.Raw(b"null")
+    error: msgspec.Raw | str | None = None
+    if line.response is None:
+        assert line.error is not None  # noqa: S101  (a line has one of the two)
+        error = line.error.message
+    elif not line.response.is_json:
+        error = "Request must not be sent in stream mode"  # vLLM's message for all responses that are not JSON
+    elif line.has_failed:
+        status, error = line.response.status, line.response.body_in_line
+    else:
+        status, body = line.response.status, line.response.body_in_line
+    return encode_result(line, ResponseRecord(status, line.request_id, body), error)

@@ -11,8 +11,8 @@ from attrs import evolve
 from rich.console import Console
 
 from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
-from trio_pool_serve.bulk.command import run_table
 from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine, open_identified_engine
+from trio_pool_serve.bulk.run_table import run_table
 from trio_pool_serve.errors import (
     EngineDeadError,
     PoolServeError,

@@ -1,11 +1,12 @@
-"""What the commands for files do, from their options to the exit status."""
+"""The commands for tables, from their options to the exit status."""
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import evolve
@@ -31,12 +32,15 @@ from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, ope
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
-from trio_pool_serve.runs.tables.table_run import TableFiles, TableWindows
+from trio_pool_serve.runs.tables.table_run import OnError, TableFiles, TableWindows
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
 ROWS_FAILED = 3
 """Exit status when rows have failed."""
+
+STOPPED = 128 + signal.SIGINT
+"""Exit status of a run that a signal has stopped."""
 
 STDIO = "-"
 
@@ -48,22 +52,45 @@ async def run_command(
 
     Cancellation: at once; what was committed stays.
     """
+
+    async def compute(console: Console) -> Position:
+        opened = partial(_computer, task, run, text, own)
+        return await run_table(source, target, task, run, text, opened, console, stop_signals)
+
+    return await exit_status(compute)
+
+
+async def exit_status(compute: Callable[[Console], Awaitable[Position]]) -> int:
+    """Return the exit status of a run, whose errors are printed. Cancellation: as ``compute``."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         with unwrap_exception_groups(BulkRowError, PoolServeError, OSError):
-            open_computer = partial(_computer, task, run, text, own)
-            after = await run_table(source, target, task, run, text, open_computer, console, stop_signals)
-    except BulkRowError as error:
-        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        console.print("To resume before this row, run the same command with --on-error null or skip.", markup=False)
-        return ROWS_FAILED
+            position = await compute(console)
     except (PoolServeError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        return 1
-    if not after.is_finished:
+        if not isinstance(error, BulkRowError):
+            return 1
+        console.print("To resume before this row, run the same command with --on-error null or skip.", markup=False)
+        return ROWS_FAILED
+    if not position.is_finished:
         console.print("Stopped. Run the same command again to resume.", markup=False)
-        return 128 + signal.SIGINT
-    return ROWS_FAILED if after.failed else 0
+        return STOPPED
+    return ROWS_FAILED if position.failed else 0
+
+
+async def run_shown(
+    title: str, total: int | None, journal: Journal, stop: trio.Event, console: Console, **parts: Any
+) -> Position:
+    """Run what the ``parts`` of a ``Run`` leave to do, and show its progress; return the last position.
+
+    Raises and is cancelled as ``Run.run``.
+    """
+    with RunProgress(title, total, journal.position, console) as progress:
+        run = Run(should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts)
+        position = await run.run(journal.position)
+    shown = position if position.is_finished else journal.position
+    console.print(f"{title}: {progress.counts(shown)}", markup=False)
+    return position
 
 
 async def run_table(
@@ -76,11 +103,11 @@ async def run_table(
     console: Console,
     stopping: Callable[[], AbstractAsyncContextManager[trio.Event]],
 ) -> Position:
-    """Compute what is left of a run, whose journal is beside ``target``; return how far it has come then.
+    """Compute what is left of a run, whose journal is beside ``target``; return the position it has come to.
 
-    The event of ``stopping()``, which is called once there is an input, ends it early. Raises ``BulkRowError`` for a
-    row that fails, unless ``run`` says otherwise, ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation:
-    at once; what was committed stays.
+    The event of ``stopping()``, which is called once the input is open, ends the run early. Raises ``BulkRowError`` for
+    a row that fails, unless ``run`` says otherwise, ``PoolServeError`` and ``OSError``, perhaps in groups.
+    Cancellation: at once; what was committed stays.
     """
     offload = Offload()
     path = None if target == STDIO else Path(target)
@@ -112,58 +139,49 @@ async def run_table(
         if path is not None and journal.position.is_finished:
             await offload.run("files", partial(check_finished, path, format, written_at(journal.position)))
             console.print(f"{target} is complete: {journal.position.done:,} rows.", markup=False)
-        else:
-            await _compute(console, stop, offload, table, path, format, task, run, computer, journal)
-        return journal.position
-
-
-async def _compute(
-    console: Console,
-    stop: trio.Event,
-    offload: Offload,
-    table: InputTable,
-    path: Path | None,
-    format: Format,  # noqa: A002
-    task: TaskOptions,
-    run: RunOptions,
-    computer: TableComputer,
-    journal: Journal,
-) -> None:
-    keeps_errors = path is not None and run.on_error != "fail"
-    columns = [OutputColumn("id", "string"), *computer.columns]
-
-    def open_files(position: Position) -> TableFiles:
-        output = open_output(path, format, columns, written_at(position) if position.line else None)
-        errors = open_appended(errors_path(path), position.error_bytes) if path is not None and keeps_errors else None
-        return TableFiles(output, errors, run.on_error, (None,) * len(computer.columns))
-
-    shard, shards = run.shard_of_rows
-    windows = TableWindows(
-        table=table,
-        columns=task.columns,
-        id_column=run.id_column,
-        shard=shard,
-        shards=shards,
-        limit=run.limit,
-        rows_per_part=None if format.in_lines else run.rows_per_file,
-    )
-    with RunProgress(task.task, _total(run, journal.identity.input), journal.position, console) as progress:
-        position = await Run(
-            windows=windows,
+            return journal.position
+        shard, shards = run.shard_of_rows
+        position = await run_shown(
+            task.task,
+            _total(run, fingerprint),
+            journal,
+            stop,
+            console,
+            windows=TableWindows(
+                table=table,
+                columns=task.columns,
+                id_column=run.id_column,
+                shard=shard,
+                shards=shards,
+                limit=run.limit,
+                rows_per_part=None if format.in_lines else run.rows_per_file,
+            ),
             computer=computer,
-            open_sink=open_files,
+            open_sink=partial(_open_files, path, format, computer.columns, run.on_error),
             commit=journal.commit,
             offload=offload,
-            should_pause=stop.is_set,
-            on_progress=progress.show,
-            note=progress.note,
-        ).run(journal.position)
+        )
         if position.is_finished:
             await journal.commit(position)
-    after = journal.position
-    console.print(f"{task.task}: {progress.counts(after)}", markup=False)
-    if after.is_finished and path is not None and keeps_errors and not after.failed:
-        await offload.run("files", errors_path(path).unlink)
+            if path is not None and run.on_error != "fail" and not position.failed:
+                await offload.run("files", errors_path(path).unlink)
+        return position
+
+
+def _open_files(
+    path: Path | None,
+    format: Format,  # noqa: A002
+    columns: Sequence[OutputColumn],
+    on_error: OnError,
+    position: Position,
+) -> TableFiles:
+    """Open the output and the file of errors at a position. Blocks."""
+    every_column = [OutputColumn("id", "string"), *columns]
+    output = open_output(path, format, every_column, written_at(position) if position.line else None)
+    errors = None
+    if path is not None and on_error != "fail":
+        errors = open_appended(errors_path(path), position.error_bytes)
+    return TableFiles(output, errors, on_error, (None,) * len(columns))
 
 
 def written_at(position: Position) -> Written:
@@ -172,7 +190,7 @@ def written_at(position: Position) -> Written:
 
 
 def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
-    """Open the input: what this run has written is no part of it, even where a glob or a folder has it. Blocking."""
+    """Open the input; files that this run has written are no part of it, even if they match a glob. Blocks."""
     return open_input(source, format=given, left_out=files_of_run(output) if output is not None else frozenset())
 
 
@@ -182,9 +200,7 @@ def _computer(
     if run.url is not None:
         key = run.api_key or os.environ.get("OPENAI_API_KEY")
         return open_remote_server(evolve(run, api_key=key), task, text)
-    from trio_pool_serve.bulk.own_engine import (
-        open_identified_engine,
-    )  # imported here: with --url nothing of it is needed
+    from trio_pool_serve.bulk.own_engine import open_identified_engine  # imported here: with --url it is not needed
 
     if run.model is None:
         raise BulkInputError("--model or --url is needed.")
