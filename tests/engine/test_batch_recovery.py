@@ -77,13 +77,14 @@ async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[Engine]:
 
 
 @pytest.mark.parametrize("place", [0, 1, 31, 62, 63])
-async def test_only_the_guilty_row_fails_and_costs_a_few_passes(scripted, place):
+async def test_only_the_guilty_row_fails_and_costs_a_few_passes(scripted, caplog, place):
     scripted.on_launch = fail_on_poison
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [ALWAYS if n == place else 2 for n in range(64)])
         assert list(outcomes.failed) == [place]
         assert type(outcomes.failed[place]) is BatchFailedError
         assert "poison" not in str(outcomes.failed[place]), "no internals"
+        assert "poison" in caplog.text
         for number, output in outcomes.answered.items():
             np.testing.assert_array_equal(output.values[0], scripted_vector(np.array([2, number]), 8))
         assert scripted.rows[:2] == [1, 64]
@@ -92,6 +93,7 @@ async def test_only_the_guilty_row_fails_and_costs_a_few_passes(scripted, place)
         assert sum(scripted.rows[2:]) <= 2 * 64
         assert engine.statistics().failed_batches == 1
         assert engine.statistics().in_flight_batches == 0
+        assert engine.state == "ready"
 
 
 @pytest.mark.parametrize("guilty", [{0, 63}, set(range(8)), set(range(0, 64, 8)), set(range(56, 64)), {5}])

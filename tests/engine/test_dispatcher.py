@@ -167,6 +167,11 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "time", clock)
 
 
+@pytest.fixture
+def floor(mock_clock: MockClock, nursery: trio.Nursery) -> Floor:
+    return Floor(mock_clock, nursery)
+
+
 async def warm_up(floor: Floor) -> None:
     """Have each device compute a batch of each of several sizes, so that its speed is known."""
     for tokens in (16, 64, 256, MAX_TOKENS):
@@ -187,8 +192,7 @@ async def warm_up(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_under_saturation_each_device_computes_as_it_is_fast(mock_clock, nursery, depth):
-    floor = Floor(mock_clock, nursery)
+async def test_under_saturation_each_device_computes_as_it_is_fast(floor, depth):
     devices = floor.use(*[ScriptedDevice(speed * 1e-4, credits=depth) for speed in (1, 2, 4)])
     await warm_up(floor)
     floor.put(*[256] * 1000)
@@ -198,8 +202,7 @@ async def test_under_saturation_each_device_computes_as_it_is_fast(mock_clock, n
     assert busy_s == pytest.approx([10.0] * 3, rel=0.1)
 
 
-async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_lone_row_is_computed_where_it_is_done_first(floor):
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
     await warm_up(floor)
     shuffled = random.Random(0)
@@ -211,9 +214,8 @@ async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, nursery
     assert slow.rows == []
 
 
-async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, nursery, monkeypatch):
+async def test_rows_that_arrive_one_after_the_other_are_computed_together(floor, monkeypatch):
     monkeypatch.setattr(dispatcher_module, "MAX_GATHER_S", 60.0)
-    floor = Floor(mock_clock, nursery)
     (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
     floor.put(16)
     await floor.pass_time(1000.0)  # it is known now how long a pass takes at least
@@ -235,11 +237,8 @@ async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_c
         (2, 0.09, 0.2, True),
     ],
 )
-async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(
-    mock_clock, nursery, ahead, elapsed_s, slow_s, waits
-):
+async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(floor, ahead, elapsed_s, slow_s, waits):
     """Each batch that is ahead takes the fast one 0.1 s, and the row takes the slow one ``slow_s``."""
-    floor = Floor(mock_clock, nursery)
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(slow_s / 64))
     await warm_up(floor)
     slow.is_available = False
@@ -255,8 +254,7 @@ async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for(mock_clock, nursery, ahead):
-    floor = Floor(mock_clock, nursery)
+async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for(floor, ahead):
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
     await warm_up(floor)
     floor.put(*[64] * ahead)
@@ -269,8 +267,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
     assert fast.rows == [1] * ahead
 
 
-async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_device_in_another_zone_gets_only_what_has_waited(floor):
     here, there = floor.use(ScriptedDevice(zone="here"), ScriptedDevice(1e-5, zone="there"))
     floor.dispatcher.zone = "here"
     await warm_up(floor)
@@ -288,8 +285,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, nu
 
 
 @pytest.mark.parametrize("own", [[], [False]])
-async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, nursery, own):
-    floor = Floor(mock_clock, nursery)
+async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(floor, own):
     floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
     floor.dispatcher.zone = "here"
     floor.put(64)
@@ -300,8 +296,7 @@ async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_on
 # -- long rows, and background work ----------------------------------------------------------------------
 
 
-async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(floor):
     devices = floor.use(*[ScriptedDevice() for _ in range(3)])
     await warm_up(floor)
     most = Counter()
@@ -315,16 +310,14 @@ async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(mock_c
     assert most[2] > 200, "the others compute them all the time"
 
 
-async def test_without_short_rows_all_devices_compute_long_ones(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_without_short_rows_all_devices_compute_long_ones(floor):
     devices = floor.use(*[ScriptedDevice() for _ in range(3)])
     floor.put(*[600] * 10)
     await floor.settle()
     assert [len(device.in_flight) for device in devices] == [2, 2, 2]
 
 
-async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_left_free(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_left_free(floor):
     first, second = floor.use(ScriptedDevice(), ScriptedDevice())
     await warm_up(floor)
     floor.put(*[16] * 10)
@@ -337,8 +330,7 @@ async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_l
     assert len(computing.in_flight) == 2
 
 
-async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_two_long_batches_of_one_device_keep_one_device_busy(floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     await warm_up(floor)
     second.is_available = third.is_available = False
@@ -352,8 +344,7 @@ async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, n
     assert any(batch.is_long for device in (second, third) for batch in device.in_flight)
 
 
-async def test_planned_batches_are_launched_when_nothing_else_waits(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_planned_batches_are_launched_when_nothing_else_waits(floor):
     (device,) = floor.use(ScriptedDevice())
     floor.put(*[MAX_TOKENS] * 4)
     await floor.settle()
@@ -363,8 +354,7 @@ async def test_planned_batches_are_launched_when_nothing_else_waits(mock_clock, 
     assert all(entry.is_settled for entry in planned)
 
 
-async def test_a_device_with_threads_for_planned_batches_computes_them_beside_others(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_device_with_threads_for_planned_batches_computes_them_beside_others(floor):
     (device,) = floor.use(ScriptedDevice(planned_launches=1))
     floor.put(*[MAX_TOKENS] * 4)
     floor.put_planned(2)
@@ -372,18 +362,17 @@ async def test_a_device_with_threads_for_planned_batches_computes_them_beside_ot
     assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
 
 
-async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(floor):
     waiting = floor.queue.changed
     for put in (floor.put, floor.put_planned):
         (row,) = put(1)
-        nursery.start_soon(waiting.park)
+        floor.nursery.start_soon(waiting.park)
         await floor.settle()
         floor.dispatcher.note_room()
         assert len(waiting) == 0
         row.is_abandoned = True
         floor.queue.withdraw(row)
-    nursery.start_soon(waiting.park)
+    floor.nursery.start_soon(waiting.park)
     await floor.settle()
     floor.dispatcher.note_room()
     assert len(waiting) == 1
@@ -393,8 +382,7 @@ async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_c
 
 
 @pytest.mark.parametrize("others", [0, 200])
-async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(mock_clock, nursery, others):
-    floor = Floor(mock_clock, nursery)
+async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(floor, others):
     lost, *left = floor.use(*[ScriptedDevice(planned_launches=1) for _ in range(3)])
     for device in left:
         device.is_available = False
@@ -421,8 +409,7 @@ async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(
     assert [entry.error is None for entry in planned] == [False] + [True] * 199, "one was lost"
 
 
-async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(floor):
     lost, leaving, left = floor.use(*[ScriptedDevice() for _ in range(3)])
     leaving.is_available = left.is_available = False
     (entry,) = floor.put(16)
@@ -433,8 +420,7 @@ async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clo
     assert (leaving.rows, left.rows, entry.losses) == ([], [1], 1)
 
 
-async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     second.is_available = third.is_available = False
     (row,) = floor.put(16)
@@ -456,8 +442,7 @@ async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock
     assert later.output is not None
 
 
-async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
     left.is_available = False
     in_time, late, abandoned = floor.put(16, 16, 16)
@@ -477,8 +462,7 @@ async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed
     assert left.rows == [1]
 
 
-async def test_without_another_device_rows_of_a_lost_one_fail_at_once(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_without_another_device_rows_of_a_lost_one_fail_at_once(floor):
     (lost,) = floor.use(ScriptedDevice())
     rows = floor.put(16, 16)
     await floor.settle()
@@ -489,8 +473,7 @@ async def test_without_another_device_rows_of_a_lost_one_fail_at_once(mock_clock
 # -- the end ---------------------------------------------------------------------------------------------
 
 
-async def test_all_rows_are_failed_wherever_they_are(mock_clock, nursery):
-    floor = Floor(mock_clock, nursery)
+async def test_all_rows_are_failed_wherever_they_are(floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
     left.is_available = False
     suspects = floor.put(16, 16)

@@ -1,8 +1,10 @@
 """The GPUs of a machine, as an ``nvidia-smi``, the driver's folder and the environment tell them."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import trio
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from tests.pipes import read
 from tests.simulated_gpus import EIGHT, LABELS, MODEL, UUIDS, printing, write_nvidia_smi
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.engine.gpus import Gpu, find_gpus, parse_listing, visible_among
+from trio_pool_serve.engine import gpus
+from trio_pool_serve.engine.gpus import Gpu, find_gpus, mps_directory, parse_listing, visible_among
 
 pytestmark = pytest.mark.unit
 
@@ -277,3 +280,41 @@ def test_visible_devices_are_read_as_cuda_reads_them(variable, numbers):
 def test_an_empty_list_has_no_visible_devices():
     for variable in (None, "0", UUIDS[0], "MIG-1"):
         assert visible_among([], variable) == []
+
+
+# -- MPS control daemons ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory():
+    """One with a short name, as a socket's path has at most 107 bytes."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_a_daemon_has_a_socket_in_its_directory(directory):
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+    assert mps_directory(environment) is None
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(directory / "control"))
+        assert mps_directory(environment) == directory
+
+
+def test_a_pipe_does_as_well_and_a_file_does_not(directory):
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+    (directory / "control").touch()
+    assert mps_directory(environment) is None
+    (directory / "control").unlink()
+    os.mkfifo(directory / "control")
+    assert mps_directory(environment) == directory
+
+
+def test_the_default_directory_is_nvidias(directory, monkeypatch):
+    monkeypatch.setattr(gpus, "MPS_PIPE_DIRECTORY", str(directory))
+    os.mkfifo(directory / "control")
+    assert mps_directory({}) == mps_directory({"CUDA_MPS_PIPE_DIRECTORY": ""}) == directory
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "x" * 5000, "/proc/1/cwd", "/dev/null"])
+def test_a_directory_that_cannot_be_read_has_no_daemon(name):
+    assert mps_directory({"CUDA_MPS_PIPE_DIRECTORY": name}) is None

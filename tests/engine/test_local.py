@@ -173,44 +173,6 @@ async def test_a_launched_row_that_is_cancelled_is_dropped_and_the_engine_goes_o
     assert (await engine.submit(request(9))).values[0][2] == 9
 
 
-async def test_a_batch_that_raises_leaves_its_neighbours_whole(engine, scripted, caplog):
-    def fail_on_13(batch: Batch) -> None:
-        if any(13 in row.prompt.token_ids for row in batch.requests):
-            raise ValueError("unlucky")
-
-    scripted.on_launch = fail_on_13
-    results: dict[int, object] = {}
-
-    async def one(token: int) -> None:
-        try:
-            results[token] = (await engine.submit(request(token))).values[0][2]
-        except BatchFailedError as error:
-            results[token] = error
-
-    for token in (12, 13, 14):
-        await one(token)
-    assert results[12] == 12
-    assert isinstance(results[13], BatchFailedError)
-    assert "unlucky" not in str(results[13])  # no internals
-    assert "unlucky" in caplog.text
-    assert results[14] == 14
-    assert engine.statistics().failed_batches == 1
-    assert engine.statistics().state == "ready"
-
-
-async def test_an_error_while_waiting_for_the_copy_fails_that_batch_only(engine, scripted, caplog):
-    class FailingHandle:
-        def __await__(self):
-            yield from trio.lowlevel.checkpoint().__await__()
-            raise OSError("copy failed")
-
-    scripted.on_launch = lambda batch: FailingHandle() if batch.requests[0].prompt.token_ids[0] == 13 else None
-    with pytest.raises(BatchFailedError):
-        await engine.submit(request(13))
-    assert (await engine.submit(request(14))).values[0][2] == 14
-    assert engine.statistics().in_flight_batches == 0
-
-
 async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted, monkeypatch):
     copied = trio.Event()
 
@@ -295,30 +257,6 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
     assert runner.rows == [1] * 20
     assert {token: output.values[0][3] for token, output in outputs.items()} == {token: token for token in range(1, 21)}
     assert engine.worker.offload.statistics()["launch"].borrowed == 0
-
-
-async def test_a_batch_that_fails_in_one_launch_thread_leaves_that_of_the_other_whole(caplog):
-    together = threading.Barrier(2)
-
-    def fail_one(batch: Batch) -> None:
-        together.wait(60)
-        if batch.requests[0].prompt.token_ids[0] == 1:
-            raise ValueError("boom")
-
-    runner = ScriptedRunner(concurrent_launches=2, on_launch=fail_one)
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
-    async with running(engine), trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def one() -> None:
-            with pytest.raises(BatchFailedError):
-                await engine.submit(request(1))
-
-        await in_thread(runner.launching.wait)
-        output = await engine.submit(request(2))
-        assert output.values[0][3] == 2
-    assert engine.statistics().failed_batches == 1
-    assert engine.statistics().in_flight_batches == 0
 
 
 async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arrive():

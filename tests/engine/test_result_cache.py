@@ -1,15 +1,51 @@
 """The cache of results: what it holds, in which order it lets go of it, and in how many bytes."""
 
+import math
 import tracemalloc
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
+import trio
+from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.engine.result_cache import ARRAY_BYTES, ENTRY_BYTES, MAX_ROW_BYTES, Key, ResultCache
-from trio_pool_serve.types import PooledValue, SparseVector
+from tests.engine.test_local import engine_over, request, running
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.result_cache import (
+    ARRAY_BYTES,
+    ENTRY_BYTES,
+    MAX_ROW_BYTES,
+    Key,
+    ModelResults,
+    ResultCache,
+    _digest,
+    _encoded,
+)
+from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, NotFiniteError
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import (
+    Classify,
+    CopiedBatch,
+    Embed,
+    EmbedChunks,
+    ImageFeatures,
+    MaxSim,
+    PooledValue,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+    SparseVector,
+    TokenEmbed,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -147,3 +183,296 @@ def test_python_takes_no_more_than_what_is_counted(count):
         taken, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert 0.4 * cache.statistics().bytes < taken <= cache.statistics().bytes
+
+
+# -- rows that are computed because they are not cached -----------------------------------------------
+
+
+@pytest.fixture
+async def engine(scripted: ScriptedRunner) -> AsyncIterator[Engine]:
+    async with running(engine_over(lambda: scripted)) as ready:
+        yield ready
+
+
+@pytest.fixture
+def results() -> ModelResults:
+    return ModelResults(ResultCache(2**20))
+
+
+async def compute(
+    results: ModelResults, engine: Engine, requests: Sequence[PoolingRequest], row_done=None
+) -> tuple[list[PoolingOutput], str]:
+    """Return the outputs, and how many of the rows were cached."""
+    timings, outputs = RequestTimings(), dict[int, PoolingOutput]()
+
+    def note(index: int, output: PoolingOutput) -> None:
+        outputs[index] = output
+        if row_done is not None:
+            row_done(index, output)
+
+    await results.submit_all(engine, requests, note, timings)
+    return [outputs[index] for index in range(len(requests))], f"{timings.cached}/{timings.looked_up}"
+
+
+def rows_computed(runner: ScriptedRunner) -> list[list[int]]:
+    return [each.prompt.token_ids.tolist() for batch in runner.batches for each in batch.requests]
+
+
+async def test_only_rows_that_are_not_known_are_computed(results, engine, scripted):
+    first, known = await compute(results, engine, [request(1), request(2), request(3)])
+    assert known == "0/3"
+    scripted.batches.clear()
+    done: dict[int, PoolingOutput] = {}
+    rows = [request(3), request(4), request(1), request(5), request(2)]
+    outputs, known = await compute(results, engine, rows, done.__setitem__)
+    assert known == "3/5"
+    assert sorted(rows_computed(scripted)) == [[4], [5]]
+    assert [output.values[0][2] for output in outputs] == [3, 4, 1, 5, 2]
+    assert done == dict(enumerate(outputs))
+    assert [*done][:3] == [0, 2, 4], "those that are known are not done at once"
+    for index, before in ((0, 2), (2, 0), (4, 1)):
+        assert outputs[index].values[0].tobytes() == first[before].values[0].tobytes()
+        assert (outputs[index].queue_s, outputs[index].forward_s, outputs[index].copy_s) == (0, 0, 0)
+
+
+async def test_rows_that_are_all_known_reach_no_engine(results, scripted):
+    engine = engine_over(lambda: scripted)
+    async with running(engine):
+        await compute(results, engine, [request(1)])
+    stopped = engine_over(lambda: scripted)
+    outputs, known = await compute(results, stopped, [request(1), request(1)])
+    assert known == "2/2"
+    assert [output.values[0][2] for output in outputs] == [1, 1]
+    with pytest.raises(EngineLoadingError):
+        await compute(results, stopped, [request(1), request(2)])
+
+
+BASE = RenderedPrompt(np.array([7, 8, 9], dtype=np.int32))
+
+OTHERS = {
+    "ids": replace(BASE, token_ids=np.array([7, 8, 8], dtype=np.int32)),
+    "fewer ids": replace(BASE, token_ids=np.array([7, 8], dtype=np.int32)),
+    "an instruction": replace(BASE, instruction_tokens=1),
+    "segments": replace(BASE, type_ids=np.array([0, 1, 1], dtype=np.int32)),
+    "attended": replace(BASE, attended=2),
+    "kept": replace(BASE, kept=np.array([True, False, True])),
+    "other kept": replace(BASE, kept=np.array([True, True, False])),
+    "chunks": replace(BASE, chunks=np.array([[0, 1], [1, 3]], dtype=np.int32)),
+    "other chunks": replace(BASE, chunks=np.array([[0, 2], [2, 3]], dtype=np.int32)),
+}
+
+
+async def test_each_difference_of_a_prompt_is_another_row(results, engine, scripted):
+    for name, prompt in OTHERS.items():
+        _, known = await compute(results, engine, [PoolingRequest(BASE), PoolingRequest(prompt)])
+        assert known == ("0/2" if prompt is OTHERS["ids"] else "1/2"), name
+        _, known = await compute(results, engine, [PoolingRequest(prompt)])
+        assert known == "1/1", name
+
+
+async def test_each_difference_of_params_is_another_row(results, engine):
+    params = [
+        (Embed(),),
+        (Embed(dimensions=4),),
+        (Embed(dimensions=5),),
+        (Embed(normalize=False),),
+        (Embed(normalize=True),),
+        (TokenEmbed(),),
+        (SparseEmbed(),),
+        (Classify("raw"),),
+        (Classify("score"),),
+        (Embed(), Classify("raw")),
+        (Classify("raw"), Embed()),
+    ]
+    for index, one in enumerate(params):
+        outputs, known = await compute(results, engine, [PoolingRequest(BASE, one)])
+        assert known == "0/1", index
+        again, known = await compute(results, engine, [PoolingRequest(BASE, tuple(one))])
+        assert known == "1/1"
+        assert len(again[0].values) == len(outputs[0].values) == len(one)
+
+
+async def test_who_asks_and_how_urgently_makes_no_difference(results, engine):
+    await compute(results, engine, [PoolingRequest(BASE)])
+    other = PoolingRequest(BASE, (Embed(),), priority=3, group=9, client=4, rank=1, deadline=math.inf)
+    assert (await compute(results, engine, [other]))[1] == "1/1"
+
+
+async def test_work_is_estimated_by_the_share_of_rows_that_were_not_known_of_late(results, engine):
+    work = EstimatedWork(tokens=1000, rows=10)
+    assert results.to_compute(work).tokens == 1000
+    rows = [request(number) for number in range(1, 5)]
+    await compute(results, engine, rows)
+    assert results.to_compute(work).tokens == 1000
+    for _ in range(60):
+        await compute(results, engine, rows)
+    assert results.to_compute(work).tokens < 5
+    assert results.to_compute(work).rows == 10
+    for number in range(100, 130):
+        await compute(results, engine, [request(number)])
+    assert results.to_compute(work).tokens > 900
+
+
+async def test_another_model_and_one_that_is_loaded_again_have_no_results(engine):
+    cache = ResultCache(2**20)
+    first = ModelResults(cache)
+    await compute(first, engine, [request(1)])
+    assert (await compute(ModelResults(cache), engine, [request(1)]))[1] == "0/1"
+    first.clear()
+    assert (await compute(first, engine, [request(1)]))[1] == "0/1"
+    assert cache.statistics().entries == 1
+
+
+async def test_rows_that_are_computed_after_their_model_was_unloaded_are_not_cached(results, engine, scripted):
+    scripted.gate.clear()
+    done: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compute, results, engine, [request(1)], lambda index, _: done.append(index))
+        await wait_all_tasks_blocked()
+        results.clear()
+        scripted.gate.set()
+    assert done == [0]
+    assert results.cache.statistics().entries == 0
+
+
+@frozen
+class Odd(PoolingParams):
+    """Params whose fields cannot be encoded."""
+
+    value: object
+
+
+async def test_rows_that_are_not_looked_up_are_computed_each_time(results, engine, scripted):
+    pixels = ImageFeatures({"pixel_values": np.zeros(3, np.float32)}, (3,))
+    rows = [
+        PoolingRequest(replace(BASE, images=pixels)),
+        PoolingRequest(replace(BASE, embeds=np.zeros((3, 2), np.float32))),
+    ]
+    for _ in range(2):
+        assert (await compute(results, engine, rows))[1] == "0/0"
+    assert _encoded((MaxSim(np.zeros((3, 2), np.float32)),)) is None
+    assert _encoded((Odd(object()),)) is None
+    assert len(rows_computed(scripted)) == 4
+    assert results.cache.statistics().entries == 0
+    assert (results.cache.statistics().hits, results.cache.statistics().misses) == (0, 0)
+
+
+async def test_rows_that_fail_are_not_cached_and_the_others_of_their_request_are(results, engine, scripted):
+    def fail(batch):
+        if any(each.prompt.token_ids[0] == 66 for each in batch.requests):
+            raise ValueError("guilty")
+
+    scripted.on_launch = fail
+    with pytest.raises(BatchFailedError):
+        await compute(results, engine, [request(66)])
+    assert results.cache.statistics().entries == 0
+    scripted.on_launch = None
+    assert (await compute(results, engine, [request(66)]))[1] == "0/1"
+
+
+async def test_rows_that_their_request_does_not_accept_are_not_cached(results, engine, scripted):
+    scripted.on_launch = lambda batch: CopiedBatch([(np.array([np.nan], np.float32),) for _ in batch.requests])
+
+    def refuse(index: int, output: PoolingOutput) -> None:
+        raise NotFiniteError("not finite")
+
+    with pytest.raises(NotFiniteError):
+        await compute(results, engine, [request(1)], refuse)
+    assert results.cache.statistics().entries == 0
+
+
+async def test_a_request_that_is_cancelled_leaves_nothing_half(results, engine, scripted):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compute, results, engine, [request(number) for number in range(1, 6)])
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    scripted.gate.set()
+    with trio.fail_after(10):
+        while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (launched rows are still computed)
+            await trio.sleep(0.001)
+    assert results.cache.statistics().entries == 0
+    _, known = await compute(results, engine, [request(number) for number in range(1, 6)])
+    assert known == "0/5"
+    assert results.cache.statistics().entries == 5
+
+
+async def test_cancellation_ends_a_request_whose_rows_are_all_known(results, engine):
+    await compute(results, engine, [request(1)])
+    with trio.move_on_after(0) as scope:
+        await compute(results, engine, [request(1)])
+    assert scope.cancelled_caught
+
+
+async def test_equal_rows_at_the_same_time_are_computed_for_each_request(results, engine, scripted):
+    """A request waits for none but its own rows: one that is cancelled takes nothing from another."""
+    scripted.gate.clear()
+    known: list[str] = []
+
+    async def ask(scope: trio.CancelScope) -> None:
+        with scope:
+            known.append((await compute(results, engine, [request(1), request(2)]))[1])
+
+    leader, follower = trio.CancelScope(), trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, leader)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ask, follower)
+        await wait_all_tasks_blocked()
+        leader.cancel()
+        scripted.gate.set()
+    assert leader.cancelled_caught
+    assert known == ["0/2"]
+    assert (await compute(results, engine, [request(1), request(2)]))[1] == "2/2"
+
+
+async def test_many_requests_at_a_time_get_what_is_theirs(engine, scripted):
+    """In a cache that is too small for all."""
+    results = ModelResults(ResultCache(10_000))
+
+    async def ask(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(5):
+            numbers = random.integers(1, 20, 12).tolist()
+            outputs, _ = await compute(results, engine, [request(number, 100 + number) for number in numbers])
+            assert [output.values[0].tolist()[:4] for output in outputs] == [
+                [2, 100 + 2 * number, number, 100 + number] for number in numbers
+            ]
+
+    async with trio.open_nursery() as nursery:
+        for seed in range(20):
+            nursery.start_soon(ask, seed)
+    statistics = results.cache.statistics()
+    assert statistics.hits + statistics.misses == 20 * 5 * 12
+    assert statistics.hits > 0
+    assert statistics.evictions > 0
+    assert statistics.bytes <= 10_000
+
+
+IDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda ids: np.array(ids, dtype=np.int32))
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> RenderedPrompt:
+    ids = draw(IDS)
+    return RenderedPrompt(
+        ids,
+        draw(st.integers(0, 1)),
+        type_ids=draw(st.none() | st.just(np.ones_like(ids)) | st.just(np.zeros_like(ids))),
+        attended=draw(st.none() | st.integers(0, 2)),
+        kept=draw(st.none() | st.just(ids > 1)),
+        chunks=draw(st.none() | st.just(np.array([[0, len(ids)]], dtype=np.int32))),
+    )
+
+
+def described(prompt: RenderedPrompt) -> tuple:
+    arrays = (prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks)
+    return prompt.instruction_tokens, prompt.attended, *(None if one is None else one.tolist() for one in arrays)
+
+
+@given(prompts(), prompts(), st.sampled_from([Embed(), Embed(dimensions=3), EmbedChunks()]))
+def test_digests_are_equal_for_equal_rows_and_for_no_others(first, second, params):
+    encoded = _encoded((params,))
+    assert encoded is not None
+    assert (_digest(first, encoded) == _digest(second, encoded)) == (described(first) == described(second))
+    assert _digest(first, encoded) != _digest(first, _encoded((Classify(),)) or b"")

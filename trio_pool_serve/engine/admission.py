@@ -1,11 +1,11 @@
-"""Admission: a request is admitted whole, or refused whole if what is computed before it takes too long.
+"""Admission: a request is admitted whole, or refused whole if the work before it takes too long.
 
-The work of admitted requests is counted in tokens, by client and by work class, and converted to seconds at the rate
-that is measured for each work class: see ``ComputeRates``.
+The work of admitted requests is counted in tokens, by client and work class, and converted to seconds at the measured
+rate of each work class: see ``ComputeRates``.
 
-Clients have turns, and so have the requests of one client. While a server is overloaded, another request takes the
-place of each that ends, so that a request of many rows waits for as much of each other client as it has itself, however
-much of theirs is computed already. So a request counts in full until its last row is computed.
+Clients take turns, and so do the requests of one client. While a server is overloaded, a new request replaces each one
+that ends, so a request of many rows waits for as much work of every other client as it has itself, however much of
+theirs is computed already. So a request counts in full until its last row is computed.
 """
 
 import math
@@ -27,35 +27,35 @@ from trio_pool_serve.types import Client, RenderedPrompt
 MAX_RETRY_AFTER_S = 30.0
 
 LOAD_MARGIN = 1.25
-"""By how much computing is estimated slower than measured. When a flood begins the rates are those of before: from then
-on the event loop takes more of the cores, to admit some of the requests and to refuse the others."""
+"""Factor by which computing is assumed to be slower than measured. When a flood begins, the rates were measured before
+it: now the event loop takes more of the cores, to admit some requests and to refuse the others."""
 
 IMAGE_ROW_WEIGHT = 0.1
-"""Weight of the newest row in the average length of those with images."""
+"""Weight of the newest row in the average length of rows with images."""
 
 CLIENTS = 256
-"""Clients that are told apart; two whose numbers are equal modulo this one count as one."""
+"""Maximum clients counted separately; clients with equal numbers modulo this count as one."""
 
 ALL_DUE = 1.5 * FAIRNESS
-"""Larger requests of one client that come due faster than they are computed: ``FAIRNESS`` of them, and half as many
-more because the queue rounds virtual deadlines up to powers of two."""
+"""From this many larger requests of one client on, they come due faster than they are computed: ``FAIRNESS``, and half
+as many more because the queue rounds virtual deadlines up to powers of two."""
 
 NEARLY_FULL = 0.75
-"""Share of ``max_queue_s`` from which on requests that are to be refused are looked for before they are decoded."""
+"""Share of ``max_queue_s`` above which requests may be refused before they are decoded."""
 
 COMES_AGAIN = 2.0
-"""Times the work that another client has waiting: in an overloaded server it sends more while this is computed."""
+"""Factor for the waiting work of another client: in an overloaded server it sends more while that is computed."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.float64]
-"""Counts, which are multiplied by rates."""
+"""Numbers of tokens, to be multiplied by rates."""
 
 
 @frozen(eq=False, kw_only=True)
 class EstimatedWork:
-    """What a request will have the engine compute, as far as that is known before its prompts are rendered.
+    """The work that a request gives the engine, estimated before its prompts are rendered.
 
-    ``deadline`` is in the trio clock's seconds. For ``waited_s`` seconds it has been waiting to be read.
+    ``deadline`` is in the trio clock's seconds. The request has already waited ``waited_s`` seconds to be read.
     """
 
     tokens: int
@@ -79,22 +79,22 @@ class EstimatedWork:
 
 @define(eq=False)
 class AdmittedRequest:
-    """The work of one admitted request, as counted by ``Admission`` until the end of this context.
+    """The work of one admitted request, counted by ``Admission`` until the end of this context.
 
-    Its rows replace the estimate once they are rendered. Background work is not counted at all.
+    Once rows are rendered, they replace the estimate. Background work is not counted at all.
     """
 
     work: EstimatedWork
     _admission: "Admission"
     _unrendered: int = field(init=False, default=0)
     _estimate: int = field(init=False, default=0)
-    """Tokens of the rows that are not rendered."""
+    """Estimated tokens of the rows that are not rendered."""
     _counted: dict[int, int] = field(init=False, factory=dict)
     """Tokens of all its rows, by work class."""
     _computed: dict[int, int] = field(init=False, factory=dict)
-    """Those of the rows that are computed."""
+    """Tokens of its computed rows, by work class."""
     _remaining: int = field(init=False, default=0)
-    """Tokens of all the others together."""
+    """Tokens of its other rows."""
 
     def __attrs_post_init__(self) -> None:
         work = self.work
@@ -129,7 +129,7 @@ class AdmittedRequest:
             self._admission.images.note_done(self.work.client.number, rendered)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
-        """Count a rendered row as computed, and with the last one nothing of the request any longer."""
+        """Count a rendered row as computed; after the last row, the request does not count any more."""
         if not self.work.client.is_background:
             row_class, tokens = class_of(prompt), len(prompt.token_ids)
             self._computed[row_class] = self._computed.get(row_class, 0) + tokens
@@ -139,7 +139,7 @@ class AdmittedRequest:
                 self.release()
 
     def release(self) -> None:
-        """Count nothing of the request any longer."""
+        """Stop counting the request."""
         if not self._counted:
             return
         for row_class, tokens in self._computed.items():
@@ -173,10 +173,10 @@ class AdmittedRequest:
 class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
-    ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
-    What is computed before a request is what comes before it of its own client, and of each other client as much again,
-    as clients take turns. A request is always admitted when nothing waits before it, and while the rates are unknown.
-    To prepare images may take longer than to compute them.
+    ``seconds_per_token()`` returns the rates at which the model's devices compute together; ``margin`` is applied to
+    them. The work before a request is the earlier work of its own client, and as much again of each other client, since
+    clients take turns. If nothing waits before a request, or the rates are unknown, it is admitted. Preparing images
+    may take longer than computing them.
     """
 
     max_queue_s: float
@@ -187,13 +187,13 @@ class Admission:
     total: Tokens = field(init=False, default=Factory(lambda: np.zeros(WORK_CLASSES)))
     """Tokens of all rows of these requests, by work class."""
     of_client: Tokens = field(init=False, default=Factory(lambda: np.zeros((CLIENTS, WORK_CLASSES))))
-    """The same by client."""
+    """Tokens of all rows of these requests, by client and work class."""
     sizes: dict[int, dict[tuple[int, int], list[int]]] = field(init=False, default=Factory(lambda: defaultdict(dict)))
-    """Of each client, by number: requests and their tokens, by priority and size (octave of tokens)."""
+    """By client number: requests and their tokens, by priority and size (octave of tokens)."""
     images: Backlog = field(init=False, factory=Backlog)
     """Rows with images that are not rendered."""
     _image_tokens: float = field(init=False, default=0.0)
-    """Length of a row with images, as a moving average; 0 before the first."""
+    """Tokens of a row with images, as a moving average; 0 before the first."""
 
     def observe_image(self, tokens: int) -> None:
         """Record the length of a rendered row with images."""
@@ -201,12 +201,12 @@ class Admission:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the admitted requests that are not computed yet."""
+        """Tokens of admitted requests that are not computed yet."""
         return int(self.remaining.sum())
 
     @property
     def clients(self) -> int:
-        """Clients that have admitted requests."""
+        """Number of clients that have admitted requests."""
         return len(self.sizes)
 
     @property
@@ -220,21 +220,24 @@ class Admission:
         return self.waiting_s + self.images.total_s > self.max_queue_s
 
     def is_refusing(self, waited_s: float = 0.0) -> bool:
-        """Return whether a request that has waited for ``waited_s`` may be refused: the queue is full or nearly so.
+        """Return whether a request that has waited for ``waited_s`` may be refused: the queue is full or nearly full.
 
-        As clients have turns, requests are refused before the queue is full.
+        Since clients take turns, requests are refused before the queue is full.
         """
         return self.waiting_s + self.images.total_s > NEARLY_FULL * max(0.0, self.max_queue_s - waited_s)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:
-        """Count a request's work until the end of its context; not background work. Raises ``OverloadedError``."""
-        if work.has_images and self._image_tokens:  # which says more than a guess that is the same for all models
+        """Count a request's work until the end of its context, unless it is background work.
+
+        Raises ``OverloadedError``.
+        """
+        if work.has_images and self._image_tokens:  # the average is better than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_tokens * work.rows))
         self.refuse_late(work)
         return AdmittedRequest(work, self)
 
     def refuse_late(self, work: EstimatedWork) -> None:
-        """Raise ``OverloadedError`` if a request would wait for too long."""
+        """Raise ``OverloadedError`` if a request would wait too long."""
         if work.client.is_background:
             return
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
@@ -243,8 +246,8 @@ class Admission:
         rendering_s = self.images.wait_s(work.client.number, work.rows) if work.has_images else 0.0
         all_s = COMES_AGAIN * self.margin * float(self.total @ self.seconds_per_token())
         if not all_s + rendering_s > limit_s:  # or it is NaN
-            return  # without a look at the clients: this is for each request
-        # Not the longer of both: without an accelerator they share the cores.
+            return  # fast path, without a look at the clients: this runs for each request
+        # The sum, not the maximum: without an accelerator both share the cores.
         wait_s = self.wait_s(work) + rendering_s
         if not wait_s or wait_s <= limit_s:
             return
@@ -256,7 +259,7 @@ class Admission:
         )
 
     def wait_s(self, work: EstimatedWork) -> float:
-        """Return for how many seconds a request would wait; 0 if that is unknown."""
+        """Return how long a request would wait, in seconds; 0 if that is unknown."""
         rates = self.seconds_per_token() * self.margin
         if math.isnan(rates[0]):
             return 0.0
@@ -275,9 +278,9 @@ class Admission:
     def _own_before(self, work: EstimatedWork) -> float:
         """Return how many tokens of its own client are computed before a request.
 
-        All of requests that are more urgent, or not larger. Of each larger one as much as of this one, and meanwhile
-        more of it comes due: an eighth of what is computed. With ``ALL_DUE`` of them this one does not come before they
-        are computed.
+        More urgent requests, and requests that are not larger, count in full. Each larger request counts as much as
+        this one, and meanwhile more of it comes due: an eighth of the tokens computed. If there are ``ALL_DUE`` of
+        them, all of them are computed first.
         """
         size, before, larger, larger_tokens = work.tokens.bit_length(), 0, 0, 0
         for (priority, other), (requests, tokens) in self.sizes.get(work.client.number, {}).items():
@@ -291,8 +294,8 @@ class Admission:
 
 
 def retry_after_s(wait_s: float, max_queue_s: float) -> float:
-    """Return the seconds until about half of the queue is computed; from 0.1 to ``MAX_RETRY_AFTER_S``.
+    """Return the seconds until about half of the queue is computed, from 0.1 to ``MAX_RETRY_AFTER_S``.
 
-    Not when the queue is just short enough: all clients that are refused meanwhile would return at that moment.
+    This is not the moment when the queue is just short enough: all clients refused meanwhile would return at once.
     """
     return min(MAX_RETRY_AFTER_S, max(0.1, wait_s - max_queue_s / 2))

@@ -1,7 +1,7 @@
-"""What becomes of a batch that fails: its rows are computed again in halves, until the guilty ones are alone.
+"""Recovery of a failed batch: its rows are computed again in halves, until the guilty ones are alone.
 
-A guilty row among n costs at most log2(n) passes that fail, and as many that give its neighbours their outputs. How
-much a batch may cost in all is bounded: by time, by the number of passes, and by the number that fail in a row, after
+A guilty row among n costs at most log2(n) passes that fail, and as many that give its neighbours their outputs. The
+total cost of a batch is bounded by time, by the number of passes, and by the number of passes that fail in a row, after
 which the model itself must be broken.
 """
 
@@ -18,13 +18,13 @@ from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""In which the rows of a batch that failed are computed again: meanwhile other rows wait."""
+"""Maximum seconds to compute the rows of a failed batch again; other rows wait meanwhile."""
 
 MAX_PASSES = 100
-"""For one batch; enough for about ten guilty rows among a thousand."""
+"""Maximum passes for one batch; enough for about ten guilty rows among a thousand."""
 
 EXTRA_FAILURES = 2
-"""Passes that may fail in a row beyond four descents to a single row: several guilty rows may be found one by one."""
+"""Passes that may fail in a row beyond four descents to a single row, since several rows may be guilty."""
 
 
 class Fault(Enum):
@@ -38,20 +38,20 @@ class Fault(Enum):
 class BatchRecovery:
     """Computes the rows of one failed batch again, and settles each of them unless it is abandoned.
 
-    ``compute(entries)`` computes entries as one batch and finishes them, or returns how that failed.
+    ``compute(entries)`` computes entries as one batch and finishes them, or returns the fault.
     """
 
     compute: Callable[[list[QueueEntry]], Awaitable[Fault | None]]
     time_limit_s: float
-    """No pass begins later than this."""
+    """No pass begins after this many seconds."""
     failed_rows: int = field(default=0, init=False)
     passes: int = field(default=0, init=False)
     _failures_in_a_row: int = field(default=0, init=False)
     _groups: list[list[QueueEntry]] = field(init=False, factory=list)
-    """Rows that are still to be computed, each list as one batch."""
+    """Rows still to be computed, each list as one batch."""
 
     async def run(self, entries: Sequence[QueueEntry], fault: Fault) -> None:
-        """Settle the entries of a batch that failed. Raises what ``compute`` raises.
+        """Settle the entries of a failed batch. Raises what ``compute`` raises.
 
         Cancellation: at once; entries that are not settled stay so.
         """
@@ -61,7 +61,7 @@ class BatchRecovery:
         for entry in entries:
             by_sender.setdefault(entry.holder, []).append(entry)
         if len(by_sender) > 1:
-            self._groups += by_sender.values()  # what one has sent costs the others one pass
+            self._groups += by_sender.values()  # so one sender's guilty row costs the others one pass
         else:
             self._divide(list(entries), fault)
         while self._groups:
@@ -88,14 +88,14 @@ class BatchRecovery:
         )
 
     def _divide(self, rows: list[QueueEntry], fault: Fault) -> None:
-        """Queue both halves of a batch that failed, the first half next; a single row fails."""
+        """Queue both halves of a failed batch, the first half next; a single row fails."""
         middle = (len(rows) + 1) // 2
         if middle < len(rows):
             self._groups += rows[middle:], rows[:middle]
             return
         self.failed_rows += 1
         rows[0].fail(_error_of_row(fault, rows[0]))
-        self._groups.sort(key=len)  # the most rows next, so that a few guilty ones side by side do not look like all
+        self._groups.sort(key=len)  # the largest next, so that a few guilty rows side by side do not look like all
 
 
 def _error_of_row(fault: Fault, entry: QueueEntry) -> BatchFailedError | OutOfDeviceMemoryError:

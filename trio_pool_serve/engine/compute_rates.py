@@ -1,4 +1,4 @@
-"""How long a device takes to compute a token, measured while serving."""
+"""The time that devices take to compute a token, measured while serving."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -11,19 +11,19 @@ from attrs import define, field
 from trio_pool_serve.types import RenderedPrompt
 
 LENGTHS = 16
-"""Octaves of row length that are told apart; the last has all rows of 2¹⁵ tokens and more."""
+"""Octaves of row length measured separately; the last one contains all rows of 2¹⁵ tokens and more."""
 
 WORK_CLASSES = 2 * LENGTHS
-"""Rows without images by length, then those with images: a token of theirs has the cost of an image tower in it."""
+"""Rows without images by length, then rows with images, whose tokens include the cost of the image tower."""
 
 BATCHES = 16
-"""Of a class, whose mean is its rate."""
+"""The rate of a class is the mean over this many batches."""
 
 MAX_OUTLIER = 4.0
-"""A batch counts with at most this many times the median rate: the first one of a shape is compiled."""
+"""A batch counts with at most this many times the median rate: the first batch of a shape is compiled."""
 
 MIN_BATCHES = 3
-"""Of a class, before its rate counts."""
+"""Minimum batches of a class before its rate counts."""
 
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
@@ -45,26 +45,26 @@ UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
 
 @define(eq=False)
 class ComputeRates:
-    """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
+    """The rates of one engine: ``seconds_per_token`` by work class; an unknown class has the rate of the nearest known.
 
-    A rate is the mean over the latest batches. Not the median: of two threads one may finish just behind the other
-    again and again, and then neither the short nor the long times between their batches tell how fast they are
+    A rate is the mean over the latest batches, not the median: of two threads, one may finish just after the other
+    again and again, and then neither the short nor the long times between their batches show how fast they are
     together.
 
-    Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
-    be. Until there is one, nothing has waited for long.
+    Only batches that left rows waiting show how fast a queue drains: other batches are smaller than they could be.
+    Until there is one, nothing has waited for long.
     """
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
     latest: float = field(default=0.0, init=False)
-    """That of the class which was measured last, of however few batches; 0 before."""
+    """The rate of the class measured last, even if of few batches; 0 before the first."""
     _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
     """Seconds and tokens of the latest batches, by class."""
     _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
     _last_done: float = field(default=0.0, init=False)
     left_waiting: bool = field(default=False, init=False)
-    """Whether rows were waiting when the latest batch was done, and have not been withdrawn since."""
+    """Whether rows were waiting when the latest batch was done, and still wait."""
 
     def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
         """Record a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
@@ -78,32 +78,32 @@ class ComputeRates:
         self._known[measured_class] = self.latest
         if len(latest) == MIN_BATCHES:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
-        # Here, once for each batch, and not for each request that is admitted.
+        # Once for each batch here, not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
 
     def drain_s(self, launched: float, done: float, *, left_waiting: bool) -> float:
-        """Return for how long a batch kept the rows behind it waiting, without the time in which the one before did.
+        """Return how long a batch kept the rows behind it waiting, without the time in which the previous batch did.
 
-        When rows waited behind that one, how long it took to launch more of them is a part of how fast they are
-        computed. Times are those of ``time.perf_counter``.
+        If rows waited behind the previous batch, the time until more of them were launched is part of the rate. Times
+        are those of ``time.perf_counter``.
         """
         since = self._last_done if self.left_waiting else max(launched, self._last_done)
         self._last_done, self.left_waiting = done, left_waiting
         return done - since
 
     def note_idle(self) -> None:
-        """Note that no rows are waiting: the time until the next batch is launched is not that batch's."""
+        """Note that no rows wait: the time until the next launch does not count for that batch."""
         self.left_waiting = False
 
 
 def _mean_rate(batches: Collection[tuple[float, int]]) -> float:
-    """Return the seconds per token of batches, of which none counts as slower than ``MAX_OUTLIER`` times the median."""
+    """Return the seconds per token of batches; none counts as slower than ``MAX_OUTLIER`` times the median."""
     limit = MAX_OUTLIER * sorted(seconds / tokens for seconds, tokens in batches)[len(batches) // 2]
     return sum(min(seconds, limit * tokens) for seconds, tokens in batches) / sum(tokens for _, tokens in batches)
 
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
-    """Return for each class the known one that is nearest in length, of the same kind if there is one."""
+    """Return for each class the known class nearest in length, of the same kind if there is one."""
 
     def distance(one: int, other: int) -> tuple[bool, int]:
         return one // LENGTHS != other // LENGTHS, abs(one % LENGTHS - other % LENGTHS)

@@ -1,4 +1,4 @@
-"""The deep readiness probe: one row through queue and device, however many ask."""
+"""The deep readiness probe: computes one row through queue and device, however many clients ask."""
 
 import logging
 from collections.abc import Iterable
@@ -14,35 +14,35 @@ from trio_pool_serve.errors import PoolServeError
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
-"""The row must come back within this time."""
+"""The row must be computed within this time."""
 
 FRESH_S = 1.0
-"""The result of a pass is the answer to all probes that come so soon after it: probes need no API key, and strangers
-must not keep the device busy."""
+"""For this long, the result of a pass answers all probes: probes need no API key, so strangers could keep the device
+busy."""
 
 
 @define(eq=False)
 class DeepProbe:
-    """Computes a row when someone asks; all who ask meanwhile share the result. At most one row at a time."""
+    """Computes a row on request; all requests that arrive meanwhile share the result. At most one row at a time."""
 
     engine: Engine
     timeout_s: float = TIMEOUT_S
     _wanted: trio.Event = field(init=False, factory=trio.Event)
     _known: trio.Event = field(init=False, factory=trio.Event)
-    """Set while ``_failure`` answers those who ask."""
+    """Set while ``_failure`` is fresh."""
     _failure: str = field(init=False, default="")
 
     async def failure(self) -> str:
-        """Return why a row does not come back in time; empty if it does. ``run`` has to run.
+        """Return why a row is not computed in time; empty if it is. ``run`` must be running.
 
-        Cancellation: at once; the pass goes on for others.
+        Cancellation: at once; the pass continues for others.
         """
         self._wanted.set()
         await self._known.wait()
         return self._failure
 
     async def run(self) -> NoReturn:
-        """Compute the rows that are asked for, forever. Cancellation: at once; those who ask go on waiting."""
+        """Compute requested rows, forever. Cancellation: at once; callers of ``failure`` keep waiting."""
         while True:
             await self._wanted.wait()
             self._failure = await self._compute()
@@ -51,7 +51,7 @@ class DeepProbe:
             self._wanted, self._known = trio.Event(), trio.Event()
 
     async def _compute(self) -> str:
-        """Return why a row does not come back in time; empty if it does, or if no row is known that could be sent."""
+        """Return why a row is not computed in time; empty if it is, or if the model has no probe row."""
         try:
             with trio.fail_after(self.timeout_s):
                 if (request := self.engine.facts.probe_request) is not None:
@@ -67,7 +67,7 @@ class DeepProbe:
 
 
 async def failures_of(probes: Iterable[DeepProbe]) -> str:
-    """Return why rows do not come back, of all probes at once; empty if all do. Cancellation: at once."""
+    """Run all probes concurrently; return why rows are not computed; empty if all are. Cancellation: at once."""
     failures: list[str] = []
 
     async def ask(probe: DeepProbe) -> None:

@@ -13,20 +13,20 @@ from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
-"""stalled: ready, but nothing comes back: a row that is submitted now may wait for long."""
+"""stalled: ready, but no batches return: a row submitted now may wait for long."""
 
 ENGINE_STATES: tuple[EngineState, ...] = get_args(EngineState)
 
 
 @frozen
 class QueueStatistics:
-    """The state of an engine at one moment, and what waits for it in this process."""
+    """The state of an engine at one moment, and the rows that wait for it in this process."""
 
     state: EngineState
     queued_rows: int
     queued_tokens: int
     admitted_tokens: int = 0
-    """Tokens of the requests that are admitted and not computed; an estimate for those that are not rendered."""
+    """Tokens of admitted requests that are not computed; estimated for requests that are not rendered."""
     waiting_s: float = 0.0
     """Seconds that all admitted work will take, at the measured rates; 0 before the first batch."""
 
@@ -44,27 +44,27 @@ class QueueStatistics:
 
 @frozen(kw_only=True)
 class LinkStatistics(QueueStatistics):
-    """The state of an engine that is computed in other processes, which report their load themselves."""
+    """The state of an engine whose replicas are other processes, which report their own load."""
 
     replicas: Mapping[str, Mapping[str, EngineState]]
-    """The states of stalled replicas, by number: they cannot report that they are silent."""
+    """The states of stalled replicas, by number: a silent replica cannot report it."""
 
 
 @frozen(kw_only=True)
 class EngineStatistics(QueueStatistics):
-    """The state and the load of an engine at one moment, in the process that computes."""
+    """The state and load of an engine at one moment, in the process that computes."""
 
     in_flight_batches: int
     oldest_in_flight_s: float
-    """Seconds since the oldest launched batch was launched; 0 with none in flight."""
+    """Seconds since the launch of the oldest batch in flight; 0 if there is none."""
     tokens_per_s: float
     """Tokens computed per second, as a moving average; 0 before the first batch."""
     batches: int
     failed_batches: int
     batch_token_budget: int
-    """The current token budget of a batch: less than configured after the device ran out of memory; 0 if unknown."""
+    """The current token budget of a batch: below the configured one after the device ran out of memory."""
     memory_bytes: int
-    """Resident memory that the model takes."""
+    """Resident memory of the model."""
 
     def gauges(self) -> dict[str, dict[str, float]]:
         """Return what the engine's metrics have of it."""
@@ -80,20 +80,20 @@ class EngineStatistics(QueueStatistics):
 
 @define
 class ModelMemory:
-    """Bytes that a model takes in the processes that compute it; 0 until it is loaded, and where it is not measured."""
+    """Memory of a model in the processes that compute it, in bytes; 0 until it is loaded, and if it is not measured."""
 
     resident_bytes: int = 0
-    """Of the process's resident memory, files that are mapped included."""
+    """Resident memory, including mapped files."""
     device_bytes: int = 0
-    """Of a GPU's memory: tensors."""
+    """Tensors in GPU memory."""
     loading_s: float = 0.0
-    """Seconds that loading took, without the time in which it waited for other models."""
+    """Seconds that loading took, without waiting for other models."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Add by how much the process grows in the block.
+        """Add the growth of the process during the block.
 
-        What others allocate meanwhile counts, too, as do libraries that are imported for the first time.
+        Memory that others allocate meanwhile counts too, as do libraries that are imported for the first time.
         """
         return_freed_memory()
         began, resident, device = time.perf_counter(), resident_bytes(), _device_bytes()

@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 TIMEOUT_S = 15.0
-"""For ``nvidia-smi``: without the persistence daemon it initialises every GPU first."""
+"""Timeout of ``nvidia-smi``: without the persistence daemon it initialises every GPU first."""
 
 EXIT_TIMEOUT_S = 1.0
-"""For ``nvidia-smi`` to end after it was killed: one that waits for the driver cannot be."""
+"""Time for ``nvidia-smi`` to end after it was killed: while it waits for the driver, it cannot be."""
 
 MAX_OUTPUT_BYTES = 64 * 1024
-"""Of ``nvidia-smi``, which prints about 80 bytes for each device."""
+"""Maximum output of ``nvidia-smi``, which prints about 80 bytes for each device."""
 
 MAX_INFORMATION_BYTES = 4096
 
@@ -43,19 +43,19 @@ MIG_BY_INSTANCES = re.compile(rf"MIG-({GPU_UUID.pattern})/[0-9]{{1,3}}/[0-9]{{1,
 
 @frozen
 class Gpu:
-    """A GPU, or a MIG device: the part of a GPU that CUDA treats as a device of its own."""
+    """A GPU, or a MIG device: a part of a GPU that CUDA treats as a device of its own."""
 
     number: int
-    """Of the whole GPU, as ``nvidia-smi`` counts: in the order of PCI addresses."""
+    """The number of the whole GPU in ``nvidia-smi``: in the order of PCI addresses."""
     name: str
     uuid: str
-    """As ``CUDA_VISIBLE_DEVICES`` takes it; empty if the driver does not tell."""
+    """As accepted by ``CUDA_VISIBLE_DEVICES``; empty if unknown."""
     whole_uuid: str
-    """Of the whole GPU."""
+    """The UUID of the whole GPU."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which a process sees this device only, as ``cuda:0``."""
+        """Environment variables with which a process sees only this device, as ``cuda:0``."""
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.uuid or str(self.number)}
 
     @property
@@ -77,9 +77,8 @@ async def find_gpus(
 ) -> list[Gpu]:
     """Return the GPUs for ``--device`` among those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
-    ``nvidia-smi -L`` lists the machine's GPUs and MIG devices, or else the driver does.
-    None if the device is the CPU, and if none can be found: torch says then what is wrong. Cancellation: ``nvidia-smi``
-    is killed.
+    ``nvidia-smi -L`` lists the machine's GPUs and MIG devices; if that fails, the driver's folder does. Empty if the
+    device is the CPU, or if no GPU is found: torch then says what is wrong. Cancellation: ``nvidia-smi`` is killed.
     """
     chosen = re.fullmatch(r"cuda:([0-9]{1,4})", loading.device)
     if not has_gpu(loading, environment=environment) or not (chosen or loading.device in ("auto", "cuda")):
@@ -95,7 +94,7 @@ async def find_gpus(
 
 
 async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str:
-    """Return what ``nvidia-smi -L`` prints, even if it fails; nothing if it cannot be run or does not end in time."""
+    """Return the output of ``nvidia-smi -L``, even if it fails; empty if it cannot be run or does not end in time."""
     output = bytearray()
     try:
         process = await trio.lowlevel.open_process(
@@ -128,9 +127,9 @@ async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> s
 
 
 def parse_listing(listing: str) -> list[Gpu]:
-    """Return the devices in the output of ``nvidia-smi -L``; lines of any other form are ignored.
+    """Return the devices in the output of ``nvidia-smi -L``; other lines are ignored.
 
-    The MIG devices of a GPU stand in its place.
+    A GPU that is divided into MIG devices is replaced by these.
     """
     devices: dict[str, Gpu] = {}
     whole: Gpu | None = None
@@ -165,9 +164,9 @@ def read_driver_folder(folder: Path) -> list[Gpu]:
 def visible_among(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; all if it is not set.
 
-    As in CUDA, the list ends at its first entry that names no device or several, a device that is named twice hides
-    all, and entries are either all numbers or all UUIDs, of which the beginning suffices. An entry that names a GPU
-    which is divided into MIG devices stands for all of them, as each process gets one.
+    As in CUDA, the list ends at the first entry that names no device or several, a device named twice hides all, and
+    entries are either all numbers or all UUIDs, which may be abbreviated. An entry that names a GPU divided into MIG
+    devices stands for all of them, since each process gets one.
     """
     if variable is None:
         return list(gpus)

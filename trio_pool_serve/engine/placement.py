@@ -14,7 +14,7 @@ from trio_pool_serve.config import Config, ModelConfig, Placement
 from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
 
 MAX_REPLICAS = 4
-"""Of the default on CPU: each engine process takes the model's memory once more."""
+"""Maximum default on CPU: each engine process takes the model's memory once more."""
 
 
 def has_gpu(
@@ -26,12 +26,12 @@ def has_gpu(
 ) -> bool:
     """Return whether the model will be on a GPU, decided without importing torch.
 
-    With ``--device auto`` that needs NVIDIA's driver, a GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible, and a torch
-    that was built for CUDA.
+    With ``--device auto`` this requires NVIDIA's driver, a GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible, and a
+    CUDA build of torch.
     """
     if loading.device != "auto":
         return loading.device.startswith("cuda")
-    # CUDA reads the list up to the first entry that is no device: "" and "-1" hide all GPUs.
+    # CUDA reads the list up to the first entry that is not a device: "" and "-1" hide all GPUs.
     visible = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0"))
     if visible is None or not driver.exists():
         return False
@@ -39,14 +39,14 @@ def has_gpu(
     if torch is None or torch.origin is None:
         return False
     version = Path(torch.origin).with_name("version.py")
-    # CPU builds have the line "cuda: Optional[str] = None".
+    # CPU builds contain the line "cuda: Optional[str] = None".
     return not (version.is_file() and re.search(r"^cuda\b.*=\s*None\b", version.read_text(), re.MULTILINE))
 
 
 def replicas_of(config: Config, gpus: int = 1) -> int:
-    """Return how many batches of each model are computed at a time, at most, each in a thread or process of its own.
+    """Return the maximum number of batches of each model computed at a time, each in its own thread or process.
 
-    ``gpus`` is the number of GPUs for the models, if they are computed on any.
+    ``gpus`` is the number of GPUs for the models, if they are computed on GPUs.
     """
     processes = config.processes
     if processes.replica_range is not None:
@@ -59,28 +59,27 @@ def replicas_of(config: Config, gpus: int = 1) -> int:
 
 
 def idle_launches_of(config: Config, processes: int = 1) -> int:
-    """Return how many planned batches are computed at a time at idle priority: one on each core; 0 if none are.
+    """Return how many planned batches are computed at a time at idle priority: one on each core.
 
-    That is where the system has no such priority, and in a process that computes nothing else. ``processes`` share the
-    cores.
+    0 if the system has no such priority, and in a process that computes nothing else. ``processes`` share the cores.
     """
     has_idle = config.batch.is_served and HAS_IDLE_PRIORITY
     return max(1, len(os.sched_getaffinity(0)) // processes) if has_idle else 0
 
 
 def with_replicas(config: Config, gpus: int) -> Config:
-    """Return the settings with ``--replicas`` set, so that no other process has to look for the GPUs."""
+    """Return the settings with ``--replicas`` set, so that no other process needs to look for the GPUs."""
     replicas = replicas_of(config, max(1, gpus))
     return evolve(config, processes=evolve(config.processes, replicas=replicas))
 
 
 def default_placement(config: Config, *, reads_images: bool, cores: int | None = None) -> Placement:
-    """Return where models compute if the settings do not say: in the process that answers if that does not slow it.
+    """Return the default of ``--engine``: the process that answers, if that does not slow it down.
 
-    ``cores`` are those of this process. ``reads_images``: whether one of the models does.
+    ``cores`` is the number of cores of this process. ``reads_images``: whether one of the models takes images.
 
-    A forward pass by OpenVINO does not hold the interpreter lock, so the event loop runs beside it. Rows that are not
-    sent to another process take 0.9 ms less of CPU time each (MiniLM, one client).
+    A forward pass by OpenVINO does not hold the interpreter lock, so the event loop runs beside it. A row that is not
+    sent to another process takes 0.9 ms less CPU time (MiniLM, one client).
     """
     if config.hosts.engine_hosts:
         return "hosts"
@@ -94,5 +93,5 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
 
 
 def may_use_openvino(loading: ModelConfig) -> bool:
-    """Return whether the settings let OpenVINO compute a text model, decided without importing it."""
+    """Return whether OpenVINO may compute a text model by the settings, decided without importing it."""
     return loading.backend in ("auto", "openvino") and find_spec("openvino") is not None and not has_gpu(loading)

@@ -1,9 +1,9 @@
-"""Background work in windows, computed in batches that depend on nothing but the rows of the window.
+"""Background work in windows, whose batches depend on nothing but the rows of the window.
 
-A row's numbers depend, in their last bits, on the rows beside it in its batch, and the batches of other requests on
-what else waits at the time. So that the same file gives the same bytes, however often its computation was interrupted,
-the batches of a window are planned: once every member of the window (a line, or some rows of a table) waits for its
-rows or has ended, all rows that wait are sorted by length and cut into batches.
+In its last bits, a row's output depends on the rows beside it in its batch, and the batches of other requests depend on
+what else waits at the time. So that a file gives the same bytes however often its run was interrupted, the batches of a
+window are planned: once every member of the window (a line, or some rows of a table) waits for its rows or has ended,
+all waiting rows are sorted by length and split into batches.
 """
 
 import itertools
@@ -17,32 +17,32 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone
+from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone, fail_unsettled
 from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
 
 _numbers = itertools.count(1 + secrets.randbits(62))
-"""Numbers of planned batches, which are unlikely to be another process's."""
+"""Numbers of planned batches, starting at random so that processes are unlikely to share any."""
 
 
 @define(eq=False)
 class PlannedWindow:
-    """The members of one window; each is entered as a context, in a task of its own, for as long as it may submit rows.
+    """The members of one window; each is a context, entered in a task of its own while it may submit rows.
 
-    A batch has at most ``max_batch_tokens`` of the engine, divided by ``token_divisor``.
+    A batch has at most the engine's ``max_batch_tokens`` divided by ``token_divisor``.
     """
 
     size: int
     token_divisor: int = 1
     members: "list[WindowMember]" = field(init=False)
     running: int = field(init=False)
-    """Members that may still submit rows before the others have theirs computed."""
+    """Members that may still submit rows before the batches are planned."""
 
     def __attrs_post_init__(self) -> None:
         self.members = [WindowMember(self) for _ in range(self.size)]
         self.running = self.size
 
     def note_waiting(self) -> None:
-        """Count a member no longer as running: it waits, or has ended. Of the last one, plan the batches."""
+        """Note that a member waits or has ended; after the last one, plan the batches."""
         self.running -= 1
         if self.running:
             return
@@ -57,19 +57,17 @@ class PlannedWindow:
             self.submit(engine, entries)
 
     def submit(self, engine: Engine, entries: Sequence[QueueEntry]) -> None:
-        """Submit rows in planned batches. What the engine raises is the rows' error."""
+        """Submit rows in planned batches. An error of the engine becomes the rows' error."""
         try:
             max_tokens = max(1, engine.facts.max_batch_tokens // self.token_divisor)
-            # Those that fail at once are in no batch: the others of it would wait for them.
+            # Rows that fail at once are in no batch: its other rows would wait for them.
             for batch in planned(engine.fail_refused(entries), max_tokens):
                 of_batch = PlannedBatch(next(_numbers), len(batch))
                 for entry in batch:
                     entry.request = msgspec.structs.replace(entry.request, planned=of_batch)
                 engine.submit_nowait(*batch)
         except Exception as error:
-            for entry in entries:
-                if not entry.is_settled:
-                    entry.fail(error)
+            fail_unsettled(entries, error)
 
 
 @define(eq=False)
@@ -78,7 +76,7 @@ class WindowMember:
 
     window: PlannedWindow
     waiting: tuple[Engine, Sequence[QueueEntry]] | None = field(default=None, init=False)
-    """The rows that wait for the others of the window, and what is to compute them."""
+    """The rows that wait for other members of the window, and the engine to compute them."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,10 +87,10 @@ class WindowMember:
     async def submit_all(
         self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
     ) -> list[PoolingOutput]:
-        """Compute rows, together with those of the other members; return them in the order of the requests.
+        """Compute rows together with those of other members; return outputs in the order of the requests.
 
-        Rows with images or token embeddings are computed with those of their own request alone, and at once: they hold
-        memory until they are computed. Raises and is cancelled as ``Engine.submit_all``.
+        Rows with images or token embeddings hold memory until they are computed, so they are computed at once and only
+        with rows of their own request. Raises and is cancelled as ``Engine.submit_all``.
         """
 
         def submit(*entries: QueueEntry) -> None:
@@ -111,7 +109,7 @@ class WindowMember:
 
 
 def planned(entries: Iterable[QueueEntry], max_tokens: int) -> Iterator[list[QueueEntry]]:
-    """Yield batches of rows of about one length, the longest first; of equal length in the order of ``entries``."""
+    """Yield batches of rows of similar length, the longest first; rows of equal length keep their order."""
     left = deque(sorted(entries, key=lambda entry: -entry.request.tokens))
     while left:
         budget, batch = BatchLimits(max_tokens).budget(), list[QueueEntry]()

@@ -67,11 +67,11 @@ def fail_unsettled(entries: Iterable[QueueEntry], error: Exception) -> None:
 
 
 RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
-"""Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""
+"""Called on the loop with a row's index and output as soon as it is computed. An exception fails the submission."""
 
 
 def require_finite(index: int, output: PoolingOutput) -> None:  # noqa: ARG001  (a ``RowDone``)
-    """Raise ``NotFiniteError`` if an output has numbers that are not finite: JSON cannot represent them."""
+    """Raise ``NotFiniteError`` if an output contains numbers that are not finite: JSON cannot represent them."""
     for value in output.values:
         if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
             raise NotFiniteError("The model computed numbers for an input that are not finite.")
@@ -121,7 +121,7 @@ class Submission:
 
 
 def batch_key(prompt: RenderedPrompt) -> str:
-    """Return what has to be equal for rows to be computed together: the kind of their input."""
+    """Return the batch key of a row: the kind of its input, which must be equal for rows to be computed together."""
     if prompt.images is not None:
         return "images"
     return "" if prompt.embeds is None else "embeds"

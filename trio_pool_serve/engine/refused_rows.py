@@ -1,4 +1,4 @@
-"""Rows that are refused, as two devices were lost while they computed them."""
+"""Rows that are refused because two devices were lost while they computed them."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -11,19 +11,20 @@ from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.types import RenderedPrompt
 
 REFUSED_S = 300.0
+"""How long a row is remembered."""
 
 MAX_REFUSED = 1000
-"""Rows that are remembered."""
+"""Maximum rows remembered."""
 
 REFUSAL = "The engine process has died twice while it computed this input."
 
 
 @define(eq=False)
 class RefusedRows:
-    """Digests of rows that were refused within ``REFUSED_S``: equal ones are refused, too."""
+    """Digests of rows that were refused within ``REFUSED_S``: equal rows are refused, too."""
 
     _known: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
-    """By the hash of a row's ids: the digest of all of the row, and until when it is refused."""
+    """By the hash of a row's ids: the digest of the whole row, and the time until which it is refused."""
 
     def refuse(self, entry: QueueEntry) -> None:
         """Fail a row, and remember it."""
@@ -48,7 +49,7 @@ class RefusedRows:
 
 
 def _digest(prompt: RenderedPrompt) -> bytes:
-    """Return a digest of all that a row's computation reads; takes a millisecond for an image."""
+    """Return a digest of all inputs of a row's computation; for an image it takes a millisecond."""
     digest = blake2b(digest_size=16)
     images = {} if prompt.images is None else prompt.images.arrays
     for array in (prompt.token_ids, prompt.type_ids, prompt.embeds, *images.values()):

@@ -30,19 +30,19 @@ Key: TypeAlias = tuple[Hashable, bytes]
 """A loaded model, and the digest of what it computes."""
 
 ENTRY_BYTES = 512
-"""Counted for each entry: its key, its tuple, and its place in the dictionary."""
+"""Overhead counted for each entry: its key, its tuple, and its place in the dictionary."""
 
 ARRAY_BYTES = 128
-"""Counted for each array besides its numbers. Together more than CPython takes, which is 346 to 412 bytes for an entry
-of one array, and 500 to 604 for one of a ``SparseVector``."""
+"""Overhead counted for each array. Together this is more than CPython takes: 346 to 412 bytes for an entry of one
+array, and 500 to 604 for a ``SparseVector``."""
 
 MAX_ROW_BYTES = 2**20
-"""Of the outputs of one row, longer ones are not cached: they are copied on the event loop."""
+"""Larger outputs of a row are not cached: they are copied on the event loop."""
 
 
 @frozen
 class ResultCacheStatistics:
-    """Contents and counters of a cache. A hit is a row that was there, a miss one that was looked up and was not."""
+    """Contents and counters of a cache. A hit is a row found in it, a miss a row that was looked up and not found."""
 
     entries: int
     bytes: int
@@ -53,9 +53,9 @@ class ResultCacheStatistics:
 
 @define(eq=False)
 class ResultCache:
-    """An LRU cache of at most ``max_bytes`` bytes of outputs, what Python takes for an entry included.
+    """An LRU cache of at most ``max_bytes`` bytes of outputs, including Python's overhead.
 
-    Outputs are copied into it, and are read-only in it: requests share them.
+    Outputs are copied into it and are read-only: requests share them.
     """
 
     max_bytes: int
@@ -66,7 +66,7 @@ class ResultCache:
     _evictions: int = field(init=False, default=0)
 
     def get(self, key: Key) -> tuple[PooledValue, ...] | None:
-        """Return the outputs of a row, which must not be modified; ``None`` if they are not there."""
+        """Return the outputs of a row, which must not be modified; ``None`` if they are not cached."""
         values = self._entries.get(key)
         if values is None:
             self._misses += 1
@@ -76,7 +76,7 @@ class ResultCache:
         return values
 
     def put(self, key: Key, values: Sequence[PooledValue]) -> None:
-        """Store copies of a row's outputs, and drop those used longest ago that do not fit beside them."""
+        """Store copies of a row's outputs, and evict the least recently used to make room."""
         nbytes = _nbytes_of(values)
         if nbytes > min(self.max_bytes, MAX_ROW_BYTES):
             return
@@ -88,7 +88,7 @@ class ResultCache:
             self._evictions += 1
 
     def forget(self, model: Hashable) -> None:
-        """Drop all outputs of a loaded model. Takes longer the more entries there are."""
+        """Drop all outputs of a loaded model. Time grows with the number of entries."""
         for key in [key for key in self._entries if key[0] == model]:
             self._drop(key)
 
@@ -123,36 +123,35 @@ def _read_only_copy(value: PooledValue) -> PooledValue:
 
 
 SHARE_WEIGHT = 0.1
-"""Weight of the newest rows in the share of rows that are not cached."""
+"""Weight of the newest rows in the average share of rows that are not cached."""
 
 
 @define(eq=False)
 class ModelResults:
     """The results of one loaded model in a cache that all models share; a model that is loaded again has none.
 
-    Looked up are rows of token ids. Not looked up are those with images or token embeddings, whose digest would take
-    longer, and those that are scored against a query's vectors. Equal rows that are computed at the same time are
-    computed for each request: the later one would inherit the place in the queue, the priority and the failures of the
-    earlier one.
+    Only rows of token ids are looked up, not images or token embeddings, whose digest would take longer, and not rows
+    that are scored against a query's vectors. Equal rows in flight at the same time are computed for each request: the
+    later one would otherwise inherit the place in the queue, the priority and the failures of the earlier one.
     """
 
     cache: ResultCache
     _missing_share: float = field(init=False, default=1.0)
-    """Of rows that are looked up, a moving average."""
+    """Share of looked-up rows that are not cached, as a moving average."""
     _is_cleared: bool = field(init=False, default=False)
 
     def to_compute(self, work: EstimatedWork) -> EstimatedWork:
-        """Return what a request is expected to have the engine compute: without what is expected to be cached.
+        """Return a request's estimated work without the rows expected to be cached.
 
-        Otherwise requests would be refused for the sake of others whose rows are known, until those are tokenised, by
-        rates that are not measured again as long as nothing is computed.
+        Otherwise requests would be refused because of others whose rows are cached, until these are tokenised, by rates
+        that are not measured again while nothing is computed.
         """
         return evolve(work, tokens=int(work.tokens * self._missing_share))
 
     async def submit_all(
         self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
     ) -> None:
-        """Give ``row_done`` the outputs of all rows: cached ones at once, others when the engine has computed them.
+        """Call ``row_done`` with the outputs of all rows: cached rows at once, others when they are computed.
 
         A row is cached once it is computed and ``row_done`` has accepted it. Raises and is cancelled as
         ``Engine.submit_all``; cancelled rows are not cached.
@@ -181,16 +180,16 @@ class ModelResults:
             await trio.lowlevel.checkpoint()
 
     def clear(self) -> None:
-        """Drop the results and cache no others, of rows in flight either: the model is not loaded any longer."""
+        """Drop the results and cache no more, not even rows in flight: the model is being unloaded."""
         self._is_cleared = True
         self.cache.forget(self)
 
     def _keys_of(self, requests: Sequence[PoolingRequest]) -> list[Key | None]:
-        """Return the keys of rows, ``None`` for those that are not looked up."""
+        """Return the keys of rows; ``None`` for rows that are not looked up."""
         keys: list[Key | None] = []
         params, encoded = None, None
         for request in requests:
-            if request.params is not params:  # which the rows of a request have in common
+            if request.params is not params:  # the rows of a request share them
                 params, encoded = request.params, _encoded(request.params)
             is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
             keys.append((self, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
@@ -198,7 +197,7 @@ class ModelResults:
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
-    """Return bytes that are equal for equal params; ``None`` for those that cannot be encoded, as arrays."""
+    """Return bytes that are equal for equal params; ``None`` if params cannot be encoded, such as arrays."""
     try:
         return msgspec.msgpack.encode([(param.wire_name, param) for param in params])
     except Exception:  # fields of params may be of any type
@@ -206,10 +205,10 @@ def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
 
 
 def _digest(prompt: RenderedPrompt, params: bytes) -> bytes:
-    """Return a digest of all that a row's outputs depend on, which no client can find another row for."""
+    """Return a cryptographic digest of all that a row's outputs depend on."""
     arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks]
     kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
-    # It says how long everything behind it is.
+    # It determines the length of everything that follows.
     header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
     digest = blake2b(header, digest_size=32)
     for array in arrays:

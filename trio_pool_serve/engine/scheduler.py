@@ -109,9 +109,7 @@ class Scheduler:
                 self.planned_changed.unpark_all()
                 continue
             tokens = entry.tokens = len(request.prompt.token_ids)
-            client = clients.get(request.client)
-            if client is None:
-                client = clients[request.client] = WaitingClient(request.client, next(self._turns), self._virtual_time)
+            client = clients.get(request.client) or self._open_client(request.client)
             clock = client.virtual_time
             group = groups.get(request.group) or RequestGroup()
             if request.group:  # 0 is a group of this row alone
@@ -124,7 +122,8 @@ class Scheduler:
             wait_tokens = 1 << (wait - 1).bit_length()
             entry.virtual_deadline = clock + wait_tokens
             key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
-            arrived[entry] = waiting = client.classes.get(key) or client.open_class(key)
+            waiting = client.classes.get(key) or client.classes.setdefault(key, QueueClass(client, *key))
+            arrived[entry] = waiting
             waiting.entries[entry] = None
             if tokens > SHORT_TOKENS:
                 long_tokens += tokens
@@ -134,6 +133,10 @@ class Scheduler:
         self._long_tokens += long_tokens
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
         self.changed.unpark_all()
+
+    def _open_client(self, number: int) -> WaitingClient:
+        client = WaitingClient(number, next(self._turns), self._virtual_time)
+        return self._clients.setdefault(number, client)
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""

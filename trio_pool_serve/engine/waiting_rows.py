@@ -30,11 +30,6 @@ class WaitingClient:
     virtual_time: int
     classes: "dict[ClassKey, QueueClass]" = field(init=False, factory=dict)
 
-    def open_class(self, key: ClassKey) -> "QueueClass":
-        """Return a new queue class for its rows."""
-        opened = self.classes[key] = QueueClass(self, *key)
-        return opened
-
     @property
     def rank(self) -> int:
         """The rank of its most urgent rows."""
@@ -96,7 +91,7 @@ class PlannedBatches:
     def withdraw(self, number: int) -> None:
         """Drop a batch if all of its entries that have arrived are abandoned."""
         entries = self._batches.get(number, [])
-        # The last ones first: rows are withdrawn in the order of their arrival.
+        # Last rows first: rows are withdrawn in order of arrival.
         if entries and all(entry.is_abandoned for entry in reversed(entries)):
             del self._batches[number]
 

@@ -12,9 +12,9 @@ from attrs import define, field
 
 from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.engine.places.queue_scaling import (
+    BUSY_OVER_S,
     FRESH_S,
     UP_AFTER_S,
-    WINDOW_S,
     BusyShare,
     QueueScaling,
     QueueSeconds,
@@ -266,16 +266,16 @@ def test_a_load_that_falls_gives_replicas_back_down_to_the_least_and_one_that_ri
 def test_how_busy_an_engine_is_is_unknown_at_first_and_then_follows_the_last_seconds():
     busy = BusyShare()
     assert busy.share == 1.0
-    for second in range(int(WINDOW_S)):
+    for second in range(int(BUSY_OVER_S)):
         busy.observe(second, 0.25 * second)
         assert busy.share == 1.0
-    busy.observe(WINDOW_S, 0.25 * WINDOW_S)
+    busy.observe(BUSY_OVER_S, 0.25 * BUSY_OVER_S)
     assert busy.share == pytest.approx(0.25)
-    busy.observe(2 * WINDOW_S, 0.25 * WINDOW_S)
+    busy.observe(2 * BUSY_OVER_S, 0.25 * BUSY_OVER_S)
     assert busy.share == 0.0
-    busy.observe(3 * WINDOW_S, 3 * WINDOW_S)  # a batch that took longer counts when it is done
+    busy.observe(3 * BUSY_OVER_S, 3 * BUSY_OVER_S)  # a batch that took longer counts when it is done
     assert busy.share == 1.0
-    busy.observe(4 * WINDOW_S, 3.5 * WINDOW_S)
+    busy.observe(4 * BUSY_OVER_S, 3.5 * BUSY_OVER_S)
     assert busy.share == pytest.approx(0.5)
 
 

@@ -1,6 +1,7 @@
 """Replicas that Ray places, with a cluster that is made up: nodes, and free places on them."""
 
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,10 +13,12 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.cli import read_config
+from trio_pool_serve.config import ProcessesConfig
+from trio_pool_serve.engine.places import ray_cluster as module
 from trio_pool_serve.engine.places import ray_places, supervisor
 from trio_pool_serve.engine.places.place import Loaded
 from trio_pool_serve.engine.places.queue_scaling import FRESH_S, QueueSeconds
-from trio_pool_serve.engine.places.ray_cluster import NodeLostError
+from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, NodeLostError, RayCluster
 from trio_pool_serve.engine.places.ray_places import AVOIDED_S, ActorPlaces
 from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S
 from trio_pool_serve.server.engine_process import SNAPSHOT_S
@@ -310,3 +313,29 @@ async def test_a_replica_that_has_failed_after_it_was_ready_gives_its_place_back
             await trio.sleep(LOADING_S)
         await until(lambda: server.cluster.places == ["a"], 5)
         await server.until_ready(0, 1, limit_s=RETRY_FAILED_S + 30)
+
+
+# -- calls of Ray's API -------------------------------------------------------------------------------
+
+
+async def test_ends_that_ray_does_not_answer_leave_room_for_other_calls(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ray.kill", lambda _: answers.wait())
+    cluster = RayCluster(ProcessesConfig())
+    try:
+        for _ in range(2 * CONTROL_CALLS):
+            await cluster.kill(None)
+        with trio.fail_after(60):
+            assert await cluster.in_thread(lambda: "called") == "called"
+    finally:
+        answers.set()
+
+
+async def test_an_end_that_fails_is_logged_and_raises_nothing(monkeypatch, caplog):
+    def fail(_: object) -> None:
+        raise ValueError("no such actor")
+
+    monkeypatch.setattr("ray.kill", fail)
+    await RayCluster(ProcessesConfig()).kill(None)
+    assert "no such actor" in caplog.text

@@ -1,10 +1,12 @@
 """Engines of this process that are connected to by TCP."""
 
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engine.remote.replicas import Replica
+from tests.engine.remote.replicas import Replica, asking
+from trio_pool_serve.engine.engine import Engine
 
 
 @pytest.fixture
@@ -13,3 +15,17 @@ def make(tmp_path: Path, one_in_flight: None):
         return Replica(tmp_path / f"{number}.engine", by_tcp=True, **options)
 
     return make
+
+
+@pytest.fixture
+async def replica(make: Callable[..., Replica]) -> AsyncIterator[Replica]:
+    replica = make()
+    async with replica.listen(), replica.live():
+        yield replica
+
+
+@pytest.fixture
+async def engine(replica: Replica) -> AsyncIterator[Engine]:
+    async with asking(replica) as engine:
+        await engine.wait_ready()
+        yield engine

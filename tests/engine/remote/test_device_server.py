@@ -24,7 +24,6 @@ from trio_pool_serve.engine.remote.wire import (
     QueueState,
     Submit,
 )
-from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
@@ -110,7 +109,7 @@ async def test_there_are_no_more_batches_of_an_api_process_than_it_has_credits(m
         (connection,) = replica.engine.connections
         at_a_time = set()
         async with processes(replica, 1):
-            replica.runner.on_launch = lambda _: at_a_time.add(len(connection._batches))
+            replica.runner.on_launch = lambda _: at_a_time.add(len(connection.batches))
             await engine.submit_all([request(5)] * 500)
         assert launches < max(at_a_time) <= CREDITS * launches
 
@@ -137,21 +136,6 @@ async def test_a_connection_that_is_cut_leaves_no_row_and_no_credit_behind(repli
 # -- joined batches --------------------------------------------------------------------------------------
 
 
-async def test_one_row_beside_another_process_s_thousands_is_in_the_next_pass(replica):
-    async with processes(replica, 2) as (many, one):
-        await occupy(replica, many)
-        await many.send(*[request(*[5] * 8) for _ in range(4000)])
-        (number,) = await one.send(request(*[6] * 8))
-        await until(lambda: len(replica.engine.joiner) == 4001)
-        replica.runner.gate.set()
-        await until(lambda: number in one.answers)
-        assert [row.prompt.token_ids[0] for row in replica.runner.batches[1].requests].count(6) == 1
-        assert len(replica.runner.batches[1].requests) == 10_000 // 8
-        await until(lambda: len(many.answers) == 4001)
-        assert one.done == [number]
-        assert len(many.done) == 2
-
-
 async def test_a_row_that_fails_in_a_joined_batch_fails_alone_and_costs_the_other_process_one_pass(replica):
     def fail(batch) -> None:
         if any(POISON in row.prompt.token_ids for row in batch.requests):
@@ -170,41 +154,6 @@ async def test_a_row_that_fails_in_a_joined_batch_fails_alone_and_costs_the_othe
         assert {*other.answers.values()} == {PoolingOutput}
         with_other = [batch for batch in replica.runner.batches if batch.requests[-1].prompt.token_ids[0] == 7]
         assert [len(batch.requests) for batch in with_other] == [16, 8]
-
-
-async def test_batches_with_different_keys_are_not_joined(replica):
-    async with processes(replica, 3) as (first, second, third):
-        await occupy(replica, first)
-        await first.send(request(5), request(5))
-        await second.send(request(6), key="images")
-        await third.send(request(7))
-        await until(lambda: len(replica.engine.joiner) == 4)
-        replica.runner.gate.set()
-        await until(lambda: second.answers and third.answers)
-        passes = [{row.prompt.token_ids[0] for row in batch.requests} for batch in replica.runner.batches[1:]]
-        assert passes == [{5, 7}, {6}]
-
-
-async def test_planned_batches_are_computed_when_nothing_else_waits(replica):
-    async with processes(replica, 2) as (first, second):
-        await occupy(replica, first)
-        await first.send(request(5), request(5), is_planned=True)
-        await second.send(request(6))
-        await until(lambda: len(replica.engine.joiner) == 1 and replica.engine.joiner._planned)
-        replica.runner.gate.set()
-        await until(lambda: len(first.answers) == 3)
-        assert [batch.is_planned for batch in replica.runner.batches] == [False, False, True]
-        assert replica.runner.rows == [1, 1, 2]
-
-
-async def test_long_rows_alone_are_computed_on_all_launch_threads(make):
-    replica = make(runner=ScriptedRunner(concurrent_launches=2))
-    replica.runner.gate.clear()
-    async with replica.listen(), replica.live(), processes(replica, 1) as (process,):
-        for _ in range(2):
-            await process.send(request(*[5] * (SHORT_TOKENS + 1)))
-        await until(lambda: len(replica.runner.batches) == 2)
-        replica.runner.gate.set()
 
 
 # -- what is told of the others --------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Links by TCP: peers that fall silent, engines that leave, engines of several zones."""
 
 import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +10,11 @@ import pytest
 import trio
 from attrs import Factory, define, field
 
-from tests.engine.remote.replicas import asking, two_alive
+from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.keys import LinkRefusedError
 from trio_pool_serve.engine.remote.link import wait_silent
@@ -23,7 +28,7 @@ from trio_pool_serve.engine.remote.wire import (
     Submit,
     ToEngine,
 )
-from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
+from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
 
@@ -194,29 +199,26 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
 
 
 @pytest.mark.parametrize("by_operator", [False, True])
-async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(make, by_operator):
-    replica = make()
-    async with replica.listen(), replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        replica.runner.gate.clear()
-        outputs: list[PoolingOutput] = []
+async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(replica, engine, by_operator):
+    replica.runner.gate.clear()
+    outputs: list[PoolingOutput] = []
 
-        async def ask() -> None:
-            outputs.extend(await engine.submit_all([request(index) for index in range(100)]))
+    async def ask() -> None:
+        outputs.extend(await engine.submit_all([request(index) for index in range(100)]))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await until(lambda: len(engine.dispatcher.in_flight) == 2)
-            assert engine.statistics().queued_rows > 0
-            if by_operator:
-                engine.worker.links[0].is_draining = True
-            else:
-                replica.leaving.set()
-                await until(lambda: not engine.worker.links[0].takes_rows)
-            with pytest.raises(EngineLoadingError):
-                await engine.submit(request(1))
-            replica.runner.gate.set()
-        assert len(outputs) == 100
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await until(lambda: len(engine.dispatcher.in_flight) == 2)
+        assert engine.statistics().queued_rows > 0
+        if by_operator:
+            engine.worker.links[0].is_draining = True
+        else:
+            replica.leaving.set()
+            await until(lambda: not engine.worker.links[0].takes_rows)
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        replica.runner.gate.set()
+    assert len(outputs) == 100
 
 
 async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
@@ -292,3 +294,53 @@ async def test_an_engine_of_any_zone_may_be_lost(make, zone):
         async with other.live():
             await engine.wait_ready()
             assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+
+
+# -- what device servers tell of other API processes' work --------------------------------------------
+
+
+@asynccontextmanager
+async def telling(*replicas: Replica, shares: Sequence[float], stalled: Sequence[int] = ()) -> AsyncIterator[Engine]:
+    """Devices that compute nothing and tell what share others have; together a millisecond for a token."""
+
+    async def tell(replica: Replica, share: float, stall_reason: str) -> None:
+        async with await replica.accept() as stream:
+            answers = Answers([], [], 2048, others_share=share, stall_reason=stall_reason)
+            await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(answers))
+            while await stream.receive_some():
+                """It computes nothing."""
+
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await stack.enter_async_context(replica.listen())
+        engine = await stack.enter_async_context(asking(*replicas))
+        engine.dispatcher.rates.seconds_per_token = np.full(WORK_CLASSES, 1e-3)
+        async with trio.open_nursery() as nursery:
+            for number, (replica, share) in enumerate(zip(replicas, shares, strict=True)):
+                nursery.start_soon(tell, replica, share, "a batch does not come back" if number in stalled else "")
+            await until(lambda: all(device.told is not None for device in engine.worker.links))
+            yield engine
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_others_have_waiting_at_all_devices_slows_this_process_down(make):
+    async with telling(*map(make, range(4)), shares=[1.0] * 4) as engine:
+        with engine.admit(EstimatedWork(tokens=4000)):
+            assert engine.admission.waiting_s == pytest.approx(LOAD_MARGIN * 8)
+            with pytest.raises(OverloadedError):
+                engine.refuse_late(EstimatedWork(tokens=4000))
+
+
+async def test_a_device_at_which_others_have_far_more_has_no_request_refused(make):
+    """Rows go to the others. It may be one that says so only."""
+    async with telling(*map(make, range(4)), shares=(0.0, 2.0, 0.0, 1e6)) as engine:
+        with engine.admit(EstimatedWork(tokens=5)):
+            assert engine.admission.waiting_s < LOAD_MARGIN * 5e-3 * 2
+            engine.refuse_late(EstimatedWork(tokens=5))
+
+
+async def test_a_drained_device_does_not_hide_that_all_others_stall(make):
+    async with telling(*map(make, range(2)), shares=(0.0, 0.0), stalled=(1,)) as engine:
+        assert engine.state == "ready"
+        engine.worker.links[0].is_draining = True
+        assert engine.state == "stalled"

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from attrs import define, field
-from msgspec.structs import replace
 
 from tests.engine.remote.replicas import Replica, asking
-from tests.engine.remote.test_remote_engine import compute_window, frame_of, request, until
+from tests.engine.remote.test_remote_engine import frame_of, request, until
+from tests.engine.windows import compute_window
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
+from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 
@@ -142,13 +142,6 @@ async def test_rows_that_wait_to_be_computed_again_fail_when_the_last_device_is_
         assert [type(error) for error in failed] == [EngineProcessDiedError] * 3
 
 
-async def test_without_another_device_that_is_ready_rows_fail_at_once(devices):
-    async with devices(1) as one:
-        entries = submit(one.engine, request(5), request(6))
-        await one.lose_holder()
-        assert [type(error) for error in await settled(entries)] == [EngineProcessDiedError] * 2
-
-
 async def test_rows_of_a_planned_batch_fail_at_once(devices):
     """They are computed in exactly that batch, and the run submits it again."""
     async with devices(2) as two, trio.open_nursery() as nursery:
@@ -257,13 +250,3 @@ async def test_a_row_that_no_client_waits_for_is_not_computed_again(devices):
         await settled([waiting])
         assert two.replicas[1].runner.rows == [1]
         assert not left.is_settled
-
-
-async def test_a_row_whose_deadline_has_passed_is_not_computed_again(devices):
-    async with devices(2) as two:
-        (entry,) = submit(two.engine, request(5))
-        await until(lambda: any(replica.runner.batches for replica in two.replicas))
-        entry.request = replace(entry.request, deadline=trio.current_time() - 0.001)
-        await two.lose_holder()
-        assert isinstance((await settled([entry]))[0], DeadlineExceededError)
-        assert sum(sum(replica.runner.rows) for replica in two.replicas) == 1

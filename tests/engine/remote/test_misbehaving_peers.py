@@ -120,19 +120,16 @@ EXCESSIVE = {
 
 
 @pytest.mark.parametrize("message", EXCESSIVE.values(), ids=EXCESSIVE)
-async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(make, message):
-    replica = make()
-    async with replica.listen(), replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        hello, stream = engine.worker.links[0].hello, await replica.connect()
-        await stream.receive()
-        await stream.send(message)
-        with trio.fail_after(10):
-            while await stream.receive() is not None:
-                """Until the engine ends the connection."""
-        await stream.aclose()
-        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-        assert engine.worker.links[0].hello is hello
+async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(replica, engine, message):
+    hello, stream = engine.worker.links[0].hello, await replica.connect()
+    await stream.receive()
+    await stream.send(message)
+    with trio.fail_after(10):
+        while await stream.receive() is not None:
+            """Until the engine ends the connection."""
+    await stream.aclose()
+    assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+    assert engine.worker.links[0].hello is hello
 
 
 async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
@@ -151,21 +148,18 @@ async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unrea
         assert "are too many" in outputs.failure.message
 
 
-async def test_many_rows_are_withdrawn_in_several_frames(make):
-    replica = make()
-    async with replica.listen(), replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        replica.engine.worker.budget = TokenBudget(10_000)
-        await engine.submit(request(1))  # its answer tells the budget
-        replica.runner.gate.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.submit, request(1))
-            await until(lambda: replica.engine.worker.statistics().in_flight_batches)
-            nursery.start_soon(engine.submit_all, [request(5)] * 3000)
-            await until(lambda: replica.engine.joiner.tokens == 3000)
-            nursery.cancel_scope.cancel()
-        await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
-        replica.runner.gate.set()
+async def test_many_rows_are_withdrawn_in_several_frames(replica, engine):
+    replica.engine.worker.budget = TokenBudget(10_000)
+    await engine.submit(request(1))  # its answer tells the budget
+    replica.runner.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await until(lambda: replica.engine.worker.statistics().in_flight_batches)
+        nursery.start_soon(engine.submit_all, [request(5)] * 3000)
+        await until(lambda: replica.engine.joiner.tokens == 3000)
+        nursery.cancel_scope.cancel()
+    await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
+    replica.runner.gate.set()
 
 
 async def test_an_engine_that_says_hello_twice_is_left(make):
@@ -258,11 +252,9 @@ async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(mak
         assert engine.dispatcher.others_tokens == 5
 
 
-async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_connection_alone(make):
-    replica = make()
+async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_connection_alone(replica, engine):
     replica.runner.gate.clear()
-    async with replica.listen(), replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
-        await engine.wait_ready()
+    async with trio.open_nursery() as nursery:
         greedy = await replica.connect()
 
         async def send(batch: int) -> None:
@@ -284,22 +276,19 @@ async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_conne
         replica.runner.gate.set()
 
 
-async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alone(make):
-    replica = make()
+async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alone(replica, engine):
     replica.runner.gate.clear()
-    async with replica.listen(), replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        stream = await replica.connect()
-        (frame,) = row_frames([(1, request(5))], pytest.fail)
-        for _ in range(2):
-            await stream.send(Submit(frame.parts, BatchFacts(4, 1)), frame.buffers)
-        with trio.fail_after(10):
-            while await stream.receive() is not None:
-                """Until the engine ends the connection."""
-        await stream.aclose()
-        replica.runner.gate.set()
-        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-        assert replica.engine.joiner.tokens == 0
+    stream = await replica.connect()
+    (frame,) = row_frames([(1, request(5))], pytest.fail)
+    for _ in range(2):
+        await stream.send(Submit(frame.parts, BatchFacts(4, 1)), frame.buffers)
+    with trio.fail_after(10):
+        while await stream.receive() is not None:
+            """Until the engine ends the connection."""
+    await stream.aclose()
+    replica.runner.gate.set()
+    assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+    assert replica.engine.joiner.tokens == 0
 
 
 async def answers_to(stream: FramedStream[FromEngine], batch: int) -> dict[int, type]:
@@ -315,15 +304,12 @@ async def answers_to(stream: FramedStream[FromEngine], batch: int) -> dict[int, 
                 return found
 
 
-async def test_rows_without_tokens_fail_alone(make):
+async def test_rows_without_tokens_fail_alone(replica, engine):
     """An API process sends none: a pass over nothing would end the engine."""
-    replica = make()
-    async with replica.listen(), replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        stream = await replica.connect()
-        for batch, row in enumerate((request(), request(5))):
-            (frame,) = row_frames([(batch, row)], pytest.fail)
-            await stream.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
-        assert await answers_to(stream, 1) == {0: UnsendableError, 1: PoolingOutput}
-        await stream.aclose()
-        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+    stream = await replica.connect()
+    for batch, row in enumerate((request(), request(5))):
+        (frame,) = row_frames([(batch, row)], pytest.fail)
+        await stream.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
+    assert await answers_to(stream, 1) == {0: UnsendableError, 1: PoolingOutput}
+    await stream.aclose()
+    assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)

@@ -15,12 +15,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_wire import alike, types_of
+from tests.engine.windows import Members, compute_window
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -62,6 +62,13 @@ async def replica(make: Callable[..., Replica]) -> AsyncIterator[Replica]:
         yield replica
 
 
+@pytest.fixture
+async def engine(replica: Replica) -> AsyncIterator[Engine]:
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        yield engine
+
+
 EMBED = (Embed(),)
 
 
@@ -75,23 +82,20 @@ async def until(condition) -> None:
             await trio.sleep(0.001)
 
 
-async def test_rows_are_computed_at_the_other_end(replica):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        assert (engine.facts.dimensions, engine.facts.embeds_width) == (8, 0)
-        outputs = await engine.submit_all([request(5, index, params=(Embed(), SparseEmbed())) for index in range(40)])
-        for index, output in enumerate(outputs):
-            vector, sparse = output.values
-            np.testing.assert_array_equal(vector, scripted_vector(np.array([5, index]), 8))
-            assert sparse.indices.tolist() == sorted({5, index})
-            assert min(output.queue_s, output.forward_s) > 0
-        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-        assert replica.engine.worker.statistics().tokens_per_s > 0
+async def test_rows_are_computed_at_the_other_end(replica, engine):
+    assert (engine.facts.dimensions, engine.facts.embeds_width) == (8, 0)
+    outputs = await engine.submit_all([request(5, index, params=(Embed(), SparseEmbed())) for index in range(40)])
+    for index, output in enumerate(outputs):
+        vector, sparse = output.values
+        np.testing.assert_array_equal(vector, scripted_vector(np.array([5, index]), 8))
+        assert sparse.indices.tolist() == sorted({5, index})
+        assert min(output.queue_s, output.forward_s) > 0
+    assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+    assert replica.engine.worker.statistics().tokens_per_s > 0
 
 
-async def test_a_device_is_told_without_a_batch_what_is_admitted_once_that_has_doubled(replica):
-    async with replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
-        await engine.wait_ready()
+async def test_a_device_is_told_without_a_batch_what_is_admitted_once_that_has_doubled(replica, engine):
+    async with trio.open_nursery() as nursery:
         replica.runner.gate.clear()
         (connection,) = replica.engine.connections
         with ExitStack() as admitted:
@@ -103,23 +107,21 @@ async def test_a_device_is_told_without_a_batch_what_is_admitted_once_that_has_d
         await until(lambda: connection.queue.tokens == 0)
 
 
-async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(replica):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        replica.runner.gate.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.submit, request(1))
-            await trio.to_thread.run_sync(replica.runner.launching.wait)
-            async with trio.open_nursery() as leaving:
-                leaving.start_soon(engine.submit, request(2, 2))
-                await until(lambda: replica.engine.worker.statistics().queued_rows == 1)
-                leaving.cancel_scope.cancel()
-            await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
-            replica.runner.gate.set()
-        assert len(replica.runner.batches) == 1
+async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(replica, engine):
+    replica.runner.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await trio.to_thread.run_sync(replica.runner.launching.wait)
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(engine.submit, request(2, 2))
+            await until(lambda: replica.engine.worker.statistics().queued_rows == 1)
+            leaving.cancel_scope.cancel()
+        await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
+        replica.runner.gate.set()
+    assert len(replica.runner.batches) == 1
 
 
-async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_at_the_other_end(replica):
+async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_at_the_other_end(replica, engine):
     begun, leave = threading.Event(), threading.Event()
     passes: list[int] = []
 
@@ -131,8 +133,7 @@ async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_
             raise ValueError("first")
 
     replica.runner.on_launch = fail_first
-    async with replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
-        await engine.wait_ready()
+    async with trio.open_nursery() as nursery:
         replica.runner.gate.clear()
         nursery.start_soon(engine.submit, request(1))
         await trio.to_thread.run_sync(replica.runner.launching.wait)
@@ -237,15 +238,13 @@ async def test_while_one_replica_is_alive_the_engine_is_ready(make):
         assert sum(first.runner.rows) == 10
 
 
-async def test_a_failed_batch_is_told_as_itself(replica):
+async def test_a_failed_batch_is_told_as_itself(replica, engine):
     def fail(_):
         raise ValueError("boom")
 
     replica.runner.on_launch = fail
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        with pytest.raises(BatchFailedError, match="forward pass failed"):
-            await engine.submit(request(1))
+    with pytest.raises(BatchFailedError, match="forward pass failed"):
+        await engine.submit(request(1))
 
 
 async def test_an_asking_process_that_leaves_takes_its_rows_along(replica):
@@ -262,16 +261,14 @@ async def test_an_asking_process_that_leaves_takes_its_rows_along(replica):
         await until(lambda: not replica.engine.connections)
 
 
-async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        with engine.admit(EstimatedWork(tokens=10**9)):
-            engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
-            await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
-            assert not np.isnan(engine.seconds_per_token).any()
-            with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
-                pytest.fail("admitted")
-        assert engine.statistics().admitted_tokens == 0
+async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica, engine):
+    with engine.admit(EstimatedWork(tokens=10**9)):
+        engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
+        await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
+        assert not np.isnan(engine.seconds_per_token).any()
+        with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
+            pytest.fail("admitted")
+    assert engine.statistics().admitted_tokens == 0
 
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
@@ -325,20 +322,18 @@ async def scoped(engine: Engine, task_status: trio.TaskStatus[trio.CancelScope])
         await engine.run()
 
 
-async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        for step in range(40):
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
-                    for _ in range(step):
-                        await trio.lowlevel.checkpoint()
-                    scope.cancel()
-            assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-        await until(lambda: not replica.engine.worker.statistics().queued_rows)
-        await wait_all_tasks_blocked(0.01)
-        assert (await engine.submit(request(9))).values[0][2] == 9
+async def test_cancelling_at_any_step_leaves_nothing_behind(replica, engine):
+    for step in range(40):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
+                for _ in range(step):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+    await until(lambda: not replica.engine.worker.statistics().queued_rows)
+    await wait_all_tasks_blocked(0.01)
+    assert (await engine.submit(request(9))).values[0][2] == 9
 
 
 async def test_a_request_that_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
@@ -390,35 +385,29 @@ async def outcomes(engine: Engine, *asked: PoolingRequest) -> list[PoolingOutput
     ],
     ids=["an object", "no params", "a field of another type"],
 )
-async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        hello = engine.worker.links[0].hello
-        first, failed, last = await outcomes(engine, request(5), wrong, request(6))
-        assert isinstance(failed, UnsendableError)
-        assert [first.values[0][1], last.values[0][1]] == [5, 6]
-        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-        assert engine.worker.links[0].hello is hello, "it is the same connection"
+async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, engine, wrong):
+    hello = engine.worker.links[0].hello
+    first, failed, last = await outcomes(engine, request(5), wrong, request(6))
+    assert isinstance(failed, UnsendableError)
+    assert [first.values[0][1], last.values[0][1]] == [5, 6]
+    assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+    assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
-async def test_a_value_that_cannot_be_sent_fails_its_row_alone(replica):
+async def test_a_value_that_cannot_be_sent_fails_its_row_alone(replica, engine):
     def values(batch):
         return CopiedBatch([({"no": "array"} if row.tokens == 2 else np.ones(1),) for row in batch.requests])
 
     replica.runner.on_launch = values
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        first, failed, last = await outcomes(engine, request(5), request(6, 6), request(7))
-        assert isinstance(failed, UnsendableError)
-        assert first.values[0].tolist() == last.values[0].tolist() == [1]
+    first, failed, last = await outcomes(engine, request(5), request(6, 6), request(7))
+    assert isinstance(failed, UnsendableError)
+    assert first.values[0].tolist() == last.values[0].tolist() == [1]
 
 
-async def test_a_batch_with_too_few_answers_fails_alone(replica):
+async def test_a_batch_with_too_few_answers_fails_alone(replica, engine):
     replica.runner.on_launch = lambda batch: CopiedBatch([]) if batch.requests[0].tokens == 2 else None
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
-        assert (await engine.submit(request(5))).values[0][1] == 5
+    assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
+    assert (await engine.submit(request(5))).values[0][1] == 5
 
 
 def frame_of(message: object, payload: bytes = b"") -> bytes:
@@ -444,18 +433,16 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        hello = engine.worker.links[0].hello
-        async with (await replica.connect()).stream as stream:
-            await stream.send_all(garbage)
-            await stream.send_eof()
-            with trio.fail_after(10):
-                while await stream.receive_some():
-                    """The greeting, and the end."""
-        assert (await engine.submit(request(5))).values[0][1] == 5
-        assert engine.worker.links[0].hello is hello
+async def test_a_connection_that_sends_garbage_ends_alone(replica, engine, garbage):
+    hello = engine.worker.links[0].hello
+    async with (await replica.connect()).stream as stream:
+        await stream.send_all(garbage)
+        await stream.send_eof()
+        with trio.fail_after(10):
+            while await stream.receive_some():
+                """The greeting, and the end."""
+    assert (await engine.submit(request(5))).values[0][1] == 5
+    assert engine.worker.links[0].hello is hello
 
 
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
@@ -505,32 +492,10 @@ async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make,
         nursery.cancel_scope.cancel()
 
 
-async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch):
+async def test_rows_of_more_than_one_frame_are_all_computed(replica, engine, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.engine.remote.frames.FULL_FRAME_ROWS", 7)
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        outputs = await engine.submit_all([request(index) for index in range(50)])
-        assert [output.values[0][1] for output in outputs] == list(range(50))
-
-
-async def compute_window(engine: Engine, *of_members: list[PoolingRequest]) -> list[list[object] | Exception]:
-    """Return the lengths that each member of a window is given for its rows, or its error."""
-    window = PlannedWindow(len(of_members))
-    results: list[list[object] | Exception] = [[] for _ in of_members]
-
-    async def submit(index: int) -> None:
-        try:
-            with window.members[index] as member:
-                outputs = await member.submit_all(engine, of_members[index])
-        except PoolServeError as error:
-            results[index] = error
-        else:
-            results[index] = [output.values[0][0] for output in outputs]
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(of_members)):
-            nursery.start_soon(submit, index)
-    return results
+    outputs = await engine.submit_all([request(index) for index in range(50)])
+    assert [output.values[0][1] for output in outputs] == list(range(50))
 
 
 async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
@@ -569,36 +534,24 @@ async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_b
     assert len([*engine.scheduler.planned]) == 0
 
 
-async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica):
+async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica, engine):
     """The engine process would wait for its last row for ever."""
     unsendable = PoolingRequest(RenderedPrompt(np.ones(4, dtype=np.int32)), (Unsendable(),))
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        results = await compute_window(engine, [unsendable], [request(1, 2, 3, 4)], [request(1)])
-        assert isinstance(results[0], UnsendableError)
-        assert isinstance(results[1], BatchFailedError) or results[1] == [4]
-        assert await compute_window(engine, [request(1, 2)]) == [[2]]
-        assert [link.waiting_rows for link in engine.worker.links] == [0]
+    results = await compute_window(engine, [unsendable], [request(1, 2, 3, 4)], [request(1)])
+    assert isinstance(results[0], UnsendableError)
+    assert isinstance(results[1], BatchFailedError) or results[1] == [4]
+    assert await compute_window(engine, [request(1, 2)]) == [[2]]
+    assert [link.waiting_rows for link in engine.worker.links] == [0]
 
 
-async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica):
-    window = PlannedWindow(2)
-    scope = trio.CancelScope()
-    computed: list[int] = []
-
-    async def submit(index: int) -> None:
-        with window.members[index] as member:
-            outputs = await member.submit_all(engine, [request(1, 2, 3)])
-            computed.append(outputs[0].values[0][0])
-
-    async with replica.live(), asking(replica) as engine:
-        await engine.wait_ready()
-        async with trio.open_nursery() as nursery:
-            with scope, window.members[1] as member:
-                nursery.start_soon(submit, 0)
-                await wait_all_tasks_blocked()
-                # Planned in this step, and cancelled before the link's task runs.
-                scope.cancel()
-                await member.submit_all(engine, [request(7, 8, 9)])
-    assert computed == [3]
+async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica, engine):
+    members = Members(engine, 2)
+    async with trio.open_nursery() as nursery:
+        with members.scope, members.window.members[1] as member:
+            nursery.start_soon(members.submit, 0, request(1, 2, 3))
+            await wait_all_tasks_blocked()
+            # Planned in this step, and cancelled before the link's task runs.
+            members.scope.cancel()
+            await member.submit_all(engine, [request(7, 8, 9)])
+    assert members.outcomes == {0: [3]}
     assert [len(batch.requests) for batch in replica.runner.batches] == [2]

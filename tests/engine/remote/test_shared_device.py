@@ -1,6 +1,5 @@
 """Several API processes at one device, and one at several, in virtual time."""
 
-from collections import Counter
 from contextlib import ExitStack, suppress
 from random import Random
 
@@ -122,22 +121,6 @@ async def test_rows_of_several_processes_are_joined_only_if_they_fit_together(cl
             assert len({(prompt.images is None, prompt.embeds is None) for prompt in prompts}) == 1
             budget = BatchBudget(BATCH_TOKENS, BATCH_TOKENS // 64)
             assert all(budget.try_add(request.tokens) for request in batch.requests)
-
-
-async def test_a_poisoned_row_in_a_joined_batch_fails_alone(clock):
-    def fail(batch) -> None:
-        if any(request.prompt.token_ids[-1] == 666 for request in batch.requests):
-            raise ValueError("poisoned")
-
-    async with simulated() as simulation:
-        await simulation.add_device(runner := SimulatedRunner(on_launch=fail), launches_block=True)
-        outcomes = await send_together(
-            simulation, [row(32, 2)] * 10, [*[row(32, 3)] * 9, row(32, 666)], [row(32, 4)] * 10
-        )
-        assert {2, 3, 4, 666} <= {*runner.passes[1]}
-        failed = [[isinstance(each, Exception) for each in found] for found in outcomes]
-        assert [Counter(each)[True] for each in failed] == [0, 1, 0]
-        assert [len(each) for each in failed] == [10] * 3
 
 
 @blocks_or_not

@@ -1,4 +1,4 @@
-"""Which hosts a server has, and which addresses they stand for."""
+"""The hosts of a server, and the addresses that they resolve to."""
 
 import logging
 from contextlib import suppress
@@ -14,19 +14,19 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 logger = logging.getLogger(__name__)
 
 RESOLVE_S = 5.0
-"""How often names are resolved again."""
+"""Interval at which names are resolved again."""
 
 RESOLVING_AT_ONCE = 16
-"""Names that are resolved at a time, each in a thread that cannot be interrupted."""
+"""Maximum names resolved at a time, each in a thread that cannot be interrupted."""
 
 MAX_HOSTS = 10_000
-"""Addresses in all: a link is a few tasks."""
+"""Maximum addresses: a link is a few tasks."""
 
 
 def read_hosts(setting: str) -> list[HostAddress]:
-    """Return the addresses of ``--engine-hosts``, or of the file that it names. Blocks.
+    """Return the addresses in ``--engine-hosts``, or in the file that it names. Blocks.
 
-    They are in lines or between commas, and ``#`` begins a comment. Raises ``ValueError`` or ``OSError``.
+    Addresses are separated by lines or commas; ``#`` begins a comment. Raises ``ValueError`` or ``OSError``.
     """
     path = Path(setting)
     text = path.read_text() if "," not in setting and path.is_file() else setting
@@ -39,29 +39,29 @@ def read_hosts(setting: str) -> list[HostAddress]:
 
 @define(eq=False)
 class HostList:
-    """The hosts of the settings, and what was added and drained since the start.
+    """The configured hosts, and the hosts added and drained since the start.
 
-    The changes are lines of the file at ``path``, to which all API processes of the server append.
+    Changes are lines of the file at ``path``, to which all API processes of the server append.
     """
 
     setting: str
     path: Path
     all: dict[HostAddress, None] = field(init=False, factory=dict)
-    """All hosts, in order and each once."""
+    """All hosts in order, without duplicates."""
     version: int = field(init=False, default=0)
-    """How often the hosts, their addresses, or which of them are drained have changed."""
+    """Incremented whenever the hosts, their addresses, or the drained names change."""
     drained: set[str] = field(init=False, factory=set)
-    """By the names that were given."""
+    """The drained names, as they were given."""
     _configured: list[HostAddress] = field(init=False, factory=list)
     _added: list[HostAddress] = field(init=False, factory=list)
     _read_bytes: int = field(default=0, init=False)
-    """Of the file of changes."""
+    """Bytes of the file of changes that have been read."""
     _resolved: dict[HostAddress, list[HostAddress]] = field(init=False, factory=dict)
-    """The addresses of each name that is resolved now and then; empty before the first time."""
+    """The addresses of each name that is being resolved; empty before the first result."""
     _resolving: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(RESOLVING_AT_ONCE))
 
     def read(self) -> None:
-        """Read the hosts of the settings. Blocks. Raises ``ValueError`` or ``OSError``."""
+        """Read the configured hosts. Blocks. Raises ``ValueError`` or ``OSError``."""
         self._configured = read_hosts(self.setting)
         self._note_changed()
 
@@ -70,7 +70,7 @@ class HostList:
         self.version += 1
 
     def addresses(self, nursery: trio.Nursery) -> dict[HostAddress, list[HostAddress]]:
-        """Return the addresses that are known now, and the hosts that each is of; ``nursery`` resolves new names."""
+        """Return the addresses known now, each with its hosts; tasks in ``nursery`` resolve new names."""
         found: dict[HostAddress, list[HostAddress]] = {}
         for host in self.all:
             if not host.is_numeric and host not in self._resolved:
@@ -81,7 +81,7 @@ class HostList:
         return dict(islice(found.items(), MAX_HOSTS))
 
     async def _keep_resolving(self, host: HostAddress) -> None:
-        """Resolve a name now and then while it is one of the hosts; it keeps its addresses when that fails."""
+        """Resolve a name repeatedly while it is one of the hosts; if that fails, it keeps its addresses."""
         failure = ""
         while host in self.all:
             try:
@@ -89,7 +89,7 @@ class HostList:
                     results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
             # UnicodeError: the name cannot be encoded for the DNS. RuntimeError: no thread can be started.
             except (OSError, UnicodeError, RuntimeError) as error:
-                if str(error) != failure:  # not at each attempt
+                if str(error) != failure:  # logged once, not at each attempt
                     failure = str(error)
                     logger.warning("the host %s cannot be resolved: %s", host, failure)
             else:
@@ -101,16 +101,16 @@ class HostList:
         del self._resolved[host]
 
     def change(self, verb: Literal["add", "use", "drain"], *names: str) -> None:
-        """Tell all processes of the server to add a host, or to use or drain names. Blocks, but for moments."""
+        """Tell all processes of the server to add a host, or to use or drain names. Blocks briefly."""
         with self.path.open("a") as changes:
             changes.write(f"{' '.join([verb, *names])}\n")
         self.read_changes()
 
     def read_changes(self) -> None:
-        """Read what processes of the server have changed. Blocks, but for moments."""
+        """Read the changes by all processes of the server. Blocks briefly."""
         new = b""
         with suppress(FileNotFoundError), self.path.open("rb") as changes:
-            # A file that is shorter than before is a new one.
+            # If the file is shorter than before, it is a new one.
             changes.seek(self._read_bytes if self._read_bytes <= self.path.stat().st_size else 0)
             new = changes.read()
             self._read_bytes = changes.tell()

@@ -1,4 +1,4 @@
-"""The places on other machines: the links to their engines, each of which joins the model that it computes."""
+"""The places on other machines: links to their engines, each of which joins the model that it computes."""
 
 import logging
 from contextlib import suppress
@@ -24,31 +24,31 @@ from trio_pool_serve.telemetry.snapshots import Family
 logger = logging.getLogger(__name__)
 
 CHANGES_S = 0.5
-"""How often the hosts and their addresses are compared with the links: other processes add and drain hosts, too."""
+"""Interval at which links are updated to the hosts and their addresses: other processes add and drain hosts, too."""
 
 LINK_PAUSE_S = 1.0
-"""Pause before a link that has ended by an unexpected error starts again."""
+"""Pause before a link restarts after an unexpected error."""
 
 
 @define(eq=False)
 class HostPlace:
-    """The place of one engine, for as long as its address is one of the hosts'."""
+    """The place of one engine, while its address belongs to a host."""
 
     hosts: list[HostAddress]
-    """What it is the address of, as that was given; a name may stand for several."""
+    """The hosts with this address, as they were given; a name may have several addresses."""
     address: HostAddress
     link: RemoteDevice = field(init=False)
     is_wanted: bool = field(default=True, init=False)
-    """Whether its address is still one of the hosts'."""
+    """Whether its address still belongs to a host."""
     model: str | None = field(default=None, init=False)
     """The name of the model that it computes, while it is ready."""
     digest: ModelDigest = field(default=ModelDigest("", ""), init=False)
-    """Of the files that its engine has loaded."""
+    """Digest of the files that its engine has loaded."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
 
     @property
     def state(self) -> Literal["connecting", "draining", "stalled", "ready"]:
-        """As the link knows it. A host never fails: nothing is known of what restarts it."""
+        """The state of the link. A host is never failed: nothing is known about what restarts it."""
         if self.link.hello is None:
             return "connecting"
         if not self.link.takes_rows:
@@ -57,11 +57,11 @@ class HostPlace:
 
     @property
     def names(self) -> set[str]:
-        """What it may be called by those who operate the server."""
+        """The names that operators may use for it."""
         return {str(self.address), *map(str, self.hosts)}
 
     def described(self) -> dict[str, Any]:
-        """Return its part of ``/engine_hosts``."""
+        """Return its entry of ``/engine_hosts``."""
         link = self.link
         return {
             "address": str(self.address),
@@ -80,17 +80,17 @@ class HostPlace:
 
 @define(eq=False)
 class HostPlaces:
-    """Keeps a link to each engine of the hosts, and gives it to the model whose files the engine has."""
+    """Keeps a link to each engine of the hosts, and gives it to the model with the same files as the engine."""
 
     listed: HostList
     keys: LinkKeys
     scheduling: SchedulingConfig
     workers: dict[str, RemoteWorkers] = field(init=False, factory=dict)
-    """Of the models of this server, by name."""
+    """The workers of this server's models, by name."""
     places: dict[HostAddress, HostPlace] = field(init=False, factory=dict)
     """By resolved address, in order of arrival."""
     _digests: dict[str, ModelDigest] = field(init=False, factory=dict)
-    """Of each model's files here, by name; without weights if they are not here."""
+    """Digests of the models' files here, by name; without weights if these are not here."""
     _knows_models: trio.Event = field(init=False, factory=trio.Event)
     """Set once all models are in ``_digests``."""
 
@@ -100,13 +100,13 @@ class HostPlaces:
         self.listed.read()
 
     def serve(self, name: str, digest: ModelDigest) -> None:
-        """Use engines with the same files for the model of that name. No link is made before all models are named."""
+        """Use engines with the same files for this model. No link is made before all models are named."""
         self._digests[name] = digest
         if len(self._digests) == len(self.workers):
             self._knows_models.set()
 
     async def run(self) -> None:
-        """Connect to the hosts, also to those that join later, forever. Cancellation: at once, as that of the links."""
+        """Connect to the hosts, including hosts that join later, forever. Cancellation: at once, like the links."""
         await self._knows_models.wait()
         async with trio.open_nursery() as nursery:
             seen = -1
@@ -118,14 +118,14 @@ class HostPlaces:
                 await trio.sleep(CHANGES_S)
 
     def _update(self, nursery: trio.Nursery) -> None:
-        """Keep a link to each address of the hosts, and to no other."""
+        """Start and end links so that there is one for each address of the hosts."""
         wanted = self.listed.addresses(nursery)
         for address, place in list(self.places.items()):
             place.is_wanted = address in wanted
             place.hosts = wanted.get(address, place.hosts)
             if not place.is_wanted and not place.link.waiting_rows:
-                place.link.is_draining = True  # it is there until it is scheduled to end
-                place.scope.cancel(reason="its address is none of the hosts' any more")
+                place.link.is_draining = True  # the link exists until its task runs
+                place.scope.cancel(reason="its address does not belong to a host any more")
                 del self.places[address]
         for address, hosts in wanted.items():
             if address not in self.places:
@@ -138,7 +138,7 @@ class HostPlaces:
         self._drain()
 
     def _drain(self) -> None:
-        """Set for each link whether it gets rows."""
+        """Update for each link whether it is draining."""
         for place in self.places.values():
             place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
 
@@ -147,19 +147,19 @@ class HostPlaces:
             while True:
                 try:
                     await place.link.run()
-                except Exception:  # what one engine causes must not end the links to the others
+                except Exception:  # one engine's error must not end the links to the others
                     logger.exception("the link to the engine at %s has failed", place.address)
                 await trio.sleep(LINK_PAUSE_S)
 
     def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> None:
-        """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
+        """Give a ready link to the model that its engine computes. Raises ``LinkRefusedError``."""
         for other in self.places.values():
             known = other.link.hello
             if hello.identity and other is not place and known is not None and known.identity == hello.identity:
                 raise LinkRefusedError(f"it is the engine at {other.address}")
         theirs = ModelDigest(hello.files, hello.weights)
         for model, ours in self._digests.items():
-            # The weights of engines that compute it count as well: they may not be here.
+            # Also compare with engines that compute it: the weights may not be here.
             of_engines = [other.digest for other in self.places.values() if other.model == model]
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
                 self.workers[model].add_ready(link, hello)
@@ -178,7 +178,7 @@ class HostPlaces:
         self.workers[model].lose(link)
 
     def add(self, name: str) -> None:
-        """Make all processes of the server use a host: a new one, or one that was drained by any of its names.
+        """Make all processes of the server use a host: a new one, or one that was drained under any of its names.
 
         Raises ``InvalidRequestError``.
         """
@@ -196,7 +196,7 @@ class HostPlaces:
     def drain(self, name: str) -> None:
         """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
         with suppress(ValueError):
-            name = str(HostAddress.parse(name))  # as ``add`` has written it
+            name = str(HostAddress.parse(name))  # as written by ``add``
         known = [place.names for place in self.places.values()]
         if name not in {str(host) for host in self.listed.all}.union(*known):
             raise NotFoundError(f"The host {name[:200]} is none of this server's.")
@@ -204,7 +204,7 @@ class HostPlaces:
         self._drain()
 
     def described(self) -> list[dict[str, Any]]:
-        """Return the hosts as this process knows them: for each the engines at its addresses."""
+        """Return the hosts as this process sees them, each with the engines at its addresses."""
         of_host: dict[HostAddress, list[dict[str, Any]]] = {host: [] for host in self.listed.all}
         for place in self.places.values():
             of_host.setdefault(place.hosts[0], []).append(place.described())

@@ -1,4 +1,4 @@
-"""The places on this machine: an engine process of this process's for each."""
+"""The places on this machine: each has an engine process that is a child of this process."""
 
 import logging
 import math
@@ -18,15 +18,15 @@ from trio_pool_serve.processes.shared_array import shared_array
 logger = logging.getLogger(__name__)
 
 CORES = "cores"
-"""The file by which engine processes share the cores; it has the time at which each last computed."""
+"""The file through which engine processes share the cores; it contains the time at which each last computed."""
 
 
 @define(eq=False)
 class LocalPlaces(Supervisor):
     """The engine processes of all models on this machine, each behind a Unix socket in a private folder.
 
-    They take turns on the ``gpus``: with fewer replicas than GPUs, the next model begins at the next GPU. Each sees its
-    own only. Without ``gpus`` all have the environment of this process, and torch the device of the settings.
+    They are spread over the ``gpus`` in turn: with fewer replicas than GPUs, the next model begins at the next GPU.
+    Each process sees only its own GPU. Without ``gpus``, all have this process's environment and the configured device.
     """
 
     gpus: Sequence[Gpu] = ()
@@ -57,7 +57,7 @@ class LocalPlaces(Supervisor):
     async def _live(self, place: Place) -> tuple[str, str]:
         folder, device = self.socket_folder, self.config.loading.device
         if place.gpu is not None and (len(self.gpus) > 1 or device != "auto"):
-            device = "cuda:0"  # else a single GPU that torch cannot use leaves the CPU to ``--device auto``
+            device = "cuda:0"  # not for a single GPU: if torch cannot use it, ``--device auto`` means the CPU
         shares_cores = place.replica.processes > 1 and not has_gpu(self.config.loading)
         cores = str(folder / CORES) if shares_cores else ""
         job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder), cores=cores)
@@ -71,14 +71,14 @@ class LocalPlaces(Supervisor):
         self._release_cores(place)
         if isinstance(status, LoadFailed):
             return end, status.message
-        # A signal says nothing of the model: the system may have had no memory left for a moment.
+        # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
         return end, "" if place.has_loaded or was_killed else f"The engine process of {place} has {end}."
 
     def _release_cores(self, place: Place) -> None:
-        """Record that a process which has ended does not compute: others leave its share of the cores to one that does.
+        """Record that an ended process does not compute, so that its share of the cores goes to others.
 
-        Its successor may not come for long.
+        Its successor may not start soon.
         """
         with suppress(OSError):  # the folder may have been removed
             cores = shared_array(self.socket_folder / CORES, place.replica.processes)

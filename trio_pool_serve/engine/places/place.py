@@ -12,12 +12,12 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.telemetry.snapshots import Snapshot
 
 PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
-"""As ``/load`` tells it. loading: its engine process is being started or drained, or is started again soon. ready: it
+"""As reported by ``/load``. loading: its engine process is starting or draining, or will be restarted soon. ready: it
 computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
 
 
 class Replica(msgspec.Struct, array_like=True):
-    """Which replica an engine process is of: its number, from 0, among its model's, and among all engine processes."""
+    """The replica of an engine process: its number, from 0, within its model and among all engine processes."""
 
     model: str
     device: str
@@ -29,31 +29,31 @@ class Replica(msgspec.Struct, array_like=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What tells it from others of its model in ``/metrics``."""
+        """The labels that distinguish it from other replicas of its model in ``/metrics``."""
         return {"replica": str(self.number), "device": self.device}
 
     @property
     def name(self) -> str:
-        """The model's name and, with several replicas, the number of this one."""
+        """The model's name, with the number of the replica if there are several."""
         return f"{self.model}, replica {self.number}" if self.replicas > 1 else self.model
 
 
 @define(eq=False)
 class Place:
-    """The place of one replica of a model: its address, its GPU, and what became of its engine processes."""
+    """The place of one replica of a model: its address, its GPU, and the history of its engine processes."""
 
     replica: Replica
     path: Path
-    """Of the socket, or of the file with the address."""
+    """Path of the socket, or of the file with the address."""
     gpu: Gpu | None
     state: PlaceState = field(default="loading", init=False)
     has_loaded: bool = field(default=False, init=False)
     """Whether any of its processes has loaded the model."""
     starts: int = field(default=0, init=False)
     ready_at: float = field(default=math.inf, init=False)
-    """When the last process that was started became ready."""
+    """When the latest process became ready."""
     is_wanted: bool = field(default=True, init=False)
-    """Whether there is to be a process at all."""
+    """Whether there should be a process."""
 
     def become_ready(self) -> None:
         """Record that the process has loaded the model."""
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def restarts(self) -> int:
-        """How often a process was started in place of one that had ended."""
+        """Number of processes that were started to replace one that had ended."""
         return max(0, self.starts - 1)
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ MODULE = "trio_pool_serve.server.engine_process"
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
 
-    That is the path of a Unix socket; with a ``key`` it is a host, on which the process listens at a free TCP port.
-    ``socket_folder`` contains the sockets of the server's processes; without one, snapshots are sent to the parent. All
-    engine processes share the machine's cores through the file ``cores``, if there is one.
+    The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
+    ``socket_folder`` contains the sockets of the server's processes; without it, snapshots are sent to the parent. If
+    ``cores`` is set, engine processes share the machine's cores through this file.
     """
 
     config: bytes
@@ -89,7 +89,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
 
 
 class Leave(msgspec.Struct, tag=True, array_like=True):
-    """Message to an engine process that Ray has placed: ask for no more rows, compute the rest, and exit."""
+    """Message to an engine process that Ray has placed: drain and exit."""
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):

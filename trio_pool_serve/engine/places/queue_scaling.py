@@ -1,4 +1,4 @@
-"""How many replicas a model needs, by the time that its admitted work will take and by how busy they are."""
+"""The number of replicas that a model needs, from the duration of its admitted work and from how busy they are."""
 
 import math
 import time
@@ -16,45 +16,45 @@ from trio_pool_serve.telemetry.metrics import BUSY
 from trio_pool_serve.telemetry.snapshots import Snapshot
 
 SCALING_S = 0.5
-"""How often the queue is looked at."""
+"""Interval at which the queue is checked."""
 
 UP_AFTER_S = 2.0
-"""How long the queue is too long before replicas are added."""
+"""How long the queue must be too long before replicas are added."""
 
 MAX_GROWTH = 2
-"""Those that are ready are at most doubled, before the new ones take a part of the queue."""
+"""At most this factor for the number of ready replicas, before the new ones take their part of the queue."""
 
 UP_QUEUE_SHARE = 0.2
-"""Of ``max_queue_s``, above which requests are refused: 1 s of 5 s, so that replicas are added before that."""
+"""Share of ``max_queue_s`` above which replicas are added: 1 s of 5 s, before requests are refused."""
 
 MAX_QUEUES_IDLE = 12
-"""Times ``max_queue_s`` until a replica that is not needed is drained: a minute for 5 s, as to start one takes long."""
+"""An unneeded replica is drained after this many times ``max_queue_s`` (a minute for 5 s): starting one takes long."""
 
 NEXT_TO_NO_QUEUE = 0.1
-"""Share of that queue below which it would have to be with one replica fewer."""
+"""A replica is drained only if the queue would stay below this share of that length without it."""
 
 MAX_BUSY = 0.7
-"""Share of the time for which those that are left would compute: at more, a queue of several batches is usual."""
+"""Maximum share of the time that the remaining replicas would compute: above it, queues of a few batches are usual."""
 
 FRESH_S = 1.5
-"""An estimate counts for three times the pause between two. For less than ``UP_AFTER_S``: the last one of a process
-that has died adds no replicas by itself."""
+"""How long an estimate counts: three times ``SCALING_S``, and less than ``UP_AFTER_S``, so that the last estimate of a
+process that has died adds no replicas by itself."""
 
-WINDOW_S = 10.0
-"""Over which it is counted how busy an engine process is: long beside a batch, which counts when it is done."""
+BUSY_OVER_S = 10.0
+"""Period over which busy seconds are counted: long compared to a batch, which counts when it is done."""
 
 
 @define(eq=False)
 class QueueScaling:
     """The number of replicas, ``wanted``, from ``least`` to ``most``.
 
-    Replicas are added when what waits would take longer than ``UP_QUEUE_SHARE`` of ``max_queue_s`` for ``UP_AFTER_S``:
-    as many as would make it that long, at most as many as are ready. None is added while others are being started;
-    those that have failed are not.
+    Replicas are added if the queue has been longer than ``UP_QUEUE_SHARE`` of ``max_queue_s`` for ``UP_AFTER_S``: as
+    many as would make it that long, at most as many as are ready. None is added while others are starting; failed ones
+    do not count as starting.
 
-    One is taken away when those that are left would have had next to no queue for ``MAX_QUEUES_IDLE`` times
-    ``max_queue_s``, in which the number did not change, and would have computed for at most ``MAX_BUSY`` of that time:
-    while they can compute all that comes the queue is empty, however many there are.
+    One is removed if, for ``MAX_QUEUES_IDLE`` times ``max_queue_s`` without a change, the remaining ones would have had
+    next to no queue and would have computed for at most ``MAX_BUSY`` of the time. The queue alone does not show this:
+    while replicas keep up, it is empty, however many there are.
     """
 
     least: int
@@ -65,10 +65,10 @@ class QueueScaling:
     _short_since: float = field(init=False, default=math.inf)
 
     def update(self, now: float, waiting_s: float, busy: float, *, ready: int, loading: int) -> int:
-        """Return the number of replicas at a time (seconds).
+        """Return the number of replicas at time ``now`` (seconds).
 
-        Of those that are wanted some are ``ready``, others ``loading``, and the rest has failed. Those that are ready
-        need ``waiting_s`` for all work; on average, ``busy`` of them have computed lately.
+        Of the wanted replicas, ``ready`` are ready, ``loading`` are loading, and the rest have failed. The ready ones
+        need ``waiting_s`` for all admitted work; recently, ``busy`` of them computed on average.
         """
         long_queue_s = UP_QUEUE_SHARE * self.max_queue_s
         is_long = waiting_s > long_queue_s and not loading and self.wanted < self.most
@@ -94,10 +94,10 @@ class QueueScaling:
 
 
 def choose_wanted(places: Sequence[Place], wanted: int) -> None:
-    """Choose which ``wanted`` of a model's places are wanted: first the present ones, and of these the ready ones.
+    """Choose which ``wanted`` of a model's places are wanted: currently wanted places first, ready ones before others.
 
-    So failed places are the first to be taken away, then loading ones, then the last ones; others are added from the
-    first on.
+    So failed places are removed first, then loading ones, then those with the highest number; places are added in
+    order.
     """
     ranks = ("ready", "loading", "failed")
     ranked = sorted(places, key=lambda each: (not each.is_wanted, ranks.index(each.state), each.replica.number))
@@ -107,24 +107,23 @@ def choose_wanted(places: Sequence[Place], wanted: int) -> None:
 
 @define(eq=False)
 class QueueSeconds:
-    """The seconds that a model's admitted work will take, as each API process estimates, in memory that they share."""
+    """The seconds that a model's admitted work will take, as estimated by each API process, in shared memory."""
 
     estimates: npt.NDArray[np.float64]
-    """Shape (processes, 2): the seconds, and when they were estimated, by the clock that the machine's processes share.
-    """
+    """Shape (processes, 2): the seconds, and the time of the estimate by ``time.monotonic``."""
 
     @classmethod
     def open(cls, folder: Path, model: int, workers: int) -> "QueueSeconds":
-        """Map the file of the ``model``-th model, which is created if need be."""
+        """Map the file of the ``model``-th model, creating it if necessary."""
         return cls(shared_array(folder / f"{model}.seconds", workers, 2))
 
     def write(self, worker: int, seconds: float) -> None:
-        """Write down the estimate of an API process."""
+        """Store the estimate of an API process."""
         self.estimates[worker] = seconds, time.monotonic()
 
     @property
     def longest(self) -> float:
-        """The longest estimate, as each counts what others have waiting before its own. Dead processes do not count."""
+        """The longest fresh estimate: each process includes the waiting work of others. Dead processes do not count."""
         seconds, written = self.estimates.T
         return float(np.max(seconds, where=written > time.monotonic() - FRESH_S, initial=0.0))
 
@@ -136,18 +135,18 @@ def busy_seconds(snapshot: Snapshot) -> float:
 
 @define(eq=False)
 class BusyShare:
-    """The share of the last ``WINDOW_S`` in which an engine process had a batch in flight."""
+    """The share of the last ``BUSY_OVER_S`` in which an engine process had a batch in flight."""
 
     share: float = field(init=False, default=1.0)
-    """From 0 to 1, which it is also until it is known: no engine is idle for not having been observed."""
+    """From 0 to 1. It is 1 until it is known: an unobserved engine does not count as idle."""
     _counted: deque[tuple[float, float]] = field(init=False, factory=deque)
-    """Times, and the seconds with batches in flight until then."""
+    """Times, each with the seconds with batches in flight until then."""
 
     def observe(self, at: float, busy_s: float) -> None:
-        """Record the seconds with batches in flight until a time by its machine's clock, later than before."""
+        """Record the seconds with batches in flight until ``at``, by its machine's clock; times must increase."""
         self._counted.append((at, busy_s))
-        while len(self._counted) > 1 and self._counted[1][0] <= at - WINDOW_S:
+        while len(self._counted) > 1 and self._counted[1][0] <= at - BUSY_OVER_S:
             self._counted.popleft()
         begin, busy_then = self._counted[0]
-        if at - begin >= WINDOW_S:
+        if at - begin >= BUSY_OVER_S:
             self.share = min(1.0, (busy_s - busy_then) / (at - begin))

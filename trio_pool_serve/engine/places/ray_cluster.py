@@ -25,8 +25,11 @@ from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.place import MODULE, EngineJob, EngineStatus, Leave, LoadFailed
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
 from trio_pool_serve.processes.child_process import ChildProcess, open_child
+from trio_pool_serve.processes.large_imports import LazyModule
 
 logger = logging.getLogger(__name__)
+
+ray: Any = LazyModule("ray")
 
 REACH_TIMEOUT_S = 5.0
 
@@ -36,7 +39,7 @@ CONNECT_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 CONTROL_CALLS = 4
-"""Threads in which Ray is called, but for what ends something; each call is a message to the cluster's head."""
+"""Threads for calls to Ray, except calls that end something; each is a message to the cluster's head."""
 
 Result = TypeVar("Result")
 
@@ -46,11 +49,9 @@ class NodeLostError(EngineProcessDiedError):
 
 
 def error_of(error: BaseException) -> EngineProcessDiedError:
-    """Return an exception of Ray's as one of ours."""
-    from ray import exceptions
-
+    """Convert an exception of Ray's."""
     said = " ".join(str(error).split())[:500]
-    if isinstance(error, exceptions.ActorUnavailableError | exceptions.NodeDiedError):
+    if isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.NodeDiedError):
         return NodeLostError(f"The node of an engine process does not answer: {said}")
     return EngineProcessDiedError(f"Ray has failed: {said}")
 
@@ -63,16 +64,14 @@ class RayCluster:
     limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
 
     async def in_thread(self, call: Callable[[], Result]) -> Result:
-        """Return what a short call of Ray's API returns. Raises ``PoolServeError``. Cancellation: after the call."""
-        from ray.exceptions import RayError
-
+        """Return the result of a short Ray call. Raises ``PoolServeError``. Cancellation: after the call."""
         try:
             return await trio.to_thread.run_sync(call, limiter=self.limiter)
-        except (RayError, OSError) as error:
+        except (ray.exceptions.RayError, OSError) as error:
             raise error_of(error) from error
 
     async def call(self, method: Any, *arguments: object) -> Any:
-        """Return what a method of an actor returns.
+        """Call a method of an actor, and return its result.
 
         Raises ``PoolServeError``, as ``error_of``. Cancellation: at once; the call goes on until the actor ends.
         """
@@ -92,43 +91,34 @@ class RayCluster:
         return future.result()
 
     async def reserve(self, avoided: set[str]) -> Any:
-        """Return a placement group for a replica, on none of the ``avoided`` nodes, once it has the resources.
+        """Return a placement group for a replica, which avoids some nodes and waits for its resources.
 
         Raises ``PoolServeError``. Cancellation: after the call.
         """
-        from ray.util.placement_group import placement_group
-
         selectors = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
         bundles = [resources_of(self.config)]
-        make = partial(placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
+        make = partial(ray.util.placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
         return await self.in_thread(make)
 
     async def start(self, group: Any) -> Any:
         """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         cpus = int(resources_of(self.config)["CPU"])
         actor = ray.remote(EngineActor).options(
             num_cpus=cpus,
             num_gpus=self.config.gpus_per_replica,
             max_restarts=0,
             max_concurrency=THREADS,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0),
         )
         return await self.in_thread(partial(actor.remote, cpus))
 
     async def kill(self, actor: Any) -> None:
         """End an actor. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
-        import ray
-
         await self._end(partial(ray.kill, actor))
 
     async def give_back(self, group: Any) -> None:
         """Remove a placement group. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
-        from ray.util.placement_group import remove_placement_group
-
-        await self._end(partial(remove_placement_group, group))
+        await self._end(partial(ray.util.remove_placement_group, group))
 
     async def _end(self, call: Callable[[], object]) -> None:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
@@ -139,7 +129,7 @@ class RayCluster:
 
 
 def resources_of(config: ProcessesConfig) -> dict[str, float]:
-    """Return what is reserved for a replica, by Ray's names: a CPU for each thread, ``OMP_NUM_THREADS`` or one."""
+    """Return the resources of a replica, by Ray's names: a CPU for each thread (``OMP_NUM_THREADS``, default one)."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     gpus = {"GPU": config.gpus_per_replica} if config.gpus_per_replica else {}
     return {"CPU": max(1, int(threads)) if threads.isdecimal() else 1, **gpus}
@@ -147,10 +137,10 @@ def resources_of(config: ProcessesConfig) -> dict[str, float]:
 
 @asynccontextmanager
 async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
-    """Be connected to the cluster of ``RAY_ADDRESS``, else to that of this machine, for as long as the block lasts.
+    """Connect to the cluster of ``RAY_ADDRESS``, by default to this machine's, for the duration of the block.
 
-    Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
-    closed within ``CLOSE_TIMEOUT_S``, and Ray ends the actors of a process that has ended.
+    Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while connecting; the connection is closed
+    within ``CLOSE_TIMEOUT_S``, and Ray ends the actors of a process that has ended.
     """
     await _require_reachable(os.environ.get("RAY_ADDRESS", ""))
     with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
@@ -159,8 +149,6 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if limit.cancelled_caught:
         raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
-    import ray
-
     try:
         yield RayCluster(config)
     finally:
@@ -169,7 +157,7 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
 
 
 async def _require_reachable(address: str) -> None:
-    """Raise ``ModelLoadError`` at once where ``ray.init`` would try for minutes, or be Ray's client."""
+    """Raise ``ModelLoadError`` at once if ``ray.init`` would try for minutes, or use Ray's client."""
     if "://" in address:
         raise ModelLoadError(f"RAY_ADDRESS {address}: Ray's client cannot place engines; give HOST:PORT of a node.")
     host, _, port = address.rpartition(":")
@@ -186,8 +174,6 @@ async def _require_reachable(address: str) -> None:
 
 
 def _connect() -> None:
-    import ray
-
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -195,14 +181,15 @@ def _connect() -> None:
 
 
 THREADS = 5
-"""``run`` has one for as long as the actor lives; the others are for calls that come meanwhile."""
+"""``run`` takes one thread for the actor's lifetime; the others are for concurrent calls."""
 
 
 class EngineActor:
-    """An actor with several threads; it has no coroutine, with which Ray would run it on a single one, by asyncio.
+    """The Ray actor of a place: it runs the engine process as its child on the node that Ray has chosen.
 
-    The engine process computes with ``threads`` threads, and exits when its channel closes: it does not outlive the
-    actor, however that ends.
+    It has several threads and no coroutine, since Ray would run coroutines on one thread by asyncio. The engine process
+    computes with ``threads`` threads, and exits when its channel closes: it does not outlive the actor, however that
+    ends.
     """
 
     def __init__(self, threads: int) -> None:
@@ -214,37 +201,33 @@ class EngineActor:
 
     def node(self) -> str:
         """Return the id of the node."""
-        import ray
-
         node: str = ray.get_runtime_context().get_node_id()
         return node
 
     def run(self, job: EngineJob) -> tuple[str, str]:
-        """Run an engine process; return how it has ended, and why its model could not be loaded, if that is why.
+        """Run an engine process; return how it ended, and why its model could not be loaded, if so.
 
-        Blocks until then.
+        Blocks until it ends.
         """
-        import ray
-
         job.address = ray.util.get_node_ip_address()
         return trio.run(run_child, self, job)
 
     def status(self) -> tuple[float, EngineStatus]:
         """Return when the engine process sent its next message, by this node's clock, and the message.
 
-        Blocks until there is one, which may be never.
+        Blocks until there is one, possibly forever.
         """
         return self.statuses.get()
 
     def leave(self) -> None:
-        """Tell the engine process to compute what it has, and exit; ``run`` returns then."""
+        """Tell the engine process to drain and exit; then ``run`` returns."""
         if self.child is not None and self.token is not None:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.RunFinishedError):
                 trio.from_thread.run(self.child.channel.send, Leave(), trio_token=self.token)
 
 
 async def run_child(actor: EngineActor, job: EngineJob) -> tuple[str, str]:
-    """Run the engine process of an actor, as ``run``. Cancellation: it is killed unless it exits in time."""
+    """Run the engine process of an actor, like ``run``. Cancellation: it is killed unless it exits in time."""
     actor.token, failure = trio.lowlevel.current_trio_token(), ""
     async with open_child(MODULE, job, EngineStatus, environment=actor.environment) as actor.child:
         while (status := await actor.child.status()) is not None:

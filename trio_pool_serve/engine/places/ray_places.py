@@ -36,11 +36,11 @@ from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
 logger = logging.getLogger(__name__)
 
 AVOIDED_S = 60.0
-"""How long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. A
-replica whose model could not be loaded on a node waits as long for resources on another."""
+"""How long nothing is placed on a lost node: Ray notices ten to twenty seconds later that it has died. A replica whose
+model could not be loaded on a node waits as long for resources on another."""
 
 WAITING_S = 10.0
-"""After this long without resources the log says what a replica waits for."""
+"""After this long without resources, the log says what a replica waits for."""
 
 
 @define(eq=False)
@@ -52,9 +52,9 @@ class Life:
     node: str = ""
     """The id of its node."""
     is_drained: bool = False
-    """Whether it is to end because it is not wanted any more."""
+    """Whether it is being ended because it is not wanted any more."""
     snapshot: Snapshot | None = None
-    """The one that the engine process has sent last."""
+    """The latest snapshot from the engine process."""
     busy: BusyShare = field(factory=BusyShare)
 
 
@@ -62,25 +62,25 @@ class Life:
 class ActorPlaces(Supervisor):
     """Keeps an actor for each place, with an engine process that API processes connect to by TCP.
 
-    The resources of a place are reserved by a placement group. An actor that dies after its model was ready is replaced
-    in the same group. What was not ready may be wrong with the node: the group is given back.
+    A placement group reserves the resources of a place. If an actor dies after its model was ready, it is replaced in
+    the same group. If it was not ready, the node may be the problem, and the group is given back.
 
-    It runs in a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
+    This runs in a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
 
     key: str = field(kw_only=True)
-    """By which API processes know the engine processes."""
+    """The key by which API processes and engine processes authenticate each other."""
     _cluster: RayCluster = field(init=False)
     _groups: dict[Place, Any] = field(init=False, factory=dict)
     """The placement groups."""
     _lost_nodes: dict[str, float] = field(init=False, factory=dict)
-    """When they were lost, by id."""
+    """The time at which each node was lost, by id."""
     _bad_nodes: defaultdict[Place, set[str]] = field(init=False, factory=lambda: defaultdict(set))
-    """Where the model could not be loaded, since it was ready or there was no other node."""
+    """Nodes where the model could not be loaded; cleared when it is ready, or if there is no other node."""
     _lives: dict[Place, Life] = field(init=False, factory=dict)
-    """For each place that has an engine process or is about to start one."""
+    """The current life of each place that has an engine process or is about to start one."""
 
-    def _device_of(self, process: int) -> tuple[None, str]:  # noqa: ARG002  (each has the only GPU that it sees)
+    def _device_of(self, process: int) -> tuple[None, str]:  # noqa: ARG002  (each process sees only its own GPU)
         by_ray = "cuda:0" if self.config.processes.gpus_per_replica else "cpu"
         return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
 
@@ -112,7 +112,7 @@ class ActorPlaces(Supervisor):
                 if life.actor is not None and isinstance(error, NodeLostError):
                     self._lost_nodes[life.node] = trio.current_time()
             nursery.cancel_scope.cancel(reason="it has ended")
-        place.path.unlink(missing_ok=True)  # not before: the task that writes it has ended now
+        place.path.unlink(missing_ok=True)  # only now has the task that writes it ended
         was_ready, place.state = place.state == "ready", "loading"
         del self._lives[place]
         if failure:
@@ -126,10 +126,10 @@ class ActorPlaces(Supervisor):
 
     @asynccontextmanager
     async def _placed(self, place: Place, life: Life) -> AsyncIterator[None]:
-        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
+        """Keep an actor during the block, on no avoided node. Waits for resources.
 
-        After a wait of ``AVOIDED_S`` without resources elsewhere the nodes where the model could not be loaded are
-        allowed again: there may be no others. Raises ``PoolServeError``.
+        After waiting ``AVOIDED_S`` without resources elsewhere, nodes where the model could not be loaded are allowed
+        again: there may be no others. Raises ``PoolServeError``.
         """
         while True:
             if place not in self._groups:
@@ -157,7 +157,7 @@ class ActorPlaces(Supervisor):
             await self._cluster.give_back(group)
 
     async def _follow(self, place: Place, life: Life) -> None:
-        """Write down where the engine process listens once it is ready; then keep its metrics, forever."""
+        """Write the address of the engine process to a file once it is ready; keep its latest metrics, forever."""
         while True:
             try:
                 at, status = await self._cluster.call(life.actor.status)
@@ -176,7 +176,7 @@ class ActorPlaces(Supervisor):
                 logger.info("%s is ready: %s: %s", where, place, status.description)
 
     async def _end_unwanted(self, place: Place, life: Life, scope: trio.CancelScope) -> None:
-        """End an engine process that is not wanted any more, once it has computed its rows."""
+        """End an engine process that is not wanted any more, after it has computed its rows."""
         await self._wait_wanted(place, is_wanted=False)
         was_ready, place.state, life.is_drained = place.state == "ready", "loading", True
         if was_ready:
@@ -193,7 +193,7 @@ class ActorPlaces(Supervisor):
             logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.processes))
 
     async def _scale(self, model: int) -> None:
-        """Keep as many replicas of a model wanted as its queue needs, forever."""
+        """Adjust the number of wanted replicas of a model to its queue, forever."""
         name = self.config.sources[model].name
         places = [place for place in self.places if place.replica.model == name]
         least = sum(place.is_wanted for place in places)  # as at the start
@@ -214,7 +214,7 @@ class ActorPlaces(Supervisor):
                 self._scaled = trio.Event()
 
     def snapshot(self) -> Snapshot:
-        """Return the states of the places, and what their engine processes have sent."""
+        """Return the states of the places, and the snapshots of their engine processes."""
         of_processes = [life.snapshot for life in self._lives.values() if life.snapshot is not None]
         all_of_them = [super().snapshot(), *of_processes]
         return Snapshot([family for each in all_of_them for family in each.families], merged_load(all_of_them))
@@ -226,7 +226,7 @@ MODULE = "trio_pool_serve.server.ray_process"
 class RayJob(msgspec.Struct, tag=True, array_like=True):
     """The job: place engine processes that load models with ``loader``; API processes have the same ``key``.
 
-    What they look at is in ``socket_folder``: the addresses of engine processes, and how long the queues are.
+    ``socket_folder`` contains the shared files: the addresses of engine processes, and the lengths of the queues.
     """
 
     config: bytes
@@ -236,7 +236,7 @@ class RayJob(msgspec.Struct, tag=True, array_like=True):
 
 
 class Connected(msgspec.Struct, tag=True, array_like=True):
-    """The cluster has been reached; from now on the process tells the states of the places in ``socket_folder``."""
+    """The cluster has been reached; from now on the process reports the states of the places in ``socket_folder``."""
 
 
 RayStatus: TypeAlias = Connected | LoadFailed
@@ -250,9 +250,9 @@ def key_path(socket_folder: Path) -> Path:
 
 @define(eq=False)
 class RayPlacement:
-    """Keeps a process alive in which the places of ``actors`` are kept, and tells their states while there is none.
+    """Keeps alive the process that keeps the places of ``actors``, and reports their states while there is none.
 
-    When it dies, Ray ends its actors, and so the engine processes; the next one places all of them again.
+    If it dies, Ray ends its actors, and so the engine processes; the next one places all of them again.
     """
 
     actors: ActorPlaces
@@ -292,5 +292,5 @@ class RayPlacement:
         return ChildEnd(end, max(0.0, trio.current_time() - connected_at))
 
     def snapshot(self) -> Snapshot:
-        """Return that all places are loading while there is no process that tells their states."""
+        """Return that all places are loading, while there is no process that reports their states."""
         return Snapshot([], {}) if self._is_connected else self.actors.snapshot()

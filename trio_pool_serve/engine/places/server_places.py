@@ -1,4 +1,4 @@
-"""All places of a server as one API process knows them: on this machine, on hosts, on the nodes of a Ray cluster."""
+"""All places of a server as seen by one API process: on this machine, on hosts, and on the nodes of a Ray cluster."""
 
 import logging
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor | RayPlacement:
-    """Return what starts the engine processes of a server."""
+    """Return the supervisor of a server's engine processes."""
     if config.processes.engine == "ray":
         return RayPlacement(ActorPlaces(config, loader, folder, key=token_hex(32)))
     return LocalPlaces(config, loader, folder, gpus)
@@ -37,10 +37,10 @@ def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu]
 
 @define(eq=False)
 class ServerPlaces:
-    """Makes the engines of an API process, and keeps what they are linked to.
+    """Makes the engines of an API process, and keeps the places that they are linked to.
 
-    ``folder`` has the sockets of the server's processes. ``loader`` is given in the process that starts engine
-    processes, which are on the ``gpus``; ``worker`` is the index of this API process.
+    ``folder`` contains the sockets of the server's processes. ``loader`` is set in the process that starts the engine
+    processes, which compute on the ``gpus``; ``worker`` is the index of this API process.
     """
 
     config: Config
@@ -49,7 +49,7 @@ class ServerPlaces:
     loader: str | None = None
     gpus: Sequence[Gpu] = ()
     supervisor: Supervisor | RayPlacement | None = field(init=False, default=None)
-    """Of the engine processes that this process starts."""
+    """The supervisor of the engine processes that this process starts, if any."""
     hosts: HostPlaces | None = field(init=False, default=None)
     _engines: list[Engine] = field(init=False, factory=list)
     """In the order of the models."""
@@ -78,7 +78,7 @@ class ServerPlaces:
         return engine
 
     async def run(self, offload: Offload, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the engine processes and the links to hosts, forever; ``started`` once the supervisor has.
+        """Run the engine processes and the links to hosts, forever; ``started`` once the supervisor has.
 
         Raises ``ModelLoadError`` or ``EngineDeadError``. Cancellation: at once; the processes exit, or are killed.
         """
@@ -97,7 +97,7 @@ class ServerPlaces:
             task_status.started()
 
     async def _share_queue_seconds(self) -> None:
-        """Tell the process that adds and drains replicas how long the queues are here, forever."""
+        """Share the lengths of this process's queues with the process that adds and drains replicas, forever."""
         workers = self.config.processes.api_workers
         shared = [QueueSeconds.open(self.folder, model, workers) for model in range(len(self._engines))]
         while True:
@@ -106,7 +106,7 @@ class ServerPlaces:
             await trio.sleep(SCALING_S)
 
     async def reload(self, offload: Offload) -> None:
-        """Read the hosts and their key again. Cancellation: at once; what was not read is as before."""
+        """Reload the hosts and their keys. Cancellation: at once; the old ones are kept."""
         if self.hosts is None:
             return
         try:

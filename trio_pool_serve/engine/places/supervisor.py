@@ -23,15 +23,15 @@ from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 10
-"""In a row, of an engine process that dies within a minute of being ready: with the pauses between them they take about
-three minutes, in which what it needs may come back."""
+"""Maximum restarts in a row of an engine process that dies within a minute of being ready. With the pauses between them
+they take about three minutes, in which a missing resource may return."""
 
 RETRY_FAILED_S = 300.0
-"""Pause before a place that has failed is tried again: what it needs may have been repaired."""
+"""Pause before a failed place is tried again: its problem may have been fixed."""
 
 
 def paths_of(config: Config, folder: Path, model: int) -> list[Path]:
-    """Return the paths of a model's places in the folder of the sockets: of sockets, or of files with addresses."""
+    """Return the paths of a model's places: of sockets, or of files with addresses."""
     replicas = 0 if config.processes.engine == "hosts" else replicas_of(config)
     return [folder / f"{model}-{replica}.engine" for replica in range(replicas)]
 
@@ -44,9 +44,9 @@ class Supervisor(ABC):
     loader: str
     socket_folder: Path
     places: list[Place] = field(init=False, factory=list)
-    """Those of all models, in the order of the settings."""
+    """The places of all models, in the order of the settings."""
     _scaled: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and replaced, when other places are wanted."""
+    """Set and replaced whenever ``is_wanted`` of any place changes."""
 
     def __attrs_post_init__(self) -> None:
         paths = [paths_of(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
@@ -62,15 +62,14 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _device_of(self, process: int) -> tuple[Gpu | None, str]:
-        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
+        """Return the GPU assigned to the ``process``-th engine process, if any, and the label of its device."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
+        """Start the processes, and restart any that die, forever; ``started`` once API processes may be started.
 
-        A place has failed if the model cannot be loaded there at its first start, or once it has been restarted
-        ``MAX_RESTARTS`` times in a row; it is tried again every ``RETRY_FAILED_S``. Raises ``ModelLoadError``
-        or ``EngineDeadError`` once all places of a model have failed, unless hosts may compute it. Cancellation: the
-        processes exit, and are killed if they do not.
+        A place has failed if the model cannot be loaded there at its first start, or after ``MAX_RESTARTS`` restarts in
+        a row; it is tried again every ``RETRY_FAILED_S``. Raises ``ModelLoadError`` or ``EngineDeadError`` once all
+        places of a model have failed, unless hosts may compute it. Cancellation: the processes exit, or are killed.
         """
         async with trio.open_nursery() as nursery:
             for place in self.places:
@@ -78,7 +77,7 @@ class Supervisor(ABC):
             task_status.started()
 
     async def _keep_alive(self, place: Place) -> NoReturn:
-        """Run one process after another, with pauses after those that have ended by themselves."""
+        """Run one process after another, with a pause after each that ended by itself."""
         backoff = RestartBackoff()
         while True:
             await self._wait_wanted(place, is_wanted=True)
@@ -105,9 +104,9 @@ class Supervisor(ABC):
 
     @abstractmethod
     async def _live(self, place: Place) -> tuple[str, str]:
-        """Run one process; return how it has ended, and why it could not load the model.
+        """Run one process; return how it ended (empty if it was drained), and why it could not load the model.
 
-        The first is empty if it was drained, the second if it could. Cancellation: the process is ended.
+        The second is empty if the model was loaded. Cancellation: the process is ended.
         """
 
     async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
@@ -115,7 +114,7 @@ class Supervisor(ABC):
             await self._scaled.wait()
 
     def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
-        """Raise why the last place of a model has failed, unless hosts may compute the model."""
+        """Raise the error if the last place of a model has failed, unless hosts may compute the model."""
         of_model = [each for each in self.places if each.replica.model == failed.replica.model and each.is_wanted]
         left = [each for each in of_model if each.state != "failed"]
         if not left and not self.config.hosts.engine_hosts:
@@ -126,10 +125,10 @@ class Supervisor(ABC):
         logger.error("%s has failed, %s; the next attempt is in %g s: %s", failed, others, RETRY_FAILED_S, error)
 
     async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
-        """Give back what a place has that has failed. Cancellation: at once."""
+        """Release the resources of a failed place. Cancellation: at once."""
 
     def _job_of(self, place: Place, device: str, **where: str) -> EngineJob:
-        """Return the job of an engine process that computes on a device of torch's; ``where`` are its other fields."""
+        """Return the job of an engine process that computes on a torch device; ``where`` are its other fields."""
         config = evolve(self.config, loading=evolve(self.config.loading, device=device))
         return EngineJob(encode_config(config), place.replica, self.loader, **where)
 

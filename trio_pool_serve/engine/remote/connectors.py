@@ -1,4 +1,4 @@
-"""How a link connects: by a Unix socket, or by TCP to an engine on a host or one that Ray has placed."""
+"""Connections of links: by a Unix socket, or by TCP to an engine on a host or one that Ray has placed."""
 
 import math
 import re
@@ -18,16 +18,16 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.socket_folder import is_private
 
 CONNECT_TIMEOUT_S = 2.0
-"""For the connection itself: a machine that is gone does not refuse it."""
+"""Timeout of the TCP connection: a machine that is gone does not refuse it."""
 
 LINK_TIMEOUT_S = 1.5
 """Both ends send three heartbeats in this time: a lost machine is noticed soon, and one late heartbeat ends no link."""
 
 ADDRESS_CHECK_S = 0.1
-"""How often it is looked for the socket of an engine process, or the file with its address."""
+"""Interval of the checks for the socket of an engine process, or for the file with its address."""
 
 MAX_NAME = 253
-"""Characters of a host's name (RFC 1035)."""
+"""Maximum characters of a host's name (RFC 1035)."""
 
 LABEL = r"[\w-]{1,63}"
 
@@ -46,7 +46,7 @@ class HostAddress:
 
     @classmethod
     def parse(cls, text: str) -> "HostAddress":
-        """Return the address that is written ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
+        """Parse ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
         found = ADDRESS.fullmatch(text.strip())
         if found is None or not 0 < int(found["port"]) < 2**16 or len(found["host"] or "") > MAX_NAME:
             raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT")
@@ -59,7 +59,7 @@ class HostAddress:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the host is an IP address, which need not be resolved."""
+        """Whether the host is an IP address, not a name to be resolved."""
         with suppress(ValueError):
             return ":" in self.host or bool(IPv4Address(self.host))
         return False
@@ -73,7 +73,7 @@ FAILURES_TO_CONNECT = (OSError, LinkRefusedError, trio.BrokenResourceError)
 
 @define(eq=False)
 class Connector:
-    """How one engine is connected to: by a new stream, and with a greeting if there are ``keys``."""
+    """Connects to one engine: opens a stream, and greets the engine if there are ``keys``."""
 
     name: str
     """The engine's address, for logs."""
@@ -81,11 +81,11 @@ class Connector:
     """Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open."""
     keys: LinkKeys | None = None
     timeout_s: float = math.inf
-    """Seconds of silence after which the connection counts as lost; infinite where the kernel tells that it is."""
+    """Seconds of silence after which the connection counts as lost; infinite if the kernel reports a lost peer."""
     pauses_s: Sequence[float] = (0.1,)
-    """Between attempts that fail, in order, then the last one again and again."""
+    """Pauses between failed attempts, in order; the last one repeats."""
     loss: str = "The engine process has died; another one is being started."
-    """What has happened if the connection is lost, as a sentence."""
+    """The error message if the connection is lost."""
 
     async def connect(self) -> FramedStream[FromEngine]:
         """Return a new connection. Raises and is cancelled as ``open_stream``."""
@@ -100,7 +100,7 @@ class Connector:
 
 
 def unix_connector(path: Path) -> Connector:
-    """Return a connector to an engine process of this machine. While there is none, it waits for one."""
+    """Return a connector to an engine process of this machine. It waits until there is one."""
 
     async def open_stream() -> trio.SocketStream:
         while True:
@@ -115,7 +115,7 @@ def unix_connector(path: Path) -> Connector:
 def file_connector(path: Path, keys: LinkKeys) -> Connector:
     """Return a connector to an engine process that Ray has placed, whose address is in a file.
 
-    Each restart changes the address. While there is no file, there is no engine process: it waits for one.
+    Each restart changes the address. While there is no file, there is no engine process, and it waits for one.
     """
 
     async def open_stream() -> trio.SocketStream:

@@ -1,7 +1,7 @@
 """The server side of an engine process: one device, shared by the API processes that are connected.
 
-There is no admission and no order between clients here: API processes have them, and send a batch when they have a
-credit for it. Credits stand: one comes back with the answers to its batch, or when the connection ends.
+Admission and the order between clients are up to the API processes, which send a batch when they have a credit for it.
+Credits do not expire: a credit returns with the answers to its batch, or when the connection ends.
 """
 
 import logging
@@ -52,7 +52,7 @@ class DeviceServer:
     config: SchedulingConfig = field(factory=SchedulingConfig)
     zone: str = ""
     about: Mapping[str, str] = field(init=False, factory=dict)
-    """Further fields of ``Hello``: what an engine for other machines says about itself."""
+    """Further fields of ``Hello``, for engines that serve other machines."""
     worker: Worker = field(init=False)
     joiner: Joiner = field(init=False, factory=Joiner)
     connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
@@ -69,7 +69,7 @@ class DeviceServer:
         await ApiConnection(self, FramedStream(stream, ToEngine)).serve()
 
     def hello(self) -> Hello:
-        """Return what is said first on each connection."""
+        """Return the first message of each connection."""
         facts, runner = self.worker.facts, self.worker.loaded
         probe = facts.probe_request
         return Hello(
@@ -90,7 +90,7 @@ class DeviceServer:
 
     @property
     def most_batches(self) -> int:
-        """Batches that an API process may have here at a time, planned ones included."""
+        """Maximum batches that an API process may have here at a time, planned ones included."""
         runner = self.worker.loaded
         return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
 
@@ -116,7 +116,7 @@ HEARTBEATS_IN_STALL_TIMEOUT = 4
 class ApiConnection:
     """The connection of one API process; when it ends, its batches are withdrawn.
 
-    An exception ends this connection only, and a row that cannot be read or sent fails alone.
+    An exception ends only this connection, and a row that cannot be read or sent fails alone.
     """
 
     server: "DeviceServer"
@@ -124,14 +124,14 @@ class ApiConnection:
     timeout_s: float = math.inf
     """Seconds of silence after which the API process counts as lost."""
     queue: QueueState = field(init=False, factory=QueueState)
-    """What the API process has admitted, as it has said last."""
+    """The latest state of the API process's queue."""
     _says_leaving: bool = field(default=False, init=False)
-    """Whether the API process has still to be told that this one leaves."""
-    _batches: dict[int, SentBatch] = field(init=False, factory=dict)
-    """Those that are not answered."""
+    """Whether to tell the API process that this one is leaving."""
+    batches: dict[int, SentBatch] = field(init=False, factory=dict)
+    """Batches that are not answered, by number."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
     _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
-    """Of each pass together."""
+    """Outcomes to send, of each pass together."""
     _done: list[Done] = field(init=False, factory=list)
     _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
 
@@ -152,7 +152,7 @@ class ApiConnection:
         self.wake()
 
     def wake(self) -> None:
-        """Send answers, also if there are none."""
+        """Send answers now, even if there are none."""
         self._has_outcomes.set()
 
     async def _receive(self, _: trio.Nursery, message: ToEngine, payload: memoryview) -> None:
@@ -163,7 +163,7 @@ class ApiConnection:
                 self._note_queue(queue)
             case Withdraw(ids):
                 self._withdraw(ids)
-        await trio.lowlevel.checkpoint()  # thousands may have been received at once
+        await trio.lowlevel.checkpoint()  # thousands of messages may have arrived at once
 
     def _withdraw(self, ids: Sequence[int]) -> None:
         for number in ids:
@@ -172,11 +172,11 @@ class ApiConnection:
 
     async def _submit(self, message: Submit, payload: memoryview) -> None:
         facts = message.batch
-        batch = self._batches.get(facts.number)
+        batch = self.batches.get(facts.number)
         if batch is None:
-            if len(self._batches) >= self.server.most_batches:
+            if len(self.batches) >= self.server.most_batches:
                 raise ValueError(f"more than {self.server.most_batches} batches were sent before they were answered")
-            batch = self._batches[facts.number] = SentBatch(facts, self._settled)
+            batch = self.batches[facts.number] = SentBatch(facts, self._settled)
         elif not batch.arriving:
             raise ValueError("a batch has the number of one that is not answered")
         for part in received_parts(message.parts, payload):
@@ -225,14 +225,9 @@ class ApiConnection:
         if outcomes:
             self._outcomes.append(outcomes)
         if not batch.left:
-            del self._batches[batch.facts.number]
+            del self.batches[batch.facts.number]
             self._done.append(Done(batch.facts.number, batch.device_s))
         self._has_outcomes.set()
-
-    @property
-    def has_batches(self) -> bool:
-        """Whether some of its batches are not answered."""
-        return bool(self._batches)
 
     @property
     def _others(self) -> Sequence["ApiConnection"]:
@@ -241,21 +236,21 @@ class ApiConnection:
 
     @property
     def _others_share(self) -> float:
-        """How much is computed of other API processes meanwhile, for each token that this one has admitted.
+        """Tokens of other API processes computed per token that this one has admitted.
 
         They share by their clients, and while a server is overloaded, as much again arrives as is admitted. The share
-        stays the same while all of them admit alike, as in a flood. A process without a batch here says no longer what
-        it has admitted, unless that was more than a batch.
+        stays the same while all of them admit alike, as in a flood. The state of a process without a batch here is not
+        current, so it counts only if it was more than a batch.
         """
         own, budget = self.queue, self.server.worker.budget.tokens
-        others = [each.queue for each in self._others if each.has_batches or each.queue.tokens > budget]
+        others = [each.queue for each in self._others if each.batches or each.queue.tokens > budget]
         shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
         return min(MAX_SHARE, sum(shares))
 
     async def _answer(self) -> None:
-        """Send outcomes; those that come while a frame is sent go together in the next. While there are none, say so.
+        """Send outcomes, forever; if there are none, heartbeats. Outcomes that arrive during a frame go into the next.
 
-        A process that is silent has a loop that does not run: the API process then sends rows elsewhere.
+        If an engine process is silent, its event loop does not run, and the API process sends rows elsewhere.
         """
         server = self.server
         within_stall_s = server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT

@@ -1,4 +1,4 @@
-"""Serves an engine to API processes that connect by TCP and have its key."""
+"""Serves an engine over TCP to API processes that have its key."""
 
 import logging
 import math
@@ -17,22 +17,23 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 logger = logging.getLogger(__name__)
 
 MAX_GREETING = 256
-"""Connections whose greeting has not ended. For one more, the oldest of the address with the most is closed."""
+"""Maximum connections that have not finished their greeting. Beyond it, the oldest one of the address with the most is
+closed."""
 
 LOG_INTERVAL_S = 1.0
-"""Refusals are logged at most so often: a port scanner may come a thousand times."""
+"""Refusals are logged at most once per interval: a port scanner may connect a thousand times."""
 
 
 @define(eq=False)
 class EngineListener:
-    """The connections of an engine; one that is refused, silent or broken ends alone."""
+    """The connections of an engine; a connection that is refused, silent or broken ends alone."""
 
     server: DeviceServer
     keys: LinkKeys
     refused: int = field(default=0, init=False)
     """Connections that were refused."""
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
-    """The other end's host, in order of arrival."""
+    """The host at the other end of each greeting, in order of arrival."""
     _is_leaving: bool = field(default=False, init=False)
     _logged_at: float = field(default=-math.inf, init=False)
     _logged: int = field(default=0, init=False)
@@ -40,7 +41,7 @@ class EngineListener:
     async def serve_until(
         self, leaving: trio.Event, listeners: list[trio.SocketListener], drain_timeout_s: float = math.inf
     ) -> None:
-        """Serve API processes until ``leaving`` is set, and then until they have their answers or the time is over.
+        """Serve API processes until ``leaving`` is set, then until they have their answers or the timeout is over.
 
         Cancellation: at once; the connections are closed.
         """
@@ -79,7 +80,7 @@ class EngineListener:
                 logger.info("an API process at %s is disconnected", peer)
 
     async def _greet(self, stream: trio.SocketStream, host: str) -> tuple[FramedStream[ToEngine], float]:
-        """Return and raise what ``answer_greeting`` does. Too many connections in their greeting end the oldest."""
+        """Return and raise as ``answer_greeting``. If too many greetings are unfinished, the oldest connection ends."""
         with trio.CancelScope() as scope:
             self._greeting[scope] = host
             if len(self._greeting) > MAX_GREETING:

@@ -1,11 +1,11 @@
-"""The batches that API processes have sent to a device server, and which of their rows are computed together.
+"""Joins rows of the batches that API processes have sent to a device server.
 
-Each API process has at most a few batches here: what it has credits for. The rows of several are joined, at least one
-of each: so a row alone beside another process's thousands is in the next pass. Then those with the smallest rank get
-more, and API processes in proportion to the clients that wait there. Only rows with equal keys are joined, within the
-token budget and the padding that ``BatchBudget`` allows. Nothing waits for more to arrive.
+Each API process has at most a few batches here, one for each of its credits. A pass has at least one row of each batch,
+so a lone row beside another process's thousands is in the next pass. Then batches with the lowest rank get more, and
+API processes in proportion to the clients that wait there. Only rows with equal keys are joined, within the token
+budget and the padding that ``BatchBudget`` allows. Nothing waits for more rows to arrive.
 
-A planned batch is computed when nothing else waits, and a suspect one alone; neither is joined or divided.
+A planned batch is computed when nothing else waits, and a suspect batch alone; neither is joined or split.
 """
 
 from collections import OrderedDict
@@ -25,24 +25,24 @@ from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
 
 @define(eq=False)
 class SentBatch:
-    """A batch of one API process, whose rows are taken in order, by one pass or several."""
+    """A batch of one API process; its rows are taken in order, by one pass or several."""
 
     facts: BatchFacts
     settled: Callable[["SentBatch", Sequence[QueueEntry]], None]
     """Called with entries that are finished, have failed or are withdrawn."""
     rows: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
-    """Those that wait."""
+    """The waiting rows."""
     arriving: int = field(init=False)
-    """Rows that have not arrived yet."""
+    """Number of rows that have not arrived yet."""
     left: int = field(init=False)
-    """Rows that are neither settled nor withdrawn, those included that have not arrived."""
+    """Number of rows that are neither settled nor withdrawn, including rows that have not arrived."""
     device_s: float = field(init=False, default=0.0)
 
     def __attrs_post_init__(self) -> None:
         self.arriving = self.left = self.facts.rows
 
     def settle(self, entries: Sequence[QueueEntry]) -> None:
-        """Pass on entries that are settled or withdrawn."""
+        """Count entries as settled or withdrawn, and pass them on."""
         self.left -= len(entries)
         self.settled(self, entries)
 
@@ -53,7 +53,7 @@ class SentBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the rows that wait."""
+        """Tokens of the waiting rows."""
         return sum(entry.tokens for entry in self.rows)
 
 
@@ -62,14 +62,14 @@ class Joiner:
     """The batches of all API processes that wait at one device server."""
 
     oldest_s: ClassVar[float] = 0.0
-    """Nobody asks: rows wait for a device of their zone in their API process, not here."""
+    """Not measured: rows wait for a device of their zone in their API process, not here."""
     tokens: int = field(init=False, default=0)
-    """Tokens of all waiting rows, without those of planned batches."""
+    """Tokens of all waiting rows, without planned batches."""
     _batches: dict[SentBatch, None] = field(init=False, factory=dict)
     """In order of arrival: an API process sends its next one when it has the answers to an earlier one."""
     _planned: dict[SentBatch, None] = field(init=False, factory=dict)
     _kept_together: int = field(init=False, default=0)
-    """Tokens of long rows that are still left to the threads that compute long rows, on account of short ones."""
+    """Tokens of long rows still left to the threads that compute long rows, on account of short ones."""
     changed: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when rows arrive."""
     planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
@@ -79,7 +79,7 @@ class Joiner:
         return sum(len(batch.rows) for batch in self._batches)
 
     def take_all(self) -> list[QueueEntry]:
-        """Take all rows, those of planned batches included."""
+        """Take all rows, planned batches included."""
         batches, self._batches, self._planned, self.tokens = [*self._batches, *self._planned], {}, {}, 0
         return [entry for batch in batches for entry in batch.rows]
 
@@ -96,10 +96,10 @@ class Joiner:
         self.changed.unpark_all()
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row out, if it waits; of a planned batch only all rows together."""
+        """Take a row out, if it waits; rows of a planned batch leave together, once all are withdrawn."""
         entry.is_abandoned, batch = True, entry.holder
         if batch in self._planned:
-            # The last ones first: rows are withdrawn in the order of their arrival.
+            # Last rows first: rows are withdrawn in order of arrival.
             if all(row.is_abandoned for row in reversed(batch.rows)):
                 del self._planned[batch]
                 batch.settle([*batch.rows])
@@ -136,7 +136,7 @@ class Joiner:
         return bool(self._planned)
 
     def take_planned(self) -> list[QueueEntry]:
-        """Take the rows of the planned batch that came first; empty if there is none."""
+        """Take the rows of the oldest planned batch; empty if there is none."""
         if not self._planned:
             return []
         batch = next(iter(self._planned))
@@ -148,9 +148,9 @@ class Joiner:
 
 
 def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntry]:
-    """Take rows of batches that are sorted by rank: one of each, then by rank and by what was taken for each client."""
+    """Take rows of batches sorted by rank: one of each, then by rank and by tokens taken per client."""
     budget, taken = limits.budget(), list[QueueEntry]()
-    # Whether a batch has had its first turn, its rank, tokens taken per client, and its place: a heap, as it is sorted.
+    # Whether a batch has had its first turn, its rank, tokens taken per client, its place. Sorted, so it is a heap.
     turns = [(False, batch.facts.rank, 0.0, place) for place, batch in enumerate(batches)]
     while len(turns) > 1:
         _, rank, tokens, place = turns[0]

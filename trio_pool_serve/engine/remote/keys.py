@@ -1,4 +1,4 @@
-"""The secret keys by which an engine and its API processes on other machines know each other."""
+"""The secret keys by which an engine and API processes on other machines authenticate each other."""
 
 import hashlib
 import hmac
@@ -14,7 +14,7 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 MIN_KEY_CHARACTERS = 32
-"""A proof is seen by whoever listens on the network, who can try keys against it: only long random ones withstand."""
+"""Anyone who listens on the network sees a proof and can try keys against it: only long random keys withstand that."""
 
 MAX_FILE_BYTES = 64 * 1024
 
@@ -25,9 +25,9 @@ class LinkRefusedError(Exception):
 
 @define(eq=False)
 class LinkKeys:
-    """The keys of a file, one in each line: the first proves this end to the other, which may use any of them.
+    """The keys of a file, one per line: this end proves itself by the first, and accepts any of them.
 
-    Keys that were handed over have no file.
+    Keys passed to the constructor have no file.
     """
 
     path: Path = Path(os.devnull)
@@ -48,7 +48,7 @@ class LinkKeys:
         self.keys = keys
 
     async def reload(self, offload: Offload) -> None:
-        """Read the file again; what cannot be read leaves the keys as they are. Cancellation: at once, as they are."""
+        """Read the file again; if that fails, log it and keep the keys. Cancellation: at once; the keys are kept."""
         try:
             await offload.run("load", self.read)
         except (OSError, ValueError) as error:
@@ -56,17 +56,17 @@ class LinkKeys:
 
 
 def proof(key: bytes, end: str, transcript: bytes) -> bytes:
-    """Return what only a holder of ``key`` can compute: HMAC-SHA256 (RFC 2104) of which ``end`` it is and the greeting.
+    """Return a proof of holding ``key``: HMAC-SHA256 (RFC 2104) of the name of the ``end`` and the greeting.
 
-    The name of the end keeps a proof from being sent back as that of the other one.
+    Including the end prevents a proof from being reflected as the other end's.
     """
     return hmac.digest(key, end.encode() + b"\0" + transcript, hashlib.sha256)
 
 
 def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: bytes) -> bytes:
-    """Return the key by which the other end has made a proof. Raises ``LinkRefusedError`` if it is none of ``keys``."""
+    """Return the key with which the other end made its proof. Raises ``LinkRefusedError`` if it is none of ``keys``."""
     found = None
-    for key in keys:  # all of them: how long it takes tells nothing
+    for key in keys:  # all of them, so that the time reveals nothing
         if hmac.compare_digest(proof(key, end, transcript), shown):
             found = key
     if found is None:

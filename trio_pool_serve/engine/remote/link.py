@@ -31,7 +31,7 @@ Message = TypeVar("Message")
 TICKS = 6
 
 HEARTBEATS_IN_TIMEOUT = 3
-"""Each end sends at least so many messages in the time after whose silence it counts as lost."""
+"""Minimum messages that each end sends within the timeout of the link."""
 
 
 async def run_link(
@@ -43,9 +43,9 @@ async def run_link(
 ) -> str:
     """Run one end of a link until the other end disconnects, is refused or has been silent for ``timeout_s`` seconds.
 
-    Returns the reason for which it was refused, silence included, otherwise an empty string. ``receive`` is called with
-    each message; it may start tasks in the nursery of the ``tasks``, and raise ``LinkRefusedError``. Other exceptions
-    end the link, too, and are logged. Cancellation: at once.
+    Returns why it was refused (silence is a reason, too), or an empty string. ``receive`` is called with each message;
+    it may start tasks in the nursery of the ``tasks``, and raise ``LinkRefusedError``. Other exceptions also end the
+    link, and are logged. Cancellation: at once.
     """
     refusal = ""
 
@@ -69,12 +69,12 @@ async def run_link(
 
 
 async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
-    """Raise ``LinkRefusedError`` when nothing was received, or nothing could be sent, for ``timeout_s`` seconds.
+    """Raise ``LinkRefusedError`` if nothing was received, or nothing could be sent, for ``timeout_s`` seconds.
 
-    It may take a sixth longer. Both ends send heartbeats: what cannot be sent is not read at the other end, which the
-    kernel finds out too late (with TCP_USER_TIMEOUT at 1 s it took more than 7 s in 2 of 33 times).
-    The time is counted in ticks: while this process was stopped, or its event loop was late, it did not receive.
-    Cancellation: at once.
+    It may take a sixth longer. Both ends send heartbeats: if nothing can be sent, the other end does not read, which
+    the kernel notices too late (with TCP_USER_TIMEOUT at 1 s it took more than 7 s in 2 of 33 times). Time is counted
+    in ticks, because nothing is received while this process is stopped or its event loop is late. Cancellation: at
+    once.
     """
     received, sent = stream.received_bytes, stream.sent_bytes
     unheard = unread = 0
@@ -90,8 +90,8 @@ async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
 
 
 WIRE_VERSION = 7
-"""Ends of different versions do not work together. Every change of the messages raises it, those of params included:
-``tests/engine/remote/test_wire_version.py`` tells."""
+"""Ends of different versions refuse each other. Raise it with every change of the messages, including params:
+``tests/engine/remote/test_wire_version.py`` fails otherwise."""
 
 MAGIC: Final = "trio_pool_serve engine link"
 
@@ -108,7 +108,7 @@ Received = TypeVar("Received")
 
 
 class Greeting(msgspec.Struct, tag=True, array_like=True):
-    """The first message of an API process. After ``timeout_s`` of silence each end takes the other for lost."""
+    """The first message of an API process. After ``timeout_s`` of silence, each end considers the other lost."""
 
     magic: Literal["trio_pool_serve engine link"]
     wire_version: int
@@ -126,13 +126,13 @@ class Challenge(msgspec.Struct, tag=True, array_like=True):
 
 
 class Proof(msgspec.Struct, tag=True, array_like=True):
-    """The proof of one end that it has a key: see ``keys.proof``."""
+    """Proof that one end has a key: see ``keys.proof``."""
 
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True):
-    """The connection ends, and why."""
+    """The reason why the connection ends."""
 
     reason: Text
 
@@ -143,14 +143,14 @@ AnyGreeting: TypeAlias = Greeting | Challenge | Proof | Refusal
 UNSENT_BYTES = 128 * 1024
 
 TCP_NOTSENT_LOWAT = 25
-"""Of Linux; the socket module of Python 3.11 does not have it."""
+"""The option on Linux; the socket module of Python 3.11 does not define it."""
 
 
 def limit_waiting(stream: trio.SocketStream, timeout_s: float) -> None:
-    """Have the kernel break the connection when what was sent is not taken for so many seconds (Linux).
+    """Make the kernel break the connection if sent bytes are not acknowledged for ``timeout_s`` seconds (Linux).
 
-    And have it take no more than ``UNSENT_BYTES`` that it cannot send yet. A slow path would otherwise look like one on
-    which nothing can be sent: the kernel takes megabytes, and then none until a third of them was sent.
+    The kernel also buffers no more than ``UNSENT_BYTES``. Otherwise it would accept megabytes, and then nothing until a
+    third of them was sent: a slow path would look like one on which nothing can be sent.
     """
     with suppress(OSError):  # not a TCP socket
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
@@ -160,8 +160,8 @@ def limit_waiting(stream: trio.SocketStream, timeout_s: float) -> None:
 async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: float) -> FramedStream[FromEngine]:
     """Greet the engine that has accepted a connection; return the stream of its messages.
 
-    Raises ``LinkRefusedError``, also when the engine does not answer within ``GREETING_TIMEOUT_S``, and
-    ``trio.BrokenResourceError``. Cancellation: at once; the stream cannot be used any more.
+    Raises ``LinkRefusedError``, also if the engine does not answer within ``GREETING_TIMEOUT_S``, and
+    ``trio.BrokenResourceError``. Cancellation: at once; the stream is unusable afterwards.
     """
     framed = _greeting_stream(stream)
     nonce = os.urandom(NONCE_BYTES)
@@ -178,10 +178,10 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
 
 
 async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> tuple[FramedStream[ToEngine], float]:
-    """Check the greeting on a connection that was accepted; return the stream of rows, and the link's ``timeout_s``.
+    """Check the greeting on an accepted connection; return the stream of rows and the link's ``timeout_s``.
 
-    Raises ``LinkRefusedError`` for all but an API process of this version that has a key, which is told the reason; and
-    ``trio.BrokenResourceError``. Cancellation: at once.
+    Raises ``LinkRefusedError``, after sending the reason, unless the other end is an API process of this version with a
+    valid key. Raises ``trio.BrokenResourceError``. Cancellation: at once.
     """
     framed = _greeting_stream(stream)
     try:
@@ -203,7 +203,7 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
 
 
 def in_one_line(text: str) -> str:
-    """Return what the other end has said as a log may have it: what cannot be printed could pretend to be a line."""
+    """Return text of the other end for the log: unprintable characters could forge a line."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -43,7 +43,7 @@ NumberedRow: TypeAlias = tuple[int, PoolingRequest]
 
 
 def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> Iterator[Frame]:
-    """Yield frames with all rows, in order. ``failed(number, error)`` is called for each that cannot be sent."""
+    """Yield frames with all rows, in order. ``failed(number, error)`` is called for each row that cannot be sent."""
 
     def refuse(_: Frame, number: int, error: Exception) -> None:
         refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
@@ -54,10 +54,10 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
 
 
 def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
-    """Yield neighbours that may be one part."""
+    """Yield groups of neighbours that may be one part."""
     params = {id(request.params): request.params for _, request in rows}
     encoded = {key: _encoded(each) for key, each in params.items()}
-    """The bytes by which params are compared: comparing them may do anything."""
+    """Params are compared by these bytes: their own comparison may do anything."""
 
     def in_common(row: NumberedRow) -> tuple[Any, ...]:
         number, request = row
@@ -88,7 +88,7 @@ def _lone(prompt: RenderedPrompt) -> LonePrompt | None:
 
 
 def _rows_of(requests: Sequence[PoolingRequest]) -> Rows:
-    """Return rows as they are sent. Raises anything for others, or if they are many."""
+    """Encode rows. Raises any error if they cannot be one part, or if there are too many."""
     prompts = [request.prompt for request in requests]
     prompt, lengths = prompts[0], [len(prompt.token_ids) for prompt in prompts]
     require_one_part(len(requests), INT32.itemsize * sum(lengths))
@@ -109,7 +109,7 @@ def _column(values: list[T]) -> list[T]:
 
 
 def read_rows(part: ReceivedPart, planned: PlannedBatch | None = None) -> list[PoolingRequest]:
-    """Decode the rows of a part, maybe of a planned batch; their arrays share the payload's memory.
+    """Decode the rows of a part, which may belong to a planned batch; their arrays share the payload's memory.
 
     Raises ``UnsendableError``.
     """
@@ -132,7 +132,7 @@ def _prompts(rows: Rows) -> list[RenderedPrompt]:
     _require_within(lengths, instruction_tokens, attended)
     type_ids = none if rows.type_ids is None else pieces(rows.type_ids, INT32, lengths)
     columns: list[Sequence[Any]] = [pieces(rows.token_ids, INT32, lengths), instruction_tokens, type_ids, attended]
-    if rows.kept is not None or rows.lone is not None:  # as few have
+    if rows.kept is not None or rows.lone is not None:  # few rows have these
         columns.append(none if rows.kept is None else pieces(rows.kept, BOOL, lengths))
     if (lone := rows.lone) is not None:
         _require_alone(lone, lengths)
@@ -141,7 +141,7 @@ def _prompts(rows: Rows) -> list[RenderedPrompt]:
 
 
 def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> None:
-    """Raise ``ValueError`` for numbers of a row's tokens that it does not have: on a GPU they would be addresses."""
+    """Raise ``ValueError`` if a count exceeds the tokens of its row: on a GPU it would be an address."""
     for column in counts:
         if column.count(column[0]) == len(column) and not column[0]:  # nothing is said of any row
             continue
@@ -150,7 +150,7 @@ def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> No
 
 
 def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
-    """Raise ``ValueError`` for several rows, and for tokens that a row lacks: on a GPU they would be addresses."""
+    """Raise ``ValueError`` for several rows, or for chunks beyond a row's tokens: on a GPU they would be addresses."""
     if len(lengths) != 1:
         raise ValueError("only a row that is alone has these arrays")
     if lone.embeds is not None and (lone.embeds.ndim != 2 or len(lone.embeds) != lengths[0]):
@@ -174,20 +174,20 @@ def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
 
 NOT_OF_AN_ENGINE = (errors.MethodNotAllowedError, errors.OverloadedError)
-"""Errors that are made of more than a message."""
+"""Errors whose constructors need more than a message."""
 
 FAILURES: Mapping[str, type[PoolServeError]] = {
     name: kind
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, PoolServeError) and kind not in NOT_OF_AN_ENGINE
 }
-"""Error classes by the name that is sent. Any other error of an engine arrives as ``BatchFailedError``."""
+"""Error classes by the name that is sent. Any other error arrives as ``BatchFailedError``."""
 
 
 def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Frame]:
-    """Yield frames with the outcomes of rows, of each batch together. An output that cannot be sent becomes a failure.
+    """Yield frames with the outcomes of rows, batch by batch. An output that cannot be sent becomes a failure.
 
-    Outcomes of one batch are sent as one part if that is possible, else in as few as are found by dividing them.
+    Outcomes of one batch are sent as one part if possible, otherwise they are split into as few parts as can be found.
     """
 
     def refuse(frame: Frame, number: int, error: Exception) -> None:
@@ -198,7 +198,7 @@ def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Fram
 
 
 def _divide(outcomes: Sequence[NumberedOutcome]) -> Sequence[Sequence[NumberedOutcome]]:
-    """Divide outcomes by what they are, or in halves if all are of the same kind."""
+    """Split outcomes by kind, or in halves if all are of the same kind."""
     kinds: dict[Any, list[NumberedOutcome]] = {}
     for outcome in outcomes:
         kinds.setdefault(_kind_of(outcome), []).append(outcome)
@@ -217,7 +217,7 @@ def _kind_of(outcome: NumberedOutcome) -> Any:
 
 
 def _content_of(outcomes: Sequence[Any]) -> Outputs:
-    """Return outputs of one batch, or one error, as they are sent. Raises anything for others, or if they are many."""
+    """Encode outputs of one batch, or one error. Raises any error if they cannot be one part."""
     if isinstance(outcomes[0], Exception):
         (error,) = outcomes
         return _failure_of(error)
@@ -227,7 +227,7 @@ def _content_of(outcomes: Sequence[Any]) -> Outputs:
 
 
 def _failure_of(error: Exception) -> Outputs:
-    """Return an error as it is sent: as the nearest of its bases that the receiver knows."""
+    """Encode an error as the nearest of its base classes that the receiver knows."""
     kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
     failure = Failure(next(kinds, BatchFailedError.__name__), sendable(message_of(error)))
     return Outputs(failure=failure)
@@ -248,8 +248,8 @@ def _values_of(column: Sequence[Any]) -> Values:
 def read_answers(part: ReceivedPart) -> tuple[Outputs, Sequence[tuple[PooledValue, ...]]]:
     """Decode the outputs of a part's rows, and return them with the values of each row.
 
-    Raises the ``PoolServeError`` of all of them if it is a failure, or ``UnsendableError`` if it cannot be decoded.
-    Arrays share the payload's memory.
+    If the part is a failure, raises its ``PoolServeError``; if it cannot be decoded, ``UnsendableError``. Arrays share
+    the payload's memory.
     """
     try:
         outputs: Outputs = part.decode(Outputs)

@@ -1,4 +1,4 @@
-"""A device server as the dispatcher sees it: the connection to an engine process, made again whenever it breaks."""
+"""A device server as the dispatcher sees it: the connection to an engine process, reopened whenever it breaks."""
 
 import itertools
 import logging
@@ -43,16 +43,16 @@ from trio_pool_serve.types import PoolingOutput
 logger = logging.getLogger(__name__)
 
 STABLE_AFTER_S = 5.0
-"""A connection that lasted longer is made again at once, and then after the first of its connector's pauses."""
+"""If a connection lasted longer, the pauses between attempts start again from the first."""
 
 
 @define(eq=False, repr=False)
 class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
-    ``on_ready`` is called with what it says when it is ready; it sets ``queue``, ``dispatcher`` and ``admission``, or
-    raises ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready one has ended: rows that were not
-    sent have been given back by then, and the others are given back afterwards.
+    ``on_ready`` is called with its ``Hello``; it sets ``queue``, ``dispatcher`` and ``admission``, or raises
+    ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready device server has ended: unsent rows have
+    been queued again by then; the others are handled afterwards.
     """
 
     computes_ahead: ClassVar[bool] = True
@@ -60,41 +60,41 @@ class RemoteDevice(Device):
     on_ready: Callable[["RemoteDevice", Hello], None]
     on_lost: Callable[["RemoteDevice"], None]
     stall_timeout_s: float = math.inf
-    """A device server that is silent, or that answers none of its rows, for longer counts as stalled."""
+    """A device server that is silent, or answers none of its rows, for longer counts as stalled."""
     hello: Hello | None = field(default=None, init=False)
-    """What it has said about its model; ``None`` while it is not ready."""
+    """Its first message; ``None`` while it is not ready."""
     queue: Scheduler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
     is_draining: bool = field(default=False, init=False)
-    """Whether it is to get no more rows; set by those who operate the server."""
+    """Whether an operator wants it to get no more rows."""
     failure: str = field(default="", init=False)
     """Why there is no connection; empty once there is one."""
     losses: int = field(default=0, init=False)
-    """Connections to a ready device server that have ended."""
+    """Number of connections to a ready device server that have ended."""
     told: Answers | None = field(default=None, init=False)
-    """What it has said last about itself."""
+    """Its latest message."""
     _stream: FramedStream[FromEngine] = field(init=False)
-    """That of the latest connection."""
+    """The stream of the latest connection."""
     _said_tokens: int = field(default=0, init=False)
-    """Tokens of admitted requests, as the device server was told last."""
+    """Tokens of admitted requests, as last told to the device server."""
     _says_admitted: bool = field(default=False, init=False)
     _is_leaving: bool = field(default=False, init=False)
-    """Whether the device server is to get no more rows."""
+    """Whether the device server is draining by itself."""
     _last_heard: float = field(default=0.0, init=False)
     _answered_at: float = field(default=0.0, init=False)
-    """When a row was answered, or one was sent while there were none but those of planned batches."""
+    """When a row was last answered, or sent while only planned batches were in flight."""
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
-    """Of rows; a batch has the number of its first one."""
+    """Numbers of rows; a batch has the number of its first row."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    """Rows that were sent, or will be, and are not settled."""
+    """Rows that were sent, or will be, and are not settled, by number."""
     _unsent: deque[InFlightBatch] = field(init=False, factory=deque)
     _withdrawn: list[int] = field(init=False, factory=list)
     _has_work: trio.Event = field(init=False, factory=trio.Event)
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that it has been given and that are not settled."""
+        """Number of its rows that are not settled."""
         return len(self._waiting)
 
     @property
@@ -104,12 +104,12 @@ class RemoteDevice(Device):
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it is ready, and neither the device server nor this process wants it to have no more rows."""
+        """Whether it is ready and not draining."""
         return self.hello is not None and not self._is_leaving and not self.is_draining
 
     @property
     def stall_reason(self) -> str:
-        """Why nothing comes back from it though it is ready; empty if it does."""
+        """Why it does not answer although it is ready; empty if it answers."""
         if self.hello is None:
             return ""
         now = time.perf_counter()
@@ -123,12 +123,12 @@ class RemoteDevice(Device):
         return ""
 
     @property
-    def is_available(self) -> bool:  # noqa: D102  (what waits for it alone is computed, too, before it leaves)
+    def is_available(self) -> bool:  # noqa: D102  (before the last one leaves, it computes the waiting rows)
         return self.hello is not None and (self.takes_rows or self._is_last) and not self.stall_reason
 
     @property
     def _is_last(self) -> bool:
-        """Whether no device takes new rows."""
+        """Whether no device takes new rows, so that waiting rows depend on this one."""
         return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.dispatcher.devices)
 
     @property
@@ -158,21 +158,21 @@ class RemoteDevice(Device):
         return False
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Do not wait for a row any longer: unless it is launched already, it is not computed."""
+        """Stop waiting for a row: unless it is launched already, it is not computed."""
         if self._waiting.get(entry.number) is entry:
             del self._waiting[entry.number]
             self._withdrawn.append(entry.number)
             self._has_work.set()
 
     def say_admitted(self) -> None:
-        """Tell the device server what this process has admitted, now and not with the next batch."""
+        """Tell the device server now what this process has admitted, instead of with the next batch."""
         self._says_admitted = True
         self._has_work.set()
 
     async def run(self) -> None:
-        """Connect, send and receive, forever; reconnect when the engine process dies or the connection fails.
+        """Connect, send and receive, forever; reconnect if the engine process dies or the connection fails.
 
-        Cancellation: at once; batches are given back as when the connection ends.
+        Cancellation: at once; batches are handled as when the connection ends.
         """
         backoff = RestartBackoff(self.connector.pauses_s, STABLE_AFTER_S)
         while True:
@@ -191,7 +191,7 @@ class RemoteDevice(Device):
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
     def _fail(self, why: str) -> None:
-        if why and why != self.failure:  # not at each attempt
+        if why and why != self.failure:  # logged once, not at each attempt
             logger.warning("no connection to the engine process at %s: %s", self.connector.name, why)
             self.failure = why
 
@@ -217,13 +217,13 @@ class RemoteDevice(Device):
         self.dispatcher.note_room()
 
     async def _leave(self, connection: trio.CancelScope) -> None:
-        """End the connection once the device server has no rows of this process, and none wait for it alone."""
+        """End the connection once the device server has no rows of this process, and none depend on it."""
         while self.in_flight or (self._is_last and self.dispatcher.has_waiting):
             await self.dispatcher.room.park()
         connection.cancel(reason="the engine process is leaving")
 
     def _lose(self) -> None:
-        """Forget the state of the device server, and give back the batches that it had."""
+        """Forget the state of the device server; queue its unsent rows again, and treat the others as lost."""
         was_ready, self.hello, self.told, self._is_leaving = self.hello is not None, None, None, False
         lost, unsent = [batch for batch in self.in_flight if batch not in self._unsent], [*self._unsent]
         for held in (self.in_flight, self._unsent, self._withdrawn, self._waiting):
@@ -238,7 +238,7 @@ class RemoteDevice(Device):
                 self.dispatcher.lose(batch, EngineProcessDiedError(self.connector.loss))
 
     async def _send(self) -> None:
-        """Send what has accumulated since the last frame, forever; where silence counts, say so if there is nothing."""
+        """Send batches and withdrawals, forever; if there are none and silence counts, send heartbeats."""
         heartbeat_s = self.connector.timeout_s / HEARTBEATS_IN_TIMEOUT
         while True:
             with trio.move_on_after(heartbeat_s):
@@ -255,7 +255,7 @@ class RemoteDevice(Device):
     async def _send_batch(self, batch: InFlightBatch) -> None:
         rows = [(entry.number, entry.request) for entry in batch.entries if batch.is_planned or not entry.is_abandoned]
         if not batch.is_planned:
-            rows.sort(key=lambda row: id(row[1].params))  # what rows have in common is sent once: a query's vectors
+            rows.sort(key=lambda row: id(row[1].params))  # shared params, such as a query's vectors, are sent once
         refused: dict[int, UnsendableError] = {}
         frames = [*row_frames(rows, refused.__setitem__)]
         for number, error in refused.items():
@@ -296,13 +296,13 @@ class RemoteDevice(Device):
         if done:
             self.dispatcher.free(self, *done)  # the next ones can be taken before their rows are delivered
         else:
-            self.dispatcher.note_room()  # it may be stalled no longer
+            self.dispatcher.note_room()  # it may not be stalled any more
         outcomes: list[Outcome] = []
         if message.parts:
             self._answered_at = time.perf_counter()
         for part in received_parts(message.parts, payload):
             outcomes += self._outcomes_of(part)
-        with trio.CancelScope(shield=True):  # at most the rows of one frame, which are no longer the connection's
+        with trio.CancelScope(shield=True):  # at most one frame of rows, which no longer belong to the connection
             await deliver(outcomes)
         for batch in done:
             numbers = [entry.number for entry in batch.entries]
@@ -311,7 +311,7 @@ class RemoteDevice(Device):
             self.say_admitted()
 
     def _outcomes_of(self, part: ReceivedPart) -> list[Outcome]:
-        """Return the outputs of a part's rows that are waited for; fail those that have none."""
+        """Return the outputs of a part's rows that are still waited for; fail rows that have none."""
         outcomes = list[Outcome]()
         try:
             outputs, rows = read_answers(part)

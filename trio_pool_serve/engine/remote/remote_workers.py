@@ -1,4 +1,4 @@
-"""What computes for an engine in other processes: engine processes of this machine, of others, and of Ray."""
+"""The links of an engine to the processes that compute for it: on this machine, on others, and on Ray's nodes."""
 
 import math
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from trio_pool_serve.types import ComputedBy, PoolingParams, PoolingRequest, Ren
 
 @define(eq=False)
 class RemoteWorkers:
-    """Links to the device servers of one model, to which one task gives batches.
+    """Links to the device servers of one model; one task gives them batches.
 
-    ``connectors`` are for replicas which are there now or later, and are restarted elsewhere: while none is there, the
-    state is loading. More device servers may join and leave.
+    ``connectors`` lead to replicas that exist now or later, and that others restart: while none is connected, the state
+    is loading. More device servers may join and leave.
     """
 
     loading_message: ClassVar[str] = "No engine process is ready."
@@ -36,19 +36,19 @@ class RemoteWorkers:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     queue: Scheduler = field(init=False)
-    """Set by the engine, as ``dispatcher`` and ``admission``."""
+    """Set by the engine, like ``dispatcher`` and ``admission``."""
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
     links: list[RemoteDevice] = field(init=False)
-    """Those of ``connectors``."""
+    """One link for each of ``connectors``."""
     _ready: list[RemoteDevice] = field(init=False, factory=list)
-    """The links that are ready, those of others included that have joined."""
+    """The ready links, including others that have joined."""
     _said_tokens: int = field(init=False, default=0)
-    """Tokens of admitted requests when device servers were told of them last, or once fewer than half were left."""
+    """Tokens of admitted requests when device servers were last told, or when they had halved since."""
     facts: DeviceFacts = field(init=False)
-    """What is known of the model, from the device server that was ready first; known once one was."""
+    """Facts about the model, from the first device server that was ready; unset before."""
     computed_by: ComputedBy = field(default=ComputedBy(), init=False)
-    """All that are ready."""
+    """The values of all ready device servers."""
 
     def __attrs_post_init__(self) -> None:
         stall_timeout_s = self.config.stall_timeout_s
@@ -66,7 +66,7 @@ class RemoteWorkers:
             self.dispatcher.close()
 
     def add_ready(self, link: RemoteDevice, hello: Hello) -> None:
-        """Use a device server that is ready, one of ``connectors`` or another that has joined."""
+        """Use a device server that is ready: one of ``connectors``, or one that has joined."""
         link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
         if not self._ready:
             self.facts = _facts_of(hello)
@@ -75,7 +75,7 @@ class RemoteWorkers:
         self.dispatcher.devices = [*self._ready]
 
     def lose(self, link: RemoteDevice) -> None:
-        """Do without a device server. With the last one all waiting rows fail, as others may take minutes to load."""
+        """Stop using a device server. After the last one all waiting rows fail: others may take minutes to load."""
         self._ready.remove(link)
         self._note_computed_by()
         self.dispatcher.devices = [*self._ready]
@@ -84,12 +84,12 @@ class RemoteWorkers:
 
     def _note_computed_by(self, *new: Hello) -> None:
         hellos = [*new, *(link.hello for link in self._ready if link.hello is not None)]
-        if hellos:  # else what computed last
+        if hellos:  # else keep the values of the last ones
             each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
             self.computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
 
     def note_admitted(self) -> None:
-        """Tell device servers what is admitted in all, if it has doubled: no credit comes back soon in a flood."""
+        """Tell device servers if admitted tokens have doubled: in a flood, no credit returns soon."""
         tokens = self.admission.tokens
         if tokens > 2 * max(self._said_tokens, self.facts.max_batch_tokens):
             self._said_tokens = tokens
@@ -105,37 +105,37 @@ class RemoteWorkers:
 
     @property
     def stall_reason(self) -> str:
-        """Why no batches come back from any device server; empty if some do."""
+        """Why no batches return from any device server; empty if some do."""
         reasons = [link.stall_reason for link in self._ready if link.takes_rows]
         return reasons[0] if reasons and all(reasons) else ""
 
     @property
     def state(self) -> EngineState:
-        """The state of all of them together."""
+        """The state of all device servers together."""
         if not self.takes_rows:
             return "loading"
         return "stalled" if self.stall_reason else "ready"
 
     @property
     def memory(self) -> ModelMemory:
-        """The memory of the loaded model in all processes, those of other machines included."""
+        """The memory of the loaded model in all processes, including other machines."""
         hellos = [link.hello for link in self._ready if link.hello is not None]
         return ModelMemory(sum(each.resident_bytes for each in hellos), sum(each.device_bytes for each in hellos))
 
     def shared(self, rates: SecondsPerToken) -> SecondsPerToken:
-        """Return the rates of this process's rows, slower by the turns that other API processes have.
+        """Return the rates of this process's rows, reduced by the turns of other API processes.
 
-        ``rates`` are those of all devices together; while they are unknown, what device servers say counts.
+        ``rates`` are the rates of all devices together; while they are unknown, the device servers' own rates count.
         """
         told = [link.told for link in self._ready if link.told is not None and link.is_available]
         if math.isnan(rates[0]):
             per_s = sum([1 / each.seconds_per_token for each in told if each.seconds_per_token])
             rates = np.full_like(rates, 1 / per_s if per_s else math.nan)
-        # The least that any says: by that one rows are computed, and one may have far more, or say so.
+        # The minimum: rows are computed by that device server, and another may have far more, or claim so.
         return rates * (1 + min([each.others_share for each in told], default=0.0))
 
     def statistics(self) -> LinkStatistics:
-        """Return the state, and what waits in this process; without what is admitted."""
+        """Return the state and the rows that wait in this process, without admitted requests."""
         silent = [str(number) for number, link in enumerate(self.links) if link.stall_reason]
         replicas: dict[str, dict[str, EngineState]] = {number: {"state": "stalled"} for number in silent}
         return LinkStatistics(self.state, len(self.queue), self.queue.tokens, replicas=replicas)

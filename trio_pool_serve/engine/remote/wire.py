@@ -1,8 +1,8 @@
 """The messages between API processes and an engine process: rows to the engine, answers back.
 
-They are msgspec structs and not attrs classes because msgspec sends those as arrays and distinguishes those of a tagged
-union. Rows and answers that have everything in common but their numbers travel as one part of a frame: what they share
-is encoded once, and each kind of array is one array, the rows' concatenated.
+They are msgspec structs instead of attrs classes, since msgspec encodes structs as arrays and supports tagged unions of
+them. Rows or answers that have everything in common but their numbers travel as one part of a frame: shared values are
+encoded once, and the rows' arrays of each kind are concatenated.
 """
 
 from typing import Annotated, Any, TypeAlias
@@ -14,7 +14,7 @@ from trio_pool_serve.processes.framed_stream import MAX_TEXT
 from trio_pool_serve.types import ImageFeatures
 
 FULL_FRAME_ROWS = 1024
-"""A frame with this many rows is sent before more are added to it."""
+"""A frame with this many rows is sent before more are added."""
 
 MAX_SHARE = 1e6
 
@@ -32,7 +32,7 @@ RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_
 
 
 class LonePrompt(msgspec.Struct, array_like=True, frozen=True):
-    """What a prompt has that is not sent together with others': see ``RenderedPrompt``."""
+    """The arrays of a prompt that are sent alone, not concatenated with other rows': see ``RenderedPrompt``."""
 
     embeds: Array | None
     chunks: Array | None
@@ -47,7 +47,7 @@ class Rows(msgspec.Struct, array_like=True):
     """
 
     lengths: list[Annotated[int, msgspec.Meta(ge=1)]]
-    """Tokens of each row."""
+    """Number of tokens of each row."""
     instruction_tokens: list[int]
     attended: list[int | None]
     token_ids: Array
@@ -55,13 +55,13 @@ class Rows(msgspec.Struct, array_like=True):
     kept: Array | None
     lone: LonePrompt | None
     params: list[tuple[str, Any]]
-    """The ``wire_name`` and fields of each. At the end: their arrays are taken when their classes are known."""
+    """The ``wire_name`` and fields of each. The last field: their arrays are read once their classes are known."""
 
 
 class Part(msgspec.Struct, array_like=True):
     """Encoded ``Rows`` or ``Outputs``, and the number of the payload's bytes that belong to them.
 
-    ``ids`` are the numbers that the API process has given the rows, unique for one connection.
+    ``ids`` are the numbers of the rows, chosen by the API process and unique within a connection.
     """
 
     ids: RowNumbers
@@ -73,63 +73,63 @@ Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS
 
 
 class QueueState(msgspec.Struct, array_like=True, frozen=True):
-    """What an API process has admitted and not answered, the rows included that devices have."""
+    """Requests that an API process has admitted and not answered, including rows that devices have."""
 
     tokens: Counted = 0
     clients: Annotated[int, msgspec.Meta(ge=1)] = 1
     small_requests: Counted = 0
-    """Small requests whose rows have all left the queue, so far."""
+    """Small requests so far whose rows have all left the queue."""
 
 
 class BatchFacts(msgspec.Struct, array_like=True):
-    """What a device server is told of a batch, which its API process has taken from its queue."""
+    """Facts about a batch that an API process sends to a device server."""
 
     number: Count
-    """Unique for one connection."""
+    """Unique within a connection."""
     rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-    """Once they are all there, it can be computed."""
+    """The batch can be computed once this many rows have arrived."""
     key: Name = ""
-    """Rows of other batches are computed beside these only if it is the same."""
+    """The batch key: only batches with the same key are joined."""
     rank: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     queue: QueueState = QueueState()
     is_planned: bool = False
-    """It is background work, computed when nothing else waits, in exactly this batch."""
+    """Background work, computed when nothing else waits, in exactly this batch."""
     is_suspect: bool = False
-    """It is computed alone: another device was lost with it."""
+    """Computed alone: another device was lost with it."""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
-    """Compute these rows: some or all of those of one batch. Each frame of it says the same about it."""
+    """Compute these rows of a batch. Each frame of a batch repeats the same ``BatchFacts``."""
 
     parts: Parts
     batch: BatchFacts
 
 
 class Withdraw(msgspec.Struct, tag=True, array_like=True):
-    """No client waits for these rows any more: those that are not launched are not computed."""
+    """No client waits for these rows any more: rows that are not launched are not computed."""
 
     ids: RowNumbers
 
 
 class Heartbeat(msgspec.Struct, tag=True, array_like=True):
-    """The API process is there; between machines, one is sent if nothing else is.
+    """Shows that the API process is alive; between machines, sent if nothing else is.
 
-    Another is sent when it has admitted twice as much as it said, or only half of what was more than a batch.
+    Also sent when admitted tokens have doubled since the last message, or halved from more than a batch.
     """
 
     queue: QueueState
 
 
 CREDITS = 2
-"""Batches that an API process may have at a device server for each that is computed there at a time: one is ready when
-another is done, also if other processes have none. With one, a process whose neighbours idled had 29 % fewer rows/s
-(simulated, passes of 13 ms). A credit comes back with the answers to a batch."""
+"""Batches that an API process may have at a device server, for each batch computed there at a time: the next is ready
+when one is done, even if other processes have none. With one credit, a process whose neighbours idled had 29 % fewer
+rows/s (simulated, passes of 13 ms). A credit returns with the answers to a batch."""
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
-    """The first message of an engine process: the sizes of the model that it has loaded, and of its batches.
+    """The first message of an engine process: facts about the loaded model and its batches.
 
-    With the agreement of a quantised model with float32. An engine for other machines says more about itself.
+    Only engines for other machines set ``model``, ``files``, ``weights`` and ``identity``.
     """
 
     dimensions: Size
@@ -137,34 +137,34 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     max_batch_tokens: Size
     cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
     probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
-    """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
+    """A row that the model can compute: token ids, and the ``wire_name`` of params with defaults."""
     model: Name = ""
-    """Its name there."""
+    """The model's name there."""
     files: Name = ""
     weights: Name = ""
     """Digests of the model's files: see ``ModelDigest``."""
     zone: Name = ""
     identity: Name = ""
-    """Of the process: it may be reached by several addresses."""
+    """Identifies the process, which may be reached by several addresses."""
     resident_bytes: Bytes = 0
     device_bytes: Bytes = 0
-    """What the model takes there: see ``ModelMemory``."""
+    """Memory of the model there: see ``ModelMemory``."""
     launches: Launches = 1
-    """Batches that it computes at a time."""
+    """Batches computed at a time."""
     pads: bool = True
     """Whether padding is computed."""
     planned_launches: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    """Planned batches that it computes beside others, at idle priority; 0 if only while there are no others."""
+    """Planned batches computed beside others at idle priority; 0 if they wait until there are no others."""
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
     dtype: Name = ""
     backend: Name = ""
-    """What computes its outputs: see ``ComputedBy``."""
+    """See ``ComputedBy``."""
 
 
 class Values(msgspec.Struct, array_like=True):
-    """The values of several rows for one of their params, concatenated: float32, of shape (its length, …) for each.
+    """The values of several rows for one of their params, concatenated: float32, shape (length of the row, …) for each.
 
-    ``indices`` (int32) are those of ``SparseVector``s.
+    ``indices`` (int32) belong to ``SparseVector``s.
     """
 
     lengths: list[Count]
@@ -173,7 +173,7 @@ class Values(msgspec.Struct, array_like=True):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """Why rows have no outputs: the name of one of ``FAILURES``, and its message."""
+    """Why rows have no outputs: the name of an error in ``FAILURES``, and its message."""
 
     kind: Name
     message: Name
@@ -183,18 +183,18 @@ class Outputs(msgspec.Struct, array_like=True):
     """``PoolingOutput``s of one batch whose values are of the same kinds; ``values`` has one item for each param."""
 
     queue_s: Seconds = 0.0
-    """From the arrival of the rows to the launch."""
+    """Seconds from the arrival of the rows to the launch."""
     forward_s: Seconds = 0.0
     copy_s: Seconds = 0.0
     values: list[Values] = []
     failure: Failure | None = None
-    """Of all of them."""
+    """Set if all rows of the part have failed."""
 
 
 class Done(msgspec.Struct, array_like=True):
-    """A batch all rows of which are answered: its credit returns.
+    """A batch whose rows are all answered: its credit returns.
 
-    ``device_s`` are the seconds for which it occupied the device, 0 if that says nothing.
+    ``device_s``: seconds that it occupied the device; 0 if that says nothing.
     """
 
     batch: Count
@@ -202,28 +202,28 @@ class Done(msgspec.Struct, array_like=True):
 
 
 class Answers(msgspec.Struct, tag=True, array_like=True):
-    """Finished and failed rows, and how the device is.
+    """Finished and failed rows, and the state of the device.
 
-    Without rows it is a heartbeat. ``stall_reason`` is empty if batches come back.
+    Without rows it is a heartbeat. ``stall_reason`` is empty unless the device is stalled.
     """
 
     parts: Parts
     done: Annotated[list[Done], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
     budget: Size
-    """The token budget of a batch now."""
+    """The current token budget of a batch."""
     computed_tokens: Count = 0
-    """Of all batches so far, those of all API processes."""
+    """Tokens of all batches so far, of all API processes."""
     others_share: Annotated[float, msgspec.Meta(ge=0, le=MAX_SHARE)] = 0.0
-    """Tokens of other API processes computed for each token that this one has admitted: they have turns."""
+    """Tokens of other API processes computed per token admitted by this one, since they take turns."""
     others_small_requests: Count = 0
-    """Small requests of other API processes, so far."""
+    """Small requests of other API processes so far."""
     seconds_per_token: Seconds = 0.0
-    """Measured lately, while rows of any API process were left waiting; 0 before."""
+    """Recent rate while rows of any API process were left waiting; 0 before the first such batch."""
     stall_reason: Name = ""
 
 
 class Leaving(msgspec.Struct, tag=True, array_like=True):
-    """The engine is shutting down: it computes what it has, and is to get no more rows."""
+    """The engine is draining: it computes the rows that it has, and must get no more."""
 
 
 ToEngine: TypeAlias = Submit | Withdraw | Heartbeat
