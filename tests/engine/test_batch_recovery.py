@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.test_local import engine_over, in_thread, request, running
+from tests.engine.test_local import computing, engine_over, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine import launch_thread, worker
@@ -54,16 +54,11 @@ class Outcomes:
 
 async def computed_together(engine: Engine, runner: ScriptedRunner, ids: Iterable[int]) -> Outcomes:
     """Submit rows, each by a client of its own, so that all are in one batch; return what became of them."""
-    runner.gate.clear()
-    runner.launching.clear()
     outcomes = Outcomes()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(runner.launching.wait)
+    async with computing(engine, runner) as nursery:
         for number, token in enumerate(ids):
             nursery.start_soon(outcomes.submit, engine, number, request(token, number))
         await wait_all_tasks_blocked()
-        runner.gate.set()
     return outcomes
 
 
@@ -306,7 +301,7 @@ async def test_the_other_launch_thread_goes_on_while_rows_are_computed_again():
             raise ValueError("poison")
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=fail)
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
+    engine = engine_over(lambda: runner, launches=2)
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(engine.submit_all, [request(2), request(3)])
@@ -332,7 +327,7 @@ async def test_a_runner_that_launches_one_batch_at_a_time_is_never_given_two():
         return None
 
     runner = ScriptedRunner(on_launch=compute, default_batch_tokens=16)
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
+    engine = engine_over(lambda: runner, launches=2)
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         for number in range(100):

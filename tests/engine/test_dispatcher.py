@@ -192,7 +192,7 @@ async def warm_up(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_under_saturation_each_device_computes_as_it_is_fast(floor, depth):
+async def test_under_saturation_each_device_computes_as_it_is_fast(mock_clock, floor, depth):
     devices = floor.use(*[ScriptedDevice(speed * 1e-4, credits=depth) for speed in (1, 2, 4)])
     await warm_up(floor)
     floor.put(*[256] * 1000)
@@ -202,7 +202,7 @@ async def test_under_saturation_each_device_computes_as_it_is_fast(floor, depth)
     assert busy_s == pytest.approx([10.0] * 3, rel=0.1)
 
 
-async def test_a_lone_row_is_computed_where_it_is_done_first(floor):
+async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, floor):
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
     await warm_up(floor)
     shuffled = random.Random(0)
@@ -214,7 +214,7 @@ async def test_a_lone_row_is_computed_where_it_is_done_first(floor):
     assert slow.rows == []
 
 
-async def test_rows_that_arrive_one_after_the_other_are_computed_together(floor, monkeypatch):
+async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, floor, monkeypatch):
     monkeypatch.setattr(dispatcher_module, "MAX_GATHER_S", 60.0)
     (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
     floor.put(16)
@@ -237,7 +237,9 @@ async def test_rows_that_arrive_one_after_the_other_are_computed_together(floor,
         (2, 0.09, 0.2, True),
     ],
 )
-async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(floor, ahead, elapsed_s, slow_s, waits):
+async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(
+    mock_clock, floor, ahead, elapsed_s, slow_s, waits
+):
     """Each batch that is ahead takes the fast one 0.1 s, and the row takes the slow one ``slow_s``."""
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(slow_s / 64))
     await warm_up(floor)
@@ -254,7 +256,7 @@ async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(floor, a
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for(floor, ahead):
+async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for(mock_clock, floor, ahead):
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
     await warm_up(floor)
     floor.put(*[64] * ahead)
@@ -267,7 +269,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
     assert fast.rows == [1] * ahead
 
 
-async def test_a_device_in_another_zone_gets_only_what_has_waited(floor):
+async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, floor):
     here, there = floor.use(ScriptedDevice(zone="here"), ScriptedDevice(1e-5, zone="there"))
     floor.dispatcher.zone = "here"
     await warm_up(floor)
@@ -285,7 +287,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(floor):
 
 
 @pytest.mark.parametrize("own", [[], [False]])
-async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(floor, own):
+async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, floor, own):
     floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
     floor.dispatcher.zone = "here"
     floor.put(64)
@@ -296,7 +298,7 @@ async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_on
 # -- long rows, and background work ----------------------------------------------------------------------
 
 
-async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(floor):
+async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(mock_clock, floor):
     devices = floor.use(*[ScriptedDevice() for _ in range(3)])
     await warm_up(floor)
     most = Counter()
@@ -310,14 +312,14 @@ async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(floor)
     assert most[2] > 200, "the others compute them all the time"
 
 
-async def test_without_short_rows_all_devices_compute_long_ones(floor):
+async def test_without_short_rows_all_devices_compute_long_ones(mock_clock, floor):
     devices = floor.use(*[ScriptedDevice() for _ in range(3)])
     floor.put(*[600] * 10)
     await floor.settle()
     assert [len(device.in_flight) for device in devices] == [2, 2, 2]
 
 
-async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_left_free(floor):
+async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_left_free(mock_clock, floor):
     first, second = floor.use(ScriptedDevice(), ScriptedDevice())
     await warm_up(floor)
     floor.put(*[16] * 10)
@@ -330,7 +332,7 @@ async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_l
     assert len(computing.in_flight) == 2
 
 
-async def test_two_long_batches_of_one_device_keep_one_device_busy(floor):
+async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     await warm_up(floor)
     second.is_available = third.is_available = False
@@ -344,7 +346,7 @@ async def test_two_long_batches_of_one_device_keep_one_device_busy(floor):
     assert any(batch.is_long for device in (second, third) for batch in device.in_flight)
 
 
-async def test_planned_batches_are_launched_when_nothing_else_waits(floor):
+async def test_planned_batches_are_launched_when_nothing_else_waits(mock_clock, floor):
     (device,) = floor.use(ScriptedDevice())
     floor.put(*[MAX_TOKENS] * 4)
     await floor.settle()
@@ -354,7 +356,7 @@ async def test_planned_batches_are_launched_when_nothing_else_waits(floor):
     assert all(entry.is_settled for entry in planned)
 
 
-async def test_a_device_with_threads_for_planned_batches_computes_them_beside_others(floor):
+async def test_a_device_with_threads_for_planned_batches_computes_them_beside_others(mock_clock, floor):
     (device,) = floor.use(ScriptedDevice(planned_launches=1))
     floor.put(*[MAX_TOKENS] * 4)
     floor.put_planned(2)
@@ -362,7 +364,7 @@ async def test_a_device_with_threads_for_planned_batches_computes_them_beside_ot
     assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
 
 
-async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(floor):
+async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_clock, floor):
     waiting = floor.queue.changed
     for put in (floor.put, floor.put_planned):
         (row,) = put(1)
@@ -382,7 +384,7 @@ async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(floor)
 
 
 @pytest.mark.parametrize("others", [0, 200])
-async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(floor, others):
+async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(mock_clock, floor, others):
     lost, *left = floor.use(*[ScriptedDevice(planned_launches=1) for _ in range(3)])
     for device in left:
         device.is_available = False
@@ -409,7 +411,7 @@ async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(
     assert [entry.error is None for entry in planned] == [False] + [True] * 199, "one was lost"
 
 
-async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(floor):
+async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clock, floor):
     lost, leaving, left = floor.use(*[ScriptedDevice() for _ in range(3)])
     leaving.is_available = left.is_available = False
     (entry,) = floor.put(16)
@@ -420,7 +422,7 @@ async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(floor):
     assert (leaving.rows, left.rows, entry.losses) == ([], [1], 1)
 
 
-async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(floor):
+async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock_clock, floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     second.is_available = third.is_available = False
     (row,) = floor.put(16)
@@ -442,7 +444,7 @@ async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(floo
     assert later.output is not None
 
 
-async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(floor):
+async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(mock_clock, floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
     left.is_available = False
     in_time, late, abandoned = floor.put(16, 16, 16)
@@ -462,7 +464,7 @@ async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed
     assert left.rows == [1]
 
 
-async def test_without_another_device_rows_of_a_lost_one_fail_at_once(floor):
+async def test_without_another_device_rows_of_a_lost_one_fail_at_once(mock_clock, floor):
     (lost,) = floor.use(ScriptedDevice())
     rows = floor.put(16, 16)
     await floor.settle()
@@ -473,7 +475,7 @@ async def test_without_another_device_rows_of_a_lost_one_fail_at_once(floor):
 # -- the end ---------------------------------------------------------------------------------------------
 
 
-async def test_all_rows_are_failed_wherever_they_are(floor):
+async def test_all_rows_are_failed_wherever_they_are(mock_clock, floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
     left.is_available = False
     suspects = floor.put(16, 16)

@@ -43,8 +43,8 @@ def request(*ids: int, **kwargs) -> PoolingRequest:
     return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), **kwargs)
 
 
-def engine_over(load: Callable[[], ScriptedRunner], **settings) -> Engine:
-    return Engine(Worker(load, Offload(), Metrics().of_engine("m"), SchedulingConfig(**settings)))
+def engine_over(load: Callable[[], ScriptedRunner], launches: int = 1, **settings) -> Engine:
+    return Engine(Worker(load, Offload(launch=launches), Metrics().of_engine("m"), SchedulingConfig(**settings)))
 
 
 @asynccontextmanager
@@ -65,6 +65,18 @@ async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPa
 
 async def in_thread(wait: Callable[[], object]) -> None:
     await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+@asynccontextmanager
+async def computing(engine: Engine, runner: ScriptedRunner) -> AsyncIterator[trio.Nursery]:
+    """Have a row computed until the block is left; then wait for the tasks of the nursery."""
+    runner.gate.clear()
+    runner.launching.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(runner.launching.wait)
+        yield nursery
+        runner.gate.set()
 
 
 async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batches(scripted, mock_clock, monkeypatch):
@@ -115,23 +127,16 @@ async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scri
 
 
 async def test_rows_that_arrive_while_the_runner_is_busy_ride_together(engine, scripted):
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(scripted.launching.wait)
+    async with computing(engine, scripted) as nursery:
         for _ in range(10):
             nursery.start_soon(engine.submit, request(2, 2))
         await wait_all_tasks_blocked()
         assert engine.statistics().queued_rows == 10
-        scripted.gate.set()
     assert scripted.rows == [1, 10]
 
 
 async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(scripted.launching.wait)
+    async with computing(engine, scripted):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as inner:
                 inner.start_soon(engine.submit, request(2))
@@ -141,7 +146,6 @@ async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
                 scope.cancel()
         assert engine.statistics().queued_rows == 0
         assert engine.statistics().queued_tokens == 0
-        scripted.gate.set()
     await engine.submit(request(4))
     assert [row.prompt.token_ids[0] for batch in scripted.batches for row in batch.requests] == [1, 4]
 
@@ -189,10 +193,7 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
         monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
-        async with (
-            running(engine_over(lambda: scripted)) as engine,
-            trio.open_nursery() as nursery,
-        ):
+        async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
             for token in range(1, 4):
                 nursery.start_soon(engine.submit, request(token))
                 await wait_all_tasks_blocked(0.05)
@@ -269,7 +270,7 @@ async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arr
         assert gates[length].wait(60)
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
+    engine = engine_over(lambda: runner, launches=2)
     async with running(engine), trio.open_nursery() as nursery:
         gates[3].set()
         for _ in range(100):  # what makes short rows more than an eighth of all tokens
@@ -296,7 +297,7 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
         assert gates[token].wait(60)
 
     runner = ScriptedRunner(has_own_threads=True, on_launch=compute, default_batch_tokens=1000)
-    engine = Engine(Worker(lambda: runner, Offload(), Metrics().of_engine("m")))
+    engine = engine_over(lambda: runner)
     outputs: dict[int, PoolingOutput] = {}
 
     async def one(token: int, length: int = 1) -> None:
@@ -342,7 +343,7 @@ async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
     runner = ScriptedRunner(
         concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None, default_batch_tokens=300
     )
-    engine = Engine(Worker(lambda: runner, Offload(launch=2), Metrics().of_engine("m")))
+    engine = engine_over(lambda: runner, launches=2)
     async with running(engine), trio.open_nursery() as nursery:
         for length in (300, 301):
             nursery.start_soon(engine.submit, request(*range(length)))
@@ -351,25 +352,18 @@ async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
 
 async def test_priority_decides_who_rides_next(engine, scripted):
     scripted.default_batch_tokens = 1
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(scripted.launching.wait)
+    async with computing(engine, scripted) as nursery:
         nursery.start_soon(engine.submit, request(*[2] * 60, priority=1))
         await wait_all_tasks_blocked()
         nursery.start_soon(engine.submit, request(*[3] * 60, priority=0))
         await wait_all_tasks_blocked()
-        scripted.gate.set()
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
 
 
 @pytest.mark.usefixtures("one_in_flight")
 async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted):
     scripted.default_batch_tokens = 1
-    scripted.gate.clear()
-    async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(scripted.launching.wait)
+    async with running(engine_over(lambda: scripted)) as engine, computing(engine, scripted) as nursery:
 
         @nursery.start_soon
         async def late() -> None:
@@ -378,7 +372,6 @@ async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted)
 
         nursery.start_soon(partial(engine.submit, request(3, priority=1)))
         await wait_all_tasks_blocked()
-        scripted.gate.set()
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3]
 
 
@@ -440,10 +433,7 @@ async def test_loading_does_not_keep_a_process_that_is_told_to_leave(scripted):
     release.set()
 
 
-DEATHS = {
-    "the device is lost": RunnerDeadError("lost"),
-    "the runner exits": SystemExit(3),
-}
+DEATHS = {"the device is lost": RunnerDeadError("lost"), "the runner exits": SystemExit(3)}
 
 
 @pytest.mark.parametrize("error", DEATHS.values(), ids=DEATHS)

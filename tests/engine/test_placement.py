@@ -44,33 +44,29 @@ def machine(tmp_path: Path) -> Callable[..., Machine]:
     return make
 
 
-def test_a_driver_and_a_torch_for_cuda_are_a_gpu(machine):
-    here = machine()
-    assert here.has_gpu()
-    assert not here.has_gpu("cpu")
+@pytest.mark.parametrize(
+    ("made", "device", "has"),
+    [
+        ({}, "auto", True),
+        ({}, "cpu", False),
+        ({"driver": False}, "auto", False),
+        ({"version": CPU_BUILD}, "auto", False),
+        ({"version": OLDER_CPU_BUILD}, "auto", False),
+        ({"version": None}, "auto", False),
+        ({"version": "__version__ = '2.8.0'\n"}, "auto", True),  # does not state its build
+    ],
+    ids=str,
+)
+def test_a_gpu_needs_the_driver_and_a_torch_for_cuda(machine, made, device, has):
+    assert machine(**made).has_gpu(device) == has
 
 
-def test_without_the_driver_there_is_no_gpu(machine):
-    assert not machine(driver=False).has_gpu()
+VISIBLE, HIDDEN = ("0", "1,0", " 2", "0,-1", "GPU-8932f937", "MIG-12ab/1/0"), ("", " ", "-1", "-1,0", "NoDevFiles")
 
 
-@pytest.mark.parametrize("version", [CPU_BUILD, OLDER_CPU_BUILD, None])
-def test_without_a_torch_for_cuda_there_is_no_gpu(machine, version):
-    assert not machine(version=version).has_gpu()
-
-
-def test_a_torch_that_does_not_state_its_build_may_use_the_gpu(machine):
-    assert machine(version="__version__ = '2.8.0'\n").has_gpu()
-
-
-@pytest.mark.parametrize("visible", ["", " ", "-1", "-1,0", "NoDevFiles"])
-def test_no_gpu_is_visible(machine, visible):
-    assert not machine().has_gpu(CUDA_VISIBLE_DEVICES=visible)
-
-
-@pytest.mark.parametrize("visible", ["0", "1,0", " 2", "0,-1", "GPU-8932f937", "MIG-12ab/1/0"])
-def test_some_gpus_are_visible(machine, visible):
-    assert machine().has_gpu(CUDA_VISIBLE_DEVICES=visible)
+@pytest.mark.parametrize("visible", [*VISIBLE, *HIDDEN])
+def test_a_gpu_must_be_visible(machine, visible):
+    assert machine().has_gpu(CUDA_VISIBLE_DEVICES=visible) == (visible in VISIBLE)
 
 
 def test_a_device_that_is_named_is_taken_at_its_word(machine):

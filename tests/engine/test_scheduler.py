@@ -24,12 +24,7 @@ def entry(tokens: int, priority: int = 0, group: int = 0, **fields) -> QueueEntr
 
 
 def take(
-    queue: Scheduler,
-    max_tokens: int,
-    short_tokens: int | None = None,
-    *,
-    leaves_long: bool = False,
-    **limits: bool,
+    queue: Scheduler, max_tokens: int, short_tokens: int | None = None, *, leaves_long: bool = False, **limits: bool
 ) -> list[QueueEntry]:
     return queue.take(BatchLimits(max_tokens, short_tokens, **limits), leaves_long=leaves_long)
 

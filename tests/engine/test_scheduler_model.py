@@ -131,12 +131,7 @@ class QueueModel(RuleBasedStateMachine):
     def withdraw_for_good(self, entry: QueueEntry) -> None:
         self.withdraw(entry)
 
-    @rule(
-        max_tokens=BUDGETS,
-        short_batch_tokens=st.none() | BUDGETS,
-        leaves_long=st.booleans(),
-        pads=st.booleans(),
-    )
+    @rule(max_tokens=BUDGETS, short_batch_tokens=st.none() | BUDGETS, leaves_long=st.booleans(), pads=st.booleans())
     def take_a_batch(self, max_tokens: int, short_batch_tokens: int | None, leaves_long: bool, pads: bool) -> None:
         before = [*self.waiting]
         taken = self.queue.take(BatchLimits(max_tokens, short_batch_tokens, pads), leaves_long=leaves_long)

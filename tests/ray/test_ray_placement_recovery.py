@@ -18,10 +18,7 @@ from tests.conftest import client_of
 from tests.ray.cluster_process import ACTOR, LIMIT_S, ClusterProcess, load_of, ray_cluster, until, until_ready
 from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerProcess, launched
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.ray,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 logger = logging.getLogger(__name__)
 

@@ -327,7 +327,7 @@ async def test_hosts_of_a_file_join_with_sighup(tmp_path, scripted_folder, key_f
     ):
         hosts.write_text("nonsense\n")
         server.signal(signal.SIGHUP)
-        await server.wait_logged("the hosts stay as they are")
+        await server.wait_logged("reloading the hosts failed")
         assert await statuses_of(client) == {200: 1}
         hosts.write_text(f"{two}\n")
         server.signal(signal.SIGHUP)

@@ -13,14 +13,13 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.engine.remote.replicas import Replica, keys_of
-from tests.engine.remote.test_remote_engine import request, until
+from tests.engine.remote.replicas import Replica, keys_of, request, until
 from tests.scripted_runner import described
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_list, host_places
 from trio_pool_serve.engine.places.host_list import HostList, read_hosts
-from trio_pool_serve.engine.places.host_places import HostPlaces
+from trio_pool_serve.engine.places.host_places import HostPlace, HostPlaces
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -61,6 +60,11 @@ class Hosts(HostPlaces):
     """The hosts of an API process, and its engines by name."""
 
     engines: dict[str, Engine] = field(init=False, factory=dict)
+
+    def change(self, *hosts: Host | HostPlace) -> None:
+        """Have these in the file of the settings, and read it."""
+        Path(self.listed.setting).write_text("".join([f"{host.address}\n" for host in hosts]))
+        self.read()
 
 
 @define(eq=False)
@@ -153,7 +157,7 @@ async def test_each_engine_computes_the_model_whose_files_it_has(make, tmp_path)
 
 
 OTHERS = {
-    "another model": ("x", ModelDigest("x" * 64, "w" * 64), "its model x is none of this server's"),
+    "another model": ("x", ModelDigest("x" * 64, "w" * 64), "this server does not serve its model x"),
     "other settings": ("m", ModelDigest("x" * 64, "w" * 64), "files or settings for m are not"),
     "other weights": ("m", ModelDigest("f" * 64, "x" * 64), "files or settings for m are not"),
 }
@@ -178,8 +182,7 @@ async def test_a_server_without_weights_takes_those_of_its_first_engine(make, tm
         server = Server(tmp_path, str(tmp_path / "hosts"), {"m": ModelDigest(DIGEST.files, "")})
         async with server.run() as hosts:
             await hosts.engines["m"].wait_ready()
-            (tmp_path / "hosts").write_text(f"{first.address}\n{second.address}\n")
-            hosts.read()
+            hosts.change(first, second)
             await until(lambda: len(hosts.places) == 2)
             await until(lambda: [link.link.failure for link in hosts.places.values()][1])
             assert states(hosts) == {str(first.address): ["ready"], str(second.address): ["connecting"]}
@@ -193,15 +196,13 @@ async def test_engines_that_compute_in_other_data_types_are_told_apart(make, tmp
         async with Server(tmp_path, str(tmp_path / "hosts")).run() as hosts:
             await hosts.engines["m"].wait_ready()
             assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
-            (tmp_path / "hosts").write_text(f"{first.address}\n{second.address}\n")
-            hosts.read()
+            hosts.change(first, second)
             await until(lambda: len(hosts.engines["m"].dispatcher.devices) == 2)
             both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
             assert hosts.workers["m"].computed_by == both
             assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
             assert "the engines of m differ: " in caplog.text
-            (tmp_path / "hosts").write_text(f"{second.address}\n")
-            hosts.read()
+            hosts.change(second)
             await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
 
 
@@ -212,8 +213,7 @@ async def test_the_weights_of_engines_that_have_all_left_count_no_longer(make, t
         server = Server(tmp_path, str(tmp_path / "hosts"), {"m": ModelDigest(DIGEST.files, "")})
         async with server.run() as hosts:
             await hosts.engines["m"].wait_ready()
-            (tmp_path / "hosts").write_text(f"{second.address}\n")
-            hosts.read()
+            hosts.change(second)
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
 
 
@@ -225,8 +225,7 @@ async def test_hosts_join_and_leave_with_the_file(make, tmp_path):
         async with Server(tmp_path, str(path)).run() as hosts:
             engine = hosts.engines["m"]
             await engine.wait_ready()
-            path.write_text(f"{second.address}\n")
-            hosts.read()
+            hosts.change(second)
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
             await until(lambda: not first.engine.connections)
             await engine.submit_all([request(5)] * 5)
@@ -249,8 +248,7 @@ async def test_a_host_that_leaves_computes_what_it_has_first(make, tmp_path):
 
             nursery.start_soon(ask)
             await until(lambda: first.engine.worker.statistics().in_flight_batches)
-            path.write_text(f"{second.address}\n")
-            hosts.read()
+            hosts.change(second)
             await until(lambda: states(hosts)[str(second.address)] == ["ready"])
             assert states(hosts)[str(first.address)] == ["draining"]
             first.runner.gate.set()
@@ -267,8 +265,7 @@ async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make
             engine = hosts.engines["m"]
             await until(lambda: len(engine.dispatcher.devices) == 2)
             leaving = hosts.places[first.address].link
-            path.write_text(f"{second.address}\n")
-            hosts.read()
+            hosts.change(second)
             hosts._update(nursery)
             assert leaving in engine.dispatcher.devices, "its task has not run since"
             assert not leaving.takes_rows
@@ -386,8 +383,7 @@ async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_w
             assert len(engine.dispatcher.devices) == 1
             (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
             (other,) = [known for known in hosts.places.values() if known is not used]
-            path.write_text(f"{other.address}\n")
-            hosts.read()
+            hosts.change(other)
             await until(lambda: states(hosts) == {str(other.address): ["ready"]})
 
 

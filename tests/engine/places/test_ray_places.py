@@ -185,11 +185,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(ray_places, "open_cluster", open_cluster)
         config = read_config(["m", "--engine", "ray", "--replicas", replicas])
-        made = Running(
-            cluster,
-            ActorPlaces(config, "no:loader", tmp_path, key="k"),
-            QueueSeconds.open(tmp_path, 0, 1),
-        )
+        made = Running(cluster, ActorPlaces(config, "no:loader", tmp_path, key="k"), QueueSeconds.open(tmp_path, 0, 1))
         async with trio.open_nursery() as nursery:
             if estimates:
                 nursery.start_soon(made.estimate)

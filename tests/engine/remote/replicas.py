@@ -1,10 +1,13 @@
 """Engines of this process behind real sockets of either kind, and what sends rows to them."""
 
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import trio
 from attrs import define, field
 
@@ -18,9 +21,13 @@ from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.link import answer_greeting
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Embed, PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
+
+EMBED = (Embed(),)
 
 TIMEOUT_S = 30.0
 """Of links by TCP: this process is busy with other tests, too."""
@@ -130,3 +137,26 @@ async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) 
 async def two_alive(first: Replica, second: Replica) -> AsyncIterator[None]:
     async with first.listen(), second.listen(), first.live(), second.live():
         yield
+
+
+def request(*ids: int, params: tuple[PoolingParams, ...] = EMBED) -> PoolingRequest:
+    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), params)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
+            await trio.sleep(0.001)
+
+
+async def outcome_of(engine: Engine, asked: PoolingRequest) -> PoolingOutput | Exception:
+    try:
+        return await engine.submit(asked)
+    except PoolServeError as error:
+        return error
+
+
+def frame_of(message: object, payload: bytes = b"") -> bytes:
+    """Return the bytes by which a message is sent."""
+    header = msgspec.msgpack.encode(message)
+    return struct.pack("<IQ", len(header), len(payload)) + header + payload

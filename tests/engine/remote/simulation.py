@@ -32,10 +32,7 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 
 T = TypeVar("T")
 
-TIMED = (
-    *(device, device_server, dispatcher),
-    *(launch_thread, queue_entry, remote_device, scheduler),
-)
+TIMED = (*(device, device_server, dispatcher), *(launch_thread, queue_entry, remote_device, scheduler))
 """Modules that read ``time.perf_counter``."""
 
 P50_S, P99_S = 0.0019, 0.016

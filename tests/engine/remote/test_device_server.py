@@ -8,8 +8,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.engine.remote.replicas import Replica, asking
-from tests.engine.remote.test_remote_engine import request, until
+from tests.engine.remote.replicas import Replica, asking, request, until
 from tests.engine.remote.test_wire import types_of
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import TokenBudget

@@ -10,8 +10,7 @@ import pytest
 import trio
 from attrs import Factory, define, field
 
-from tests.engine.remote.replicas import Replica, asking, two_alive
-from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive, until
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.engine import Engine
@@ -19,15 +18,7 @@ from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.keys import LinkRefusedError
 from trio_pool_serve.engine.remote.link import wait_silent
 from trio_pool_serve.engine.remote.parts import answer_frames, row_frames
-from trio_pool_serve.engine.remote.wire import (
-    Answers,
-    BatchFacts,
-    Done,
-    Hello,
-    Leaving,
-    Submit,
-    ToEngine,
-)
+from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Done, Hello, Leaving, Submit, ToEngine
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
@@ -221,25 +212,20 @@ async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(repli
     assert len(outputs) == 100
 
 
-async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(make):
+async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(played):
     """Its connection ends with the last batch, while clients are being told."""
-    replica = make()
-    async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
-        await stream.send_all(frame_of(Hello(8, 0, 2048)))
-        await engine.wait_ready()
-        entries = [QueueEntry(request(index), lambda _, index=index: None) for index in range(40)]  # of as many clients
-        engine.submit_nowait(*entries)
-        framed = FramedStream(stream, ToEngine)
-        message, _ = await framed.receive()
-        outcomes = [
-            (number, PoolingOutput((np.ones(8, np.float32),), 0.1, 0.1, 0.1)) for number in message.parts[0].ids
-        ]
-        (frame,) = answer_frames([outcomes])
-        answers = frame_of(Answers(frame.parts, [Done(message.batch.number, 0.1)], 2048), b"".join(frame.buffers))
-        await stream.send_all(frame_of(Leaving()) + answers)
-        await until(lambda: engine.worker.links[0].losses == 1)
-        await until(lambda: all(entry.output is not None for entry in entries))
-        assert not len(engine.dispatcher.in_flight)
+    engine, stream = played
+    entries = [QueueEntry(request(index), lambda _, index=index: None) for index in range(40)]  # of as many clients
+    engine.submit_nowait(*entries)
+    framed = FramedStream(stream, ToEngine)
+    message, _ = await framed.receive()
+    outcomes = [(number, PoolingOutput((np.ones(8, np.float32),), 0.1, 0.1, 0.1)) for number in message.parts[0].ids]
+    (frame,) = answer_frames([outcomes])
+    answers = frame_of(Answers(frame.parts, [Done(message.batch.number, 0.1)], 2048), b"".join(frame.buffers))
+    await stream.send_all(frame_of(Leaving()) + answers)
+    await until(lambda: engine.worker.links[0].losses == 1)
+    await until(lambda: all(entry.output is not None for entry in entries))
+    assert not len(engine.dispatcher.in_flight)
 
 
 async def test_leaving_can_be_cancelled(make):

@@ -213,11 +213,7 @@ class JoinerModel(RuleBasedStateMachine):
         self.waiting = [each for each in self.waiting if each not in self.withdrawn]
         self.planned = [rows for rows in self.planned if not self.withdrawn.issuperset(rows)]
 
-    @rule(
-        max_tokens=st.sampled_from([1, 16, 512, 2048]),
-        pads=st.booleans(),
-        leaves_long=st.booleans(),
-    )
+    @rule(max_tokens=st.sampled_from([1, 16, 512, 2048]), pads=st.booleans(), leaves_long=st.booleans())
     def take(self, max_tokens, pads, leaves_long):
         waiting = self.waiting
         taken = self.joiner.take(BatchLimits(max_tokens, None, pads), leaves_long=leaves_long)

@@ -7,12 +7,10 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
 
-from tests.engine.remote.replicas import Replica, asking, keys_of
-from tests.engine.remote.test_remote_engine import request, until
+from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, request, until
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import engine_listener, link
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError, key_of_proof, proof
@@ -67,11 +65,6 @@ async def answers_to(stream: trio.SocketStream, data: bytes) -> bytes:
             except trio.BrokenResourceError:
                 """Ended while something was on its way."""
     return received
-
-
-def frame_of(message: object, payload: bytes = b"") -> bytes:
-    header = msgspec.msgpack.encode(message)
-    return struct.pack("<IQ", len(header), len(payload)) + header + payload
 
 
 def greeting_of(**changes: object) -> Greeting:

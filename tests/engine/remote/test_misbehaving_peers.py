@@ -8,8 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from tests.engine.remote.replicas import asking
-from tests.engine.remote.test_remote_engine import frame_of, outcome_of, request, until
+from tests.engine.remote.replicas import asking, frame_of, outcome_of, request, until
 from tests.engine.remote.test_wire import types_of
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.remote.parts import row_frames
@@ -31,6 +30,14 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 HELLO = Hello(8, 0, 2048)
+
+
+async def until_ended(stream: FramedStream[FromEngine]) -> None:
+    """Wait until the engine has ended the connection."""
+    with trio.fail_after(10):
+        while await stream.receive() is not None:
+            """What it sends until then."""
+    await stream.aclose()
 
 
 async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_left(make):
@@ -90,16 +97,9 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
         nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_leaves_twice_leaves_once(make):
-    replica = make()
-    async with (
-        replica.listen(),
-        asking(replica) as engine,
-        await replica.accept() as stream,
-        trio.open_nursery() as nursery,
-    ):
-        await stream.send_all(frame_of(HELLO))
-        await engine.wait_ready()
+async def test_an_engine_that_leaves_twice_leaves_once(played):
+    engine, stream = played
+    async with trio.open_nursery() as nursery:
         (device,) = engine.worker.links
         nursery.start_soon(outcome_of, engine, request(5))  # for which it stays connected
         await until(lambda: device.waiting_rows)
@@ -124,10 +124,7 @@ async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(replica,
     hello, stream = engine.worker.links[0].hello, await replica.connect()
     await stream.receive()
     await stream.send(message)
-    with trio.fail_after(10):
-        while await stream.receive() is not None:
-            """Until the engine ends the connection."""
-    await stream.aclose()
+    await until_ended(stream)
     assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
     assert engine.worker.links[0].hello is hello
 
@@ -210,32 +207,24 @@ WRONG_ANSWERS = {
 
 
 @pytest.mark.parametrize(("contents", "done"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
-async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(make, contents, done):
-    replica = make()
+async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(played, contents, done):
+    engine, stream = played
     outcomes = []
 
-    async def ask(engine) -> None:
+    async def ask() -> None:
         outcomes.append(await outcome_of(engine, request(5)))
 
-    async with (
-        replica.listen(),
-        asking(replica) as engine,
-        trio.open_nursery() as nursery,
-        await replica.accept() as stream,
-    ):
-        await stream.send_all(frame_of(HELLO))
-        await engine.wait_ready()
-        nursery.start_soon(ask, engine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
         framed = FramedStream(stream, ToEngine)
         message, _ = await framed.receive()
         (part,) = message.parts
         ended = [] if done is None else [Done(message.batch.number + done, 0.1)]
         await framed.send(Answers([Part(part.ids, 0, content) for content in contents], ended, 2048))
-        await until(lambda: outcomes)
-        assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
-        (device,) = engine.worker.links
-        assert device.waiting_rows == device.losses == 0
-        assert len(device.in_flight) == (done is None)
+    assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
+    (device,) = engine.worker.links
+    assert device.waiting_rows == device.losses == 0
+    assert len(device.in_flight) == (done is None)
 
 
 async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(make):
@@ -267,10 +256,7 @@ async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_conne
         nursery.start_soon(engine.submit, request(6))
         await until(lambda: replica.engine.joiner.tokens == replica.engine.most_batches)
         await send(99)
-        with trio.fail_after(10):
-            while await greedy.receive() is not None:
-                """Until the engine ends the connection."""
-        await greedy.aclose()
+        await until_ended(greedy)
         assert replica.engine.joiner.tokens == 1, "the row of the other one"
         assert len(replica.engine.connections) == 1
         replica.runner.gate.set()
@@ -282,10 +268,7 @@ async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alo
     (frame,) = row_frames([(1, request(5))], pytest.fail)
     for _ in range(2):
         await stream.send(Submit(frame.parts, BatchFacts(4, 1)), frame.buffers)
-    with trio.fail_after(10):
-        while await stream.receive() is not None:
-            """Until the engine ends the connection."""
-    await stream.aclose()
+    await until_ended(stream)
     replica.runner.gate.set()
     assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
     assert replica.engine.joiner.tokens == 0

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import trio
 from attrs import field, frozen
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.remote.replicas import Replica, asking, two_alive
+from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive, until
 from tests.engine.remote.test_wire import alike, types_of
 from tests.engine.windows import Members, compute_window
 from tests.scripted_runner import scripted_vector
@@ -30,7 +29,6 @@ from trio_pool_serve.errors import (
     EngineDeadError,
     EngineLoadingError,
     OverloadedError,
-    PoolServeError,
     UnsendableError,
 )
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -67,19 +65,6 @@ async def engine(replica: Replica) -> AsyncIterator[Engine]:
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         yield engine
-
-
-EMBED = (Embed(),)
-
-
-def request(*ids: int, params=EMBED) -> PoolingRequest:
-    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), params)
-
-
-async def until(condition) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
-            await trio.sleep(0.001)
 
 
 async def test_rows_are_computed_at_the_other_end(replica, engine):
@@ -356,13 +341,6 @@ class Unsendable(PoolingParams):
     value: object = field(factory=object)
 
 
-async def outcome_of(engine: Engine, asked: PoolingRequest) -> PoolingOutput | Exception:
-    try:
-        return await engine.submit(asked)
-    except PoolServeError as error:
-        return error
-
-
 async def outcomes(engine: Engine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
     """Have rows of as many requests computed at the same time; they go in one frame."""
     found: dict[int, PoolingOutput | Exception] = {}
@@ -408,11 +386,6 @@ async def test_a_batch_with_too_few_answers_fails_alone(replica, engine):
     replica.runner.on_launch = lambda batch: CopiedBatch([]) if batch.requests[0].tokens == 2 else None
     assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
     assert (await engine.submit(request(5))).values[0][1] == 5
-
-
-def frame_of(message: object, payload: bytes = b"") -> bytes:
-    header = msgspec.msgpack.encode(message)
-    return struct.pack("<IQ", len(header), len(payload)) + header + payload
 
 
 GARBAGE = {

@@ -11,12 +11,7 @@ from hypothesis.extra import numpy as hnp
 from msgspec.structs import replace
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.remote.frames import (
-    MAX_PART_BYTES,
-    Frame,
-    ReceivedPart,
-    received_parts,
-)
+from trio_pool_serve.engine.remote.frames import MAX_PART_BYTES, Frame, ReceivedPart, received_parts
 from trio_pool_serve.engine.remote.parts import FAILURES, answer_frames, read_answers, read_rows, row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, LonePrompt, Part, Rows, Submit
 from trio_pool_serve.errors import (

@@ -170,7 +170,7 @@ class HostPlaces:
                 return
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
-        raise LinkRefusedError(f"its model {hello.model} is none of this server's")
+        raise LinkRefusedError(f"this server does not serve its model {hello.model}")
 
     def _lose(self, place: HostPlace, link: RemoteDevice) -> None:
         model, place.model = place.model, None
@@ -199,7 +199,7 @@ class HostPlaces:
             name = str(HostAddress.parse(name))  # as written by ``add``
         known = [place.names for place in self.places.values()]
         if name not in {str(host) for host in self.listed.all}.union(*known):
-            raise NotFoundError(f"The host {name[:200]} is none of this server's.")
+            raise NotFoundError(f"This server has no host {name[:200]}.")
         self.listed.change("drain", name)
         self._drain()
 

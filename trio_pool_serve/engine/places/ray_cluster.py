@@ -125,7 +125,7 @@ class RayCluster:
             try:
                 await trio.to_thread.run_sync(call, abandon_on_cancel=True)
             except Exception as error:
-                logger.warning("something is left to Ray until this process ends: %s", error)
+                logger.warning("an actor or placement group stays until this process ends: %s", error)
 
 
 def resources_of(config: ProcessesConfig) -> dict[str, float]:

@@ -112,7 +112,7 @@ class ServerPlaces:
         try:
             await offload.run("load", self.hosts.read)
         except (OSError, ValueError) as error:
-            logger.error("the hosts stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
+            logger.error("reloading the hosts failed, the old ones are kept: %s", error)  # noqa: TRY400  (the message says it all)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the states of the engine processes that this process keeps alive."""

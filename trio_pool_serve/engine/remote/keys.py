@@ -52,7 +52,7 @@ class LinkKeys:
         try:
             await offload.run("load", self.read)
         except (OSError, ValueError) as error:
-            logger.error("the keys stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
+            logger.error("reloading the keys failed, the old ones are kept: %s", error)  # noqa: TRY400  (the message says it all)
 
 
 def proof(key: bytes, end: str, transcript: bytes) -> bytes:
