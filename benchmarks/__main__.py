@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, and one page of what they gave.
+"""All benchmarks, one after the other, and one page of their results.
 
 python -m benchmarks            # a few rounds of everything, to see that it works
 python -m benchmarks --full     # the real thing, on a machine that does nothing else
@@ -31,7 +31,7 @@ SECOND = {"rounds": 1, "seconds": 0.5}
 
 @frozen
 class Script:
-    """A benchmark. ``quick`` are the settings that a quick run changes; those that it does not have are left out."""
+    """A benchmark. ``quick`` are the settings that a quick run changes, if the script has them."""
 
     name: str
     quick: Mapping[str, Any] = Factory(lambda: dict(SECOND))
@@ -54,7 +54,7 @@ class Script:
         return (self.module.__doc__ or self.name).splitlines()[0]
 
     def command(self, folder: Path, *, quick: bool) -> list[str]:
-        """Return what is run, for results in ``folder``."""
+        """Return the command that writes results to ``folder``."""
         command = [sys.executable, "-m", self.module_name, "--output-dir", str(folder)]
         known = attrs.fields_dict(self.module.Settings) if hasattr(self.module, "Settings") else {}
         for name, value in self.quick.items() if quick else ():
@@ -95,7 +95,7 @@ SCRIPTS = (
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run. ``only`` some of the scripts, by their names.
+    """The settings. ``only``: names of the scripts to run.
 
     Results go to ``benchmarks/results``, those of a quick run to a folder inside it.
     """
@@ -119,7 +119,7 @@ class Settings:
 
     @property
     def scripts(self) -> list[Script]:
-        """What is run."""
+        """The scripts to run."""
         return [script for script in SCRIPTS if not self.only or script.name in self.only]
 
 
@@ -187,7 +187,7 @@ def page(outcome: Outcome, folder: Path, *, quick: bool) -> str:
     """Return the folder's results as one page of Markdown: those of this run, and earlier ones of other scripts."""
     parts = ["# Results"]
     if quick:
-        parts.append("Of a quick run: these numbers mean nothing.")
+        parts.append("This was a quick run: these numbers mean nothing.")
     parts.append(_machine(outcome.done, folder))
     missing = [*outcome.left_out, *(f"{name}: it failed" for name in outcome.failed)]
     if missing:

@@ -3,12 +3,12 @@
 from attrs import frozen
 
 COLUMNS = ("bar", "aim", "measured", "reached")
-"""Of a table of aims, behind the rows' names."""
+"""The columns of a table of aims after the names."""
 
 
 @frozen(kw_only=True)
 class Aim:
-    """A row with its bar: a limit on one side, or none if a number is only shown. ``aim`` is what is hoped for."""
+    """A row with its bar, a lower or upper limit, or none if the number is only shown; ``aim`` is a better value."""
 
     row: str
     at_least: float | None = None

@@ -86,7 +86,7 @@ LOADS: tuple[Load, ...] = ((1, 1), (FEW, 1), (MANY, 1), (BATCH_CLIENTS, BATCH))
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each load and round.
+    """The settings: ``seconds`` for each load and round.
 
     ``model`` is a folder of an embedding model. ``server_flags`` are for the server, as one string; the forward pass
     alone is of the graph that they give.

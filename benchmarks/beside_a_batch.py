@@ -34,7 +34,7 @@ from benchmarks.thread_clocks import process_tree
 TOKENS = 34
 
 BATCH_TOKENS = (8, 16, 34, 64, 128)
-"""Of the texts of a batch, which are as mixed as a corpus."""
+"""Tokens of the texts of a batch, which are as mixed as a corpus."""
 
 BEGIN_TIMEOUT_S = 120.0
 """For checking the lines of a batch, and for the first that are computed."""
@@ -43,7 +43,7 @@ BEGIN_TIMEOUT_S = 120.0
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``per_s`` requests a second for ``seconds`` in each phase, and a batch of ``lines``.
+    """The settings: ``per_s`` requests a second for ``seconds`` in each phase, and a batch of ``lines``.
 
     A batch is cancelled before it ends. ``flags`` are the server's.
     """
@@ -108,7 +108,7 @@ class BatchClient:
 
     @asynccontextmanager
     async def computing(self) -> AsyncIterator[str]:
-        """Have a batch computed in the block; yield its id, once there are rows. It is cancelled afterwards."""
+        """Compute a batch during the block; yield its id once there are rows. Afterwards the batch is cancelled."""
         batch_id = await self.create()
         with trio.fail_after(BEGIN_TIMEOUT_S):
             while not await self.rows(batch_id):  # noqa: ASYNC110  (another process)

@@ -42,13 +42,13 @@ LENGTHS = (1, 2, 3, 5, 8)
 BULK = Aim(row="bulk: rows/s of the command ÷ the forward passes alone", at_least=0.92, aim=0.95)
 
 SETTLED = 0.1
-"""Of the samples of memory: what comes before is loading and the first windows."""
+"""Share of the samples of memory that belong to loading and the first windows."""
 
 
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``rows`` texts; the forward passes alone for ``seconds`` each time; memory is read ``every_s``."""
+    """The settings: ``rows`` texts; the forward passes alone for ``seconds`` each time; memory is read ``every_s``."""
 
     rounds: int = 1
     rows: int = 1_000_000
@@ -59,7 +59,7 @@ class Settings:
 
 @frozen
 class Sample:
-    """The memory of the command at a time since its start, and what it has written by then."""
+    """The memory of the command at a time since its start, and the MiB written by then."""
 
     at_s: float
     rss_mib: float
@@ -84,7 +84,7 @@ class Measured:
 
     @property
     def growth(self) -> float:
-        """Of the memory, from the first tenth of the settled samples to the last, as a share."""
+        """The growth of the memory from the first tenth of the settled samples to the last, as a share."""
         rss = [sample.rss_mib for sample in self.samples[int(len(self.samples) * SETTLED) :]]
         tenth = max(1, len(rss) // 10)
         return mean(rss[-tenth:]) / mean(rss[:tenth]) - 1

@@ -66,7 +66,7 @@ BROKEN = (CUT, HUNG, REFUSED)
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``requests`` of so many ``clients``; memory is read after the first ``warm``, and at the end.
+    """The settings: ``requests`` of ``clients``; memory is read after the first ``warm``, and at the end.
 
     Between those, engine processes are killed ``kills`` times.
     """
@@ -113,7 +113,7 @@ class Ledger:
 
 @define
 class Story:
-    """One server: what it was put through, and how it was afterwards."""
+    """One server: its requests, and its state afterwards."""
 
     ledger: Ledger = field(factory=Ledger)
     kills: int = 0
@@ -210,7 +210,7 @@ def _status(received: bytes) -> str | None:
 
 @define
 class Killer:
-    """Kills engine processes with SIGKILL, one after so many requests each."""
+    """Kills engine processes with SIGKILL, each at a given number of requests."""
 
     server: Server
     choose: random.Random
@@ -279,7 +279,7 @@ def memory_mib(server: Server) -> float:
 
 
 async def wait_settled(server: Server) -> dict[str, float]:
-    """Wait until all engine processes are ready and nothing goes on; return what still does after ``SETTLE_S``.
+    """Wait until all engine processes are ready and the server is idle; return its work left after ``SETTLE_S``.
 
     Cancellation: at once.
     """

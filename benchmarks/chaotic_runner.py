@@ -19,7 +19,7 @@ RAISES, OUT_OF_MEMORY, WEDGES = 97, 98, 99
 WEDGE_S = 0.5
 
 OUT_OF_MEMORY_SHARE = 0.02
-"""Of the batches of several rows; fewer rows need less memory, and rows by themselves always succeed."""
+"""Share of the batches of several rows: fewer rows need less memory, and a single row always succeeds."""
 
 SEED = "CHAOS_SEED"
 

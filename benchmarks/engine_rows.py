@@ -1,8 +1,8 @@
 """How much processor time does an engine process take per row, besides its forward passes? Measured over its socket.
 
 A ``DeviceServer`` behind a Unix socket as an engine process has it, with a runner whose vectors are there at once; the
-rows come from another process. Counted is what the event loop's thread takes to receive, join, finish and send a
-row, and what the API process takes to send it and to get its vector.
+rows come from another process. The CPU time is counted that the event loop's thread takes to receive, join, finish and
+send a row, and that the API process takes to send the row and to receive its vector.
 
     python -m benchmarks.engine_rows
 """
@@ -41,7 +41,7 @@ AT_A_TIME: Mapping[int, int] = {1: 64, 16: 32}
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: in each round ``total`` rows of ``tokens`` tokens, in requests of each number of ``rows``."""
+    """The settings: in each round ``total`` rows of ``tokens`` tokens, in requests of each number of ``rows``."""
 
     rounds: int = 5
     rows: Numbers = (1, 16, 328)

@@ -36,7 +36,7 @@ SERVE = [sys.executable, "-m", "trio_pool_serve", "serve", MODEL_PATH, "--served
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run. ``fresh_clone`` is one first and one second run, regardless of ``rounds``."""
+    """The settings. ``fresh_clone`` is one first and one second run, regardless of ``rounds``."""
 
     rounds: int = 3
     script: Path | None = None

@@ -23,9 +23,9 @@ COLUMNS = ("threads", "1 row after 3 ms: rows/s, ms, CPU ms", *(f"{rows} row{'s'
 
 @define
 class ForwardAlone:
-    """The pass that the server computes, in a process without a server, measured in turns with what is divided by it.
+    """The pass that the server computes, in a process without a server.
 
-    ``measure`` is called once a round, while no server has requests.
+    ``measure`` is called once a round, while no server has requests, in turns with the quantities divided by the pass.
     """
 
     offline: Offline

@@ -1,9 +1,10 @@
-"""What can clients take from a server that do not read, or that send texts of ten megabytes? Memory, and others' time.
+"""How do clients harm a server that do not read responses or send texts of ten megabytes? Memory, and others' time.
 
 Three attacks from one address, each beside polite clients of others, who send a text each on a timetable:
 
 - unread: HTTP/2 with a window of 0; on each connection several requests whose responses have megabytes. The server's
-  memory is read before, at its peak, and after the clients have left. Several rounds: what is not freed adds up.
+  memory is read before, at its peak, and after the clients have left. In several rounds, memory that is not freed
+  adds up.
 - slow readers: over HTTP/1.1, they read a response at a few kilobytes a second.
 - long texts: dozens of texts of ten megabytes, to be truncated; polite texts have 2.6 KB.
 
@@ -51,7 +52,7 @@ REFUSED_PAUSE_S = 10.0
 """Before a slow reader that was refused tries again, on average."""
 
 BEGIN_S = 5.0
-"""For which an attack goes on before the polite clients begin."""
+"""Duration of an attack before the polite clients begin."""
 
 SETTLE_S = 16.0
 """After the attackers have left. Then a request is computed, with which freed memory is returned at most every 15 s."""
@@ -60,7 +61,7 @@ SETTLE_S = 16.0
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``rounds`` of ``seconds``, with ``per_s`` polite requests a second.
+    """The settings: ``rounds`` of ``seconds``, with ``per_s`` polite requests a second.
 
     ``memory_mib`` is the server's budget for what requests hold.
     """

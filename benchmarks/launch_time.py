@@ -43,7 +43,7 @@ BATCH_TOKENS = 16_400
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``repeats`` launches of each shape in each round."""
+    """The settings: ``repeats`` launches of each shape in each round."""
 
     rounds: int = 5
     repeats: int = 20

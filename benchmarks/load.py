@@ -26,7 +26,7 @@ class LoadJob:
     """The requests of some clients, and how often they are sent.
 
     Each of ``clients`` sends its next request when it has its answer (closed loop). With ``per_s`` requests begin on a
-    timetable instead, so many a second (open loop).
+    timetable instead (open loop).
     """
 
     port: int

@@ -1,4 +1,4 @@
-"""Does a server's memory grow with the requests that it has served? With what it costs to keep it from growing.
+"""Does a server's memory grow with the requests that it has served? And the cost of keeping it from growing.
 
 Each server gets the same mixed requests (``benchmarks/mixed_requests.py``) from several clients. Its memory, that of
 all its processes, is read between them and once more after a pause; processor time and page faults are those of all
@@ -44,7 +44,7 @@ ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``requests`` of closed-loop ``clients``, with memory read after every ``every``.
+    """The settings: ``requests`` of closed-loop ``clients``, with memory read after every ``every``.
 
     A request of several texts has at most about ``max_request_tokens``. Each string in ``compare`` is another server to
     be put through the same: environment variables, then flags. In each round every server is started once.

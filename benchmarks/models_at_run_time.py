@@ -44,7 +44,7 @@ MOST_GROWTH = 0.05
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: rounds until the model was loaded ``changes`` times; ``seconds`` without changes and with them.
+    """The settings: rounds until the model was loaded ``changes`` times; ``seconds`` without changes and with them.
 
     The other model gets ``per_s`` requests a second. ``pause_s``: between two changes.
     """
@@ -69,7 +69,7 @@ class Change:
     unload_s: float
     memory_mib: float
     resident_mib: float
-    """Of the server, once the model was unloaded."""
+    """Memory of the server after the model was unloaded."""
 
 
 @define

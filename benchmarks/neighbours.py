@@ -39,7 +39,7 @@ AS_IT_COMES = "as it comes"
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` of load, with ``polite`` clients of ``per_s`` requests a second each.
+    """The settings: ``seconds`` of load, with ``polite`` clients of ``per_s`` requests a second each.
 
     The flood is ``flood`` times the server's capacity, by requests of ``flood_texts`` texts. Each string in ``compare``
     has the flags of another server.
@@ -59,7 +59,7 @@ class Settings:
 
 @frozen
 class Load:
-    """What each client got: the polite ones in order, and the one that floods, if it did."""
+    """The results of each client: polite ones in order, and the flooding one, if it ran."""
 
     polite: list[OpenLoopResult]
     flood: OpenLoopResult | None = None

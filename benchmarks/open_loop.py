@@ -37,7 +37,7 @@ SPARE_FILES = 64
 """File descriptors that a generator leaves to other things than requests."""
 
 PAUSE_S = 0.05
-"""A closed-loop client that was refused waits for so long before its next request."""
+"""How long a closed-loop client waits after a refusal before its next request."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ UNANSWERED = (TIMEOUT, RESET, CUT, NO_CONNECTION)
 
 @frozen(kw_only=True)
 class OpenLoopJob:
-    """Requests and when they are sent: ``per_s`` a second (open loop), or by so many closed-loop ``clients``.
+    """Requests and when they are sent: ``per_s`` a second (open loop), or by closed-loop ``clients``.
 
     With ``poisson`` the times between arrivals are random, by ``seed``, and not all the same. Connections come from the
     addresses ``sources`` in turns, all of which are this machine's.
@@ -80,7 +80,7 @@ class OpenLoopResult:
     wanted: int
     outcomes: dict[str, list[float]] = field(factory=dict)
     answered_in_time: int = 0
-    """Requests with status 200 before the last arrival: the goodput, without what is answered once the load is gone."""
+    """Requests answered with 200 before the last arrival: the goodput, without answers after the load."""
     without_retry_after: int = 0
     """Responses with status 429 or 503 that do not have the header."""
     late_s: list[float] = field(factory=list)
@@ -135,7 +135,7 @@ class Exchange:
 
     connection: socket.socket
     left: memoryview
-    """What is still to be sent."""
+    """The bytes that are still to be sent."""
     began: float
     accepted: bool = False
     received: bytes = b""

@@ -50,7 +50,7 @@ HEALTH_PER_S = 10.0
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` of load at each of the ``factors`` of the capacity, of ``only`` these kinds of request.
+    """The settings: ``seconds`` of load at each of the ``factors`` of the capacity, of ``only`` these kinds of request.
 
     ``generators`` processes send it, each from addresses of its own. In each round every server is started once.
     """
@@ -113,7 +113,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "batches": batches,
     "images": images,
 }
-"""What is sent, by the names that ``--only`` takes; a folder for models is the argument."""
+"""The kinds of requests, by the names that ``--only`` takes; the argument is a folder for models."""
 
 
 async def measure_capacity(server: Server, kind: Kind, settings: Settings) -> Capacity:

@@ -168,7 +168,7 @@ def promises(measured: Sequence[Overload]) -> list[list[str]]:
             f"{slowest:.1f} s",
             _yes(slowest <= MAX_QUEUE_S + 1),
         ],
-        ["what is not answered is refused, with 429 or 503", f"{errors} others", _yes(errors == 0)],
+        ["other requests are refused, with 429 or 503", f"{errors} others", _yes(errors == 0)],
         ["refusals have Retry-After", f"{bare} without", _yes(bare == 0)],
         ["/health is answered", f"{health} unanswered", _yes(health == 0)],
     ]

@@ -65,7 +65,7 @@ class NotAPeerError(Exception):
 
 @frozen
 class Peer:
-    """A server, what it calls the model, and the process whose descendants are all of the server's; 0: not known."""
+    """A server, its name of the model, and the root of its processes; 0: not known."""
 
     name: str
     url: str
@@ -127,10 +127,10 @@ Many = Numbers
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each server, load and round.
+    """The settings: ``seconds`` for each server, load and round.
 
-    The first of ``tokens`` and ``batches`` and the last but one of ``clients`` are what is kept while another is
-    varied, but several texts per request are sent by 8 clients; ``every_combination`` varies all with all. ``model``
+    The first of ``tokens`` and ``batches`` and the last but one of ``clients`` are kept while another is varied,
+    but several texts per request are sent by 8 clients; ``every_combination`` varies all with all. ``model``
     is a folder. ``server_flags`` are for our own, as one string.
     """
 

@@ -48,7 +48,7 @@ LARGE_TEXTS = 512
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``requests`` of each kind in each round, to each server.
+    """The settings: ``requests`` of each kind in each round, to each server.
 
     Of several ``models`` one has a full queue, and is named.
     """
@@ -75,7 +75,7 @@ def cpu_s(server: Server) -> float:
 
 
 def requests_of(kind: Kind, texts: list[str]) -> tuple[bytes, ...]:
-    """Return what is sent of one request, in pieces that arrive apart."""
+    """Return the bytes of one request, in pieces that arrive separately."""
     body = {"model": MODEL_NAME, "input": texts if kind == "kept, large" else texts[0]}
     request = request_bytes("/v1/embeddings", json.dumps(body).encode())
     head, separator, content = request.partition(b"\r\n\r\n")

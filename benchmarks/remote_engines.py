@@ -17,7 +17,7 @@ PORT, PROBE_PORT = 9000, 9001
 
 
 class NoNamespacesError(Exception):
-    """The kernel forbids it; the message says what it has said."""
+    """The kernel does not allow namespaces; carries its message."""
 
 
 def _ip(*arguments: str) -> None:

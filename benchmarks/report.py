@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 console = Console()
 
 _tables: list[str] = []
-"""Tables in Markdown, printed and not written yet: a benchmark is a process, and shows what it writes."""
+"""Tables in Markdown that were printed and are not written yet."""
 
 BUSY = 0.3
 """Load average past which something else runs. Compute threads that spin lose most by it, and not all
@@ -106,7 +106,7 @@ def open_steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def add_markdown(text: str) -> None:
-    """Have a text written by ``write_json`` as the tables are."""
+    """Add a text to those that ``write_json`` writes."""
     _tables.append(text.strip())
 
 

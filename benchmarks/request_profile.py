@@ -51,7 +51,7 @@ MOST_OTHER = 0.05
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: in each round and for each number of clients four loads of ``seconds``."""
+    """The settings: in each round and for each number of clients four loads of ``seconds``."""
 
     rounds: int = 3
     seconds: float = 10.0
@@ -61,7 +61,7 @@ class Settings:
     stacks_per_s: int = 150
     """How often py-spy looks at the server's stacks."""
     stop_server: Annotated[bool, Parameter(negative=())] = False
-    """Have it stop the server for each look: no stack is torn, but every thread is woken each time."""
+    """Stop the server for each look: no stack is torn, but every thread is woken each time."""
     looks_per_s: int = 250
     """How often the system call of each thread is read."""
     output_dir: Path = RESULTS

@@ -38,7 +38,7 @@ Buckets: TypeAlias = dict[float, float]
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each scenario, server and round."""
+    """The settings: ``seconds`` for each scenario, server and round."""
 
     rounds: int = 5
     seconds: float = 6.0

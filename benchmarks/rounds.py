@@ -1,4 +1,4 @@
-"""What several rounds of measuring gave: medians, and ratios within each round."""
+"""Results of several rounds: medians, and ratios within each round."""
 
 from collections.abc import Hashable, Sequence
 from statistics import median

@@ -32,7 +32,7 @@ TIMEOUT_S = 60.0
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is sent: ``requests`` of ``rows`` rows, as many at a time as ``at_a_time``, after a tenth to warm up."""
+    """The settings: ``requests`` of ``rows`` rows, as many at a time as ``at_a_time``, after a tenth to warm up."""
 
     socket: Path
     rows: Annotated[int, Parameter(name="--rows-per-request")]

@@ -58,7 +58,7 @@ TOKENS, ROWS_OF_SEVERAL, CLIENTS = 64, 8, 8
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``repeats`` of each batch, ``seconds`` of requests and of ``links`` idle links, in each round."""
+    """The settings: ``repeats`` of each batch, ``seconds`` of requests and of ``links`` idle links, in each round."""
 
     rounds: int = 3
     repeats: int = 9
@@ -72,7 +72,7 @@ class Constants:
     """Seconds of processor time on one core."""
 
     fixed_s: float
-    """Of a batch, besides its tokens."""
+    """Fixed time of a batch, besides its tokens."""
     seconds_per_token: float
     fit_error: float
     """The largest relative deviation of a batch from that line."""

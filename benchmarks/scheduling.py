@@ -53,7 +53,7 @@ WITH, WITHOUT = "with", "without"
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each load and round; ``single_rate`` queries a second with a noisy neighbour."""
+    """The settings: ``seconds`` for each load and round; ``single_rate`` queries a second with a noisy neighbour."""
 
     rounds: int = 5
     seconds: float = 10.0
@@ -105,7 +105,7 @@ class Bodies:
 
     @property
     def mixed(self) -> list[str]:
-        """Short ones with a long one after every so many."""
+        """Short ones, with long ones between them at ``LONG_SHARE``."""
         every = round(1 / LONG_SHARE) - 1
         slices = [self.short[start : start + every] for start in range(0, len(self.short) - every, every)]
         return [body for some, long in zip(slices, self.long, strict=False) for body in (*some, long)]
@@ -130,7 +130,7 @@ def on_timetable(port: int, bodies: list[str], per_s: float, seconds: float) -> 
 
 
 async def scenarios(server: Server, bodies: Bodies, settings: Settings) -> tuple[float, list[Scenario]]:
-    """Return how many mixed requests a second the server keeps up with, and what it is to be put through."""
+    """Return the rate of mixed requests that the server keeps up with, and the scenarios."""
     load = LoadJob(
         port=server.port,
         bodies=bodies.mixed,

@@ -15,7 +15,7 @@ from benchmarks.servers import Server
 from benchmarks.thread_clocks import process_tree
 
 SETTLE_S = 60.0
-"""A server that still has work so long after the last client has left is said not to have settled."""
+"""A server that still has work after this time without clients counts as not settled."""
 
 
 def resident_mib(server: Server) -> float:

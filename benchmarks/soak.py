@@ -36,7 +36,7 @@ from benchmarks.servers import Server, open_server
 from benchmarks.thread_clocks import process_tree
 
 IMAGE_EVERY = 10
-"""One request of so many has an image."""
+"""Every N-th request has an image."""
 
 PICTURES = 32
 
@@ -49,9 +49,9 @@ MOST_PER_HOUR = {"PSS, MiB": 0.05, "RSS, MiB": 0.05, "descriptors": 0.05, "threa
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``minutes`` of traffic of so many ``clients``, sampled ``every_s``; ``flags`` are the server's.
+    """The settings: ``minutes`` of traffic of ``clients``, sampled ``every_s``; ``flags`` are the server's.
 
-    By default requests may wait for so long that none is refused, however slow the machine is at times.
+    By default requests may wait long enough that none is refused, however slow the machine is at times.
     """
 
     rounds: int = 1
@@ -67,7 +67,7 @@ class Settings:
 
 @frozen
 class Sample:
-    """What the processes of a server have, ``at_s`` seconds after the beginning, with so many ``requests`` sent."""
+    """The resources of a server's processes ``at_s`` seconds after the beginning, with ``requests`` sent by then."""
 
     at_s: float
     requests: int
@@ -151,7 +151,7 @@ async def measure(server: Server, settings: Settings, words: list[str], pictures
             else:
                 yield mixed_request(words, sent, MAX_REQUEST_TOKENS)
 
-    def note(error: Exception) -> None:  # the soak goes on, and reports it
+    def note(error: Exception) -> None:  # the soak continues, and reports it
         soak.failed.append(f"{type(error).__name__}: {error}"[:200])
 
     async with trio.open_nursery() as nursery:

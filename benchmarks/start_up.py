@@ -52,7 +52,7 @@ OF_WORKERS = Aim(row=f"{WORKERS}: memory when ready, MiB", at_most=750, aim=600)
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run. ``base_model``: a folder; BERT-base with random weights by default."""
+    """The settings. ``base_model``: a folder; BERT-base with random weights by default."""
 
     rounds: int = 5
     mixed_requests: int = 4500
@@ -67,7 +67,7 @@ class Measured:
     starts: list[Start] = field(factory=list)
     pss_mib: list[float] = field(factory=list)
     processes: list[ProcessMemory] = field(factory=list)
-    """Of the last start."""
+    """Processes of the last start."""
     holders: dict[str, dict[str, float]] = field(factory=dict)
     """MiB (PSS) of all processes by what holds them: when ready, after the mixed requests, and after a pause."""
 
@@ -116,7 +116,7 @@ async def measure(name: str, command: Sequence[str], measured: Measured, mixed_r
 
 
 def aims(measured: Mapping[str, Measured]) -> list[tuple[Aim, float]]:
-    """Return what is measured of each aim."""
+    """Return the aims with their values."""
     later, start = measured[LATER], median_start(measured[LATER].starts)
     return [
         (LIVE, start.livez_s),

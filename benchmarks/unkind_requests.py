@@ -17,7 +17,7 @@ from trio_pool_serve.load.client_connection import request_bytes
 MODEL = "chaos"
 
 WIDTH = 64
-"""Of the token embeddings of the tiny model."""
+"""Width of the token embeddings of the tiny model."""
 
 WORDS = ("nursery", "task", "cancel", "scope", "deadline", "channel", "event", "lock", "thread", "queue")
 
@@ -37,7 +37,7 @@ HOSTILE = (SLOW_HEAD, GARBAGE, HTTP_2)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 HOSTILE_S = 2.0
-"""A hostile client goes by itself after so long, if it is not thrown out before."""
+"""A hostile client leaves after this time, if the server has not closed its connection."""
 
 
 @frozen(kw_only=True)
@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan(seed: int, number: int) -> Plan:
-    """Return what is sent as the ``number``-th request."""
+    """Return the plan of the ``number``-th request."""
     choose = random.Random(f"{seed} {number}")
     (kind,) = choose.choices(list(KINDS), [weight for weight, _ in KINDS.values()])
     _, make = KINDS[kind]

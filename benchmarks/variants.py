@@ -1,4 +1,4 @@
-"""The servers that benchmarks compare: what is run, and with which flags. A new one is a line here."""
+"""The servers that benchmarks compare: modules and flags. A new server is a line here."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +14,7 @@ from trio_pool_serve.cli import read_config
 OURS_MODULE = ("trio_pool_serve", "serve")
 
 LONG_TEXTS = ("--max-model-len", "512")
-"""Flags for texts of more than 256 tokens: what the model is meant for is less than what it can read."""
+"""Flags for texts of more than 256 tokens: the model can read more tokens than it is meant for."""
 
 PATIENT = ("--max-queue-s", "60")
 """Flags for models of base size: their 512 texts at a time take longer than a request may wait by default."""
@@ -50,7 +50,7 @@ def known(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def say_not_measured(name: str, reason: str) -> None:
-    """Print what is not measured, and why."""
+    """Print that something is not measured, and why."""
     console.print(f"NOT MEASURED: {name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,6 +1,9 @@
 """Settings are declared once and reach flags, environment and TOML from there."""
 
 import json
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -82,11 +85,29 @@ WRITTEN = {
 
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
-    import os
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
+        monkeypatch.delenv(name)
 
-    for name in list(os.environ):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            monkeypatch.delenv(name)
+
+@pytest.fixture
+def read_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return settings as they are read from flags, from a file, and from the environment; keys are names of fields."""
+
+    def read(written: Mapping[str, str], *more: str) -> list[Config]:
+        flags, lines = [], []
+        for name, text in written.items():
+            flag, is_switch = name.replace("_", "-"), text in ("true", "false")
+            flags += [f"--{'no-' * (text == 'false')}{flag}"] if is_switch else [f"--{flag}", text]
+            is_bare = is_switch or re.fullmatch(r"\d+(\.\d+)?", text)
+            lines.append(f"{flag} = {text if is_bare else json.dumps(text)}\n")
+        (toml := tmp_path / "settings.toml").write_text("".join(lines))
+        configs = [read_config(["m", *more, *flags]), read_config(["m", *more, "--config", str(toml)])]
+        with monkeypatch.context() as patch:
+            for name, text in written.items():
+                patch.setenv(ENVIRONMENT_PREFIX + name.upper(), text)
+            return [*configs, read_config(["m", *more])]
+
+    return read
 
 
 def value_of(config: Config, group: str, name: str) -> object:
@@ -104,7 +125,7 @@ APART = {
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_all_settings_reach_the_config_from_flags_the_environment_and_a_file(monkeypatch, tmp_path, apart):
+def test_all_settings_reach_the_config_from_flags_the_environment_and_a_file(read_everywhere, apart):
     groups = {setting.name: group for group, setting in SETTINGS if (setting.name in APART) == apart}
     meant = {name: WRITTEN[name][1] for name in groups}
 
@@ -115,21 +136,8 @@ def test_all_settings_reach_the_config_from_flags_the_environment_and_a_file(mon
     assert defaults == {setting.name: setting.default for _, setting in SETTINGS if setting.name in groups}
     assert not [name for name in meant if defaults[name] == meant[name]], "what is written must be another value"
 
-    flags, lines = [], []
-    for name, value in meant.items():
-        flag, text = name.replace("_", "-"), WRITTEN[name][0]
-        flags += ([f"--{flag}"] if value else [f"--no-{flag}"]) if isinstance(value, bool) else [f"--{flag}", text]
-        quoted = json.dumps(text) if isinstance(value, str | Path) else text
-        lines.append(f"{flag} = {quoted}\n")
-    assert values(read_config(["m", *flags])) == meant
-
-    toml = tmp_path / "settings.toml"
-    toml.write_text("".join(lines))
-    assert values(read_config(["m", "--config", str(toml)])) == meant
-
-    for name in meant:
-        monkeypatch.setenv(ENVIRONMENT_PREFIX + name.upper(), WRITTEN[name][0])
-    assert values(read_config(["m"])) == meant
+    for config in read_everywhere({name: WRITTEN[name][0] for name in groups}):
+        assert values(config) == meant
 
 
 def test_both_answers_to_a_question_without_a_default_can_be_given():
@@ -137,27 +145,18 @@ def test_both_answers_to_a_question_without_a_default_can_be_given():
         assert read_config(["m", flag]).loading.normalize is meant
 
 
-def test_an_empty_data_dir_is_not_the_default(monkeypatch, tmp_path):
-    toml = tmp_path / "settings.toml"
-    toml.write_text('data-dir = ""\n')
-    for arguments in (["--data-dir", ""], ["--data-dir="], ["--config", str(toml)]):
-        config = decode_config(encode_config(read_config(["m", *arguments])))
+def test_an_empty_data_dir_is_not_the_default(read_everywhere):
+    for config in (*read_everywhere({"data_dir": ""}), read_config(["m", "--data-dir="])):
+        config = decode_config(encode_config(config))
         assert (config.batch.data_dir, config.batch.is_served) == ("", False)
-    monkeypatch.setenv(ENVIRONMENT_PREFIX + "DATA_DIR", "")
-    assert not read_config(["m"]).batch.is_served
     assert Config(models=("m",)).batch.is_served
 
 
-def test_vllm_s_settings_for_pooling_are_read_from_a_flag_the_environment_and_a_file(monkeypatch, tmp_path):
+def test_vllm_s_settings_for_pooling_are_read_from_a_flag_the_environment_and_a_file(read_everywhere):
     written = '{"pooling_type": "CLS", "use_activation": false}'
     meant = (ModelSource("m", "m", (), ModelConfig(pooler_config=written, pooling="cls", normalize=False)),)
-    assert read_config(["m", "--pooler-config", written]).sources == meant
-    toml = tmp_path / "settings.toml"
-    toml.write_text(f"pooler-config = '{written}'\n")
-    assert read_config(["m", "--config", str(toml)]).sources == meant
-    monkeypatch.setenv(ENVIRONMENT_PREFIX + "POOLER_CONFIG", written)
-    assert read_config(["m"]).sources == meant
-    assert decode_config(encode_config(read_config(["m"]))).sources == meant
+    configs = read_everywhere({"pooler_config": written})
+    assert [config.sources for config in (*configs, decode_config(encode_config(configs[0])))] == [meant] * 4
 
 
 def test_one_model_may_have_several_names():
@@ -175,11 +174,6 @@ def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch, tmp_
     assert (config.network.port, config.network.host, config.loading.dtype) == (3, "environment", "float32")
 
 
-def test_the_model_can_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", "org/model")
-    assert read_config([]).models == ("org/model",)
-
-
 def test_several_models_are_named_by_an_equals_sign():
     assert read_config(["org/a", "b=org/other", "c=/models/x=y"]).sources == (
         ModelSource("org/a", "org/a"),
@@ -188,17 +182,12 @@ def test_several_models_are_named_by_an_equals_sign():
     )
 
 
-def test_several_models_can_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", "org/a b=org/other")
-    assert [source.name for source in read_config([]).sources] == ["org/a", "b"]
-
-
-def test_several_models_can_come_from_a_file(tmp_path):
+def test_models_can_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
     (tmp_path / "settings.toml").write_text('model = ["org/a", "b=org/other"]')
-    assert [source.name for source in read_config(["--config", str(tmp_path / "settings.toml")]).sources] == [
-        "org/a",
-        "b",
-    ]
+    assert read_config(["--config", str(tmp_path / "settings.toml")]).models == ("org/a", "b=org/other")
+    for written in ("org/a b=org/other", "org/a"):
+        monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", written)
+        assert read_config([]).models == tuple(written.split())
 
 
 def test_a_folder_whose_name_has_an_equals_sign_is_itself(tmp_path):
@@ -247,20 +236,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "blamed"), WRONG.values(), ids=WRONG)
-def test_a_wrong_setting_is_blamed_by_name(arguments, blamed):
+def test_the_command_blames_a_wrong_setting_by_name(arguments, blamed, capfd, monkeypatch):
     with pytest.raises((CycloptsError, ValueError, OSError), match=blamed):
         read_config(arguments)
-
-
-def test_the_command_says_in_one_line_what_is_wrong_with_its_settings(capfd, monkeypatch):
-    for arguments, blamed in WRONG.values():
-        monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == 2
-        said = capfd.readouterr().err
-        assert blamed in said
-        assert "Traceback" not in said
+    monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capfd.readouterr().err
+    assert blamed in said
+    assert "Traceback" not in said
 
 
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
@@ -283,15 +268,9 @@ def test_replicas_may_be_counted_by_gpu_where_there_are_gpus():
 
 
 @pytest.mark.parametrize(("written", "meant"), [("8", (8, 8)), ("1..8", (1, 8)), ("3..3", (3, 3))])
-def test_replicas_are_a_number_or_a_range_wherever_they_are_written(tmp_path, monkeypatch, written, meant):
-    by_flag = read_config(["m", "--engine", "ray", "--replicas", written])
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}REPLICAS", written)
-    by_environment = read_config(["m", "--engine", "ray"])
-    monkeypatch.delenv(f"{ENVIRONMENT_PREFIX}REPLICAS")
-    toml = tmp_path / "settings.toml"
-    toml.write_text(f"replicas = {written if written.isdigit() else repr(written)}\n")
-    by_file = read_config(["m", "--engine", "ray", "--config", str(toml)])
-    for config in (by_flag, by_environment, by_file, decode_config(encode_config(by_flag))):
+def test_replicas_are_a_number_or_a_range_wherever_they_are_written(read_everywhere, written, meant):
+    configs = read_everywhere({"replicas": written}, "--engine", "ray")
+    for config in (*configs, decode_config(encode_config(configs[0]))):
         assert config.processes.replica_range == meant
 
 
@@ -309,18 +288,6 @@ def test_settings_reach_another_process_as_they_are():
 
 
 def test_only_an_id_of_the_hub_is_shown_to_clients():
-    shown = {
-        source.location: source.shown_location
-        for source in read_config(
-            ["a=/srv/models/x", "b=./x", "c=../x", "d=org/model", "e=model", "f=~/x/y", "g=C:\\x"]
-        ).sources
-    }
-    assert shown == {
-        "/srv/models/x": "a",
-        "./x": "b",
-        "../x": "c",
-        "~/x/y": "f",
-        "C:\\x": "g",
-        "org/model": "org/model",
-        "model": "model",
-    }
+    models = ["a=/srv/models/x", "b=./x", "c=../x", "d=org/model", "e=model", "f=~/x/y", "g=C:\\x"]
+    shown = [source.shown_location for source in read_config(models).sources]
+    assert shown == ["a", "b", "c", "org/model", "model", "f", "g"]

@@ -17,7 +17,7 @@ SHORT = 16
 
 
 def make_batch(lengths: Sequence[int], params: Iterable[PoolingParams]) -> Batch:
-    """Return rows of so many tokens; ``params`` take turns."""
+    """Return rows of ``lengths`` tokens; ``params`` take turns."""
     random = np.random.default_rng(0)
     turns = cycle(params)
     rows = (random.integers(*IDS, size=length).astype(np.int32) for length in lengths)

@@ -1,4 +1,4 @@
-"""Several processes that send requests, so that none of them is what limits a server.
+"""Several processes that send requests, so that none of them limits a server.
 
 Each has its share of the clients, and a connection for each; ``python -m benchmarks.gpu.generators`` is such a process.
 """
@@ -80,7 +80,7 @@ class GeneratedLoad:
 
 
 async def generate(job: LoadJob, processes: int, *, within_s: float) -> GeneratedLoad:
-    """Run a job, its clients divided among at most so many processes.
+    """Run a job, its clients divided among at most ``processes``.
 
     Raises ``RequestFailedError`` if a request fails, or if the last one is not answered ``within_s`` seconds.
     Cancellation: the processes are terminated.

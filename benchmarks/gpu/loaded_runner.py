@@ -23,7 +23,7 @@ def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
 
 
 def without_graphs(runner: TransformerRunner) -> TransformerRunner:
-    """Have a runner's batches be computed as ever, but without CUDA graphs; before its ``prepare``."""
+    """Switch off a runner's CUDA graphs, before its ``prepare``; otherwise it computes as before."""
     runner.choose_computation()
     runner.capture = None
     if isinstance(runner.compute, GraphedBackbone):
@@ -45,7 +45,7 @@ class LoadedRunner:
     async def load(
         cls, arguments: Sequence[str], *, in_this_thread: bool = False, graphs: bool = True
     ) -> "LoadedRunner":
-        """Load a model in the launch thread, as a server does. Cancellation: at once; the thread goes on loading."""
+        """Load a model in the launch thread, as a server does. Cancellation: at once; the thread continues to load."""
         config = read_config(arguments)
         offload = Offload()
         loading = config.sources[0].loading

@@ -32,7 +32,7 @@ LOGITS = Aim(row="SPLADE: peak of equal long rows ÷ logits of as many tokens")
 """The budget of a model with logits is chosen by their size."""
 
 MOST_EVENTS = 100_000
-"""Of the allocator; some thousands are expected."""
+"""Maximum events of the allocator; some thousands are expected."""
 
 MIB = 2**20
 

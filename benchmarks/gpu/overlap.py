@@ -1,4 +1,4 @@
-"""The overlap of a batch's output copy with the computation of the next batch, and what it buys.
+"""The overlap of a batch's output copy with the computation of the next batch, and its gain.
 
 64 rows of 32 tokens, one vector for each row and one for each token, copied on a side stream, and by the launching
 thread, in turns. What happens when is traced with full batches: a fast GPU has computed 64 rows before the next batch

@@ -73,7 +73,7 @@ class Findings:
 
 @frozen(kw_only=True)
 class Part:
-    """What is run, for ``budget_s`` seconds at most, or longer on CPU.
+    """A step of the benchmark, for ``budget_s`` seconds at most, or longer on CPU.
 
     Each of its ``aims`` becomes a row, whatever happens.
     """

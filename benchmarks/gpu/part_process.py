@@ -1,4 +1,4 @@
-"""A part's own process: what it does to the GPU, to torch and to itself ends with it."""
+"""A part's own process: its effects on the GPU and torch end with it."""
 
 import json
 import subprocess

@@ -22,7 +22,7 @@ class NoGpuError(Exception):
 
 @frozen(kw_only=True)
 class SelectedGpu:
-    """A GPU. ``nvidia_smi_id`` is what nvidia-smi knows it by; ``driver`` is empty without nvidia-smi."""
+    """A GPU. ``nvidia_smi_id`` is its id for nvidia-smi; ``driver`` is empty without nvidia-smi."""
 
     name: str
     nvidia_smi_id: str

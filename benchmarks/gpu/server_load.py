@@ -40,7 +40,7 @@ ANSWER_S = 30.0
 
 @frozen(kw_only=True)
 class ServerLoad:
-    """Closed-loop clients, and what is aimed at in requests or tokens per second."""
+    """Closed-loop clients, and the aim in requests or tokens per second."""
 
     aim: Aim
     tokens: int

@@ -16,14 +16,14 @@ PartName: TypeAlias = Literal["tests", "ordering", "memory", "overlap", "load"]
 
 
 def share_of_cores(divisor: int, *, most: int) -> int:
-    """Return a number of processes: one for so many cores, at least one, and at most ``most``."""
+    """Return a number of processes by the number of cores: at least one, and at most ``most``."""
     return max(1, min(most, len(os.sched_getaffinity(0)) // divisor))
 
 
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``rounds`` of ``seconds`` for each load; all parts, or ``only`` those.
+    """The settings: ``rounds`` of ``seconds`` for each load; all parts, or ``only`` those.
 
     ``flags`` are those of the server, and replace the benchmark's own. ``load_processes`` are those that send requests;
     by default one for four cores, and at most eight. ``device cpu`` tries everything out, and needs an ``output_dir``;

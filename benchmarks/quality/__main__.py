@@ -46,7 +46,7 @@ PACKAGES = ("sentence-transformers", "nncf", "scipy", "scikit-learn")
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is measured. ``mpnet``: the folder of all-mpnet-base-v2, which is left out otherwise."""
+    """The settings. ``mpnet``: the folder of all-mpnet-base-v2, which is left out otherwise."""
 
     mpnet: Path | None = None
     dtypes: Names = (FLOAT32, "bfloat16", "int8")

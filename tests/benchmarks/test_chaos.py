@@ -12,21 +12,9 @@ from tests.server.server_process import ROOT
 
 @pytest.mark.slow
 def test_a_server_keeps_its_promises_through_hundreds_of_unkind_requests(tmp_path):
-    command = [
-        "--requests",
-        "250",
-        "--warm",
-        "50",
-        "--kills",
-        "1",
-        "--idle-s",
-        "0",
-        "--output-dir",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.chaos", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    flags = ["--requests", "250", "--warm", "50", "--kills", "1", "--idle-s", "0", "--output-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.chaos", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "| all | 250 |" in (tmp_path / "chaos.md").read_text()
 
@@ -39,21 +27,24 @@ def test_the_same_seed_gives_the_same_requests_of_every_kind():
     assert {each.kind for each in planned} == set(KINDS)
 
 
+SUM = "answered + failed with a status + client gone = sent"
+
+
 @pytest.mark.unit
-@pytest.mark.parametrize("end", [CUT, HUNG, REFUSED])
-def test_a_request_that_ends_in_no_way_breaks_a_promise(end):
+@pytest.mark.parametrize(
+    ("kind", "end", "broken"),
+    [
+        ("text", CUT, [SUM]),
+        ("text", HUNG, [SUM, "nothing hangs"]),
+        ("text", REFUSED, [SUM]),
+        ("batch", "500", ["requests without fault get no 500"]),
+    ],
+)
+def test_a_request_that_ends_in_no_way_or_with_a_500_without_fault_breaks_a_promise(kind, end, broken):
     story = Story(Ledger(), warm_mib=1.0, end_mib=1.0, still_answers=True)
+    story.ledger.enter("raises", "500")
     for fine in ("200", "429", "503", LEFT, HALF):
         story.ledger.enter("text", fine)
     assert story.broken() == []
-    story.ledger.enter("text", end)
-    assert "answered + failed with a status + client gone = sent" in story.broken()
-
-
-@pytest.mark.unit
-def test_a_500_for_a_request_without_fault_breaks_a_promise():
-    story = Story(Ledger(), warm_mib=1.0, end_mib=1.0, still_answers=True)
-    story.ledger.enter("raises", "500")
-    assert story.broken() == []
-    story.ledger.enter("batch", "500")
-    assert story.broken() == ["requests without fault get no 500"]
+    story.ledger.enter(kind, end)
+    assert story.broken() == broken

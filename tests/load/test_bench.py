@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ BENCH = (sys.executable, "-m", "trio_pool_serve", "bench")
 QUIET = Console(stderr=True, force_terminal=False)
 
 SHORT = LoadOptions(clients=4, duration=0.3)
+
+NOWHERE = "http://127.0.0.1:1"
 
 MODELS = {"data": [{"id": "other"}]}
 
@@ -81,16 +83,12 @@ async def listening(app: QuartTrio) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
-def counted(result: ServerResult) -> dict[str, int]:
-    return dict(result.outcomes)
-
-
 @pytest.mark.usefixtures("short")
 async def test_this_server_is_measured_on_every_route(url: str):
     for route in ("/v1/embeddings", "/v1/score", "/embed"):
         requests = RequestOptions(route=route, texts=2, tokens=8)
         (result,), stopped = await measure([url], SHORT, requests, QUIET)
-        assert set(counted(result)) == {"200"}, (route, result.reasons)
+        assert set(result.outcomes) == {"200"}, (route, result.reasons)
         assert not stopped
         assert result.requests_per_s > 0
         if route != "/embed":
@@ -104,7 +102,7 @@ async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str
     async with listening(app) as url:
         load = LoadOptions(duration=0.6, **loop)
         (result,), _ = await measure([f"{url}/v1"], load, RequestOptions(), QUIET)
-    outcomes = counted(result)
+    outcomes = result.outcomes
     assert set(outcomes) == {"200", "429", "500", "timeout"}
     assert sum(outcomes.values()) == len(app.seen)
     assert result.failed == sum(outcomes.values()) - outcomes["200"]
@@ -127,7 +125,7 @@ async def test_connections_that_are_cut_are_counted_beside_responses():
     async with raw_server(respond) as server:
         where = f"http://127.0.0.1:{server.port}"
         (result,), _ = await measure([where], SHORT, RequestOptions(model="m"), QUIET)
-        outcomes = counted(result)
+        outcomes = result.outcomes
         assert set(outcomes) == {"200", "cut off"}
         assert abs(outcomes["200"] - outcomes["cut off"]) <= 4
         assert sum(outcomes.values()) == len(server.requests)
@@ -186,25 +184,20 @@ async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("url", "options", "file", "message"),
     [
-        (["http://127.0.0.1:1"], "127.0.0.1:1 does not answer"),
-        (["127.0.0.1:8000"], "is not the URL of a server"),
-        (["http://user:secret-key@127.0.0.1:1"], "'http://127.0.0.1:1' is not the URL of a server"),
-        (["http://127.0.0.1:1", "--model", "m", "--route", "/v1/audio"], "its body is not known"),
-        (["http://127.0.0.1:1", "--model", "m", "--body-file", "/nowhere/bodies"], "/nowhere/bodies cannot be read"),
-        (["http://127.0.0.1:1", "--json", "/nowhere/b.json"], "there is no such folder"),
+        (NOWHERE, {}, None, "127.0.0.1:1 does not answer"),
+        ("127.0.0.1:8000", {}, None, "is not the URL of a server"),
+        ("http://user:secret-key@127.0.0.1:1", {}, None, "'http://127.0.0.1:1' is not the URL of a server"),
+        (NOWHERE, {"model": "m", "route": "/v1/audio"}, None, "its body is not known"),
+        (NOWHERE, {"model": "m", "body_file": Path("/nowhere/bodies")}, None, "/nowhere/bodies cannot be read"),
+        (NOWHERE, {}, Path("/nowhere/b.json"), "there is no such folder"),
     ],
 )
-async def test_what_cannot_be_measured_is_said_in_one_line(arguments: Sequence[str], message: str, capfd):
-    named = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-    requests = RequestOptions(
-        model=named.get("--model"),
-        route=named.get("--route", "/v1/embeddings"),
-        body_file=Path(named["--body-file"]) if "--body-file" in named else None,
-    )
-    file = Path(named["--json"]) if "--json" in named else None
-    assert await run_bench(arguments[:1], SHORT, requests, file) == 1
+async def test_a_measurement_that_is_impossible_is_explained_in_one_line(
+    url: str, options: dict[str, Any], file: Path | None, message: str, capfd
+):
+    assert await run_bench([url], SHORT, RequestOptions(**options), file) == 1
     shown = capfd.readouterr()
     assert message in shown.err
     assert "secret-key" not in shown.err
@@ -261,22 +254,12 @@ def test_requests_have_the_fields_of_their_routes(tmp_path: Path):
 
 
 def result_of(*rounds: list[float]) -> ServerResult:
-    return ServerResult(
-        url="http://host",
-        texts_per_request=1,
-        rounds=[
-            Round(
-                seconds=1.0,
-                requests_per_s=float(len(latencies)),
-                latencies_ms=latencies,
-                outcomes={"200": len(latencies)},
-                reasons={},
-                late_p99_ms=0.0,
-                tokens=None,
-            )
-            for latencies in rounds
-        ],
-    )
+    fixed = {"seconds": 1.0, "reasons": {}, "late_p99_ms": 0.0, "tokens": None}
+    made = [
+        Round(requests_per_s=float(len(each)), latencies_ms=each, outcomes={"200": len(each)}, **fixed)
+        for each in rounds
+    ]
+    return ServerResult(url="http://host", texts_per_request=1, rounds=made)
 
 
 @pytest.mark.unit

@@ -13,7 +13,7 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
 @frozen(kw_only=True)
 class LoggingConfig:
-    """What is logged to standard error."""
+    """Logs on standard error."""
 
     log_level: Annotated[
         LogLevel,
