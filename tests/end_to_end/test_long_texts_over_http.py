@@ -102,12 +102,3 @@ async def test_every_window_is_read_behind_the_prompt(name: str, tmp_path: Path,
     difference = max(farthest(*answer) for answer in answers)
     assert difference < TOLERANCE
     record_agreement(name, "embed in windows", ORACLE, difference)
-
-
-async def test_a_long_text_is_refused_otherwise(tmp_path: Path):
-    path = write(tmp_path, "bert")
-    text = " ".join(LongText(reference(path), "").words)
-    async with serving_folder(path) as ours:
-        answer = await ours.client.post("/v1/embeddings", json={"input": text})
-    assert answer.status_code == 400
-    assert f"maximum context length is {MAX_LENGTH} tokens" in answer.text

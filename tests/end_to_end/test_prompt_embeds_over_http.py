@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder, farthest, one_of, serving_folder
-from tests.models.classifier_families import write_classifier
 from tests.models.model_families import TEXTS, reference, write_family
 from tests.tensors import FORMS
 from trio_pool_serve.config import InputConfig
@@ -95,76 +94,12 @@ async def test_every_form_and_type_agrees(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", one_of(["bert", "qwen3"], "qwen3"))
-async def test_texts_and_embeddings_share_batches(name: str, tmp_path: Path):
-    path = write_family(tmp_path / name, name)
-    theirs = rounded(path, torch.float32)
-    payloads = [payload("safetensors", rows) for rows in theirs.rows]
-    async with serving_folder(path, inputs=TAKEN) as ours:
-
-        async def embeds() -> None:
-            assert farthest(await vectors_of_embeds(ours, payloads), theirs.expected) < TOLERANCE
-            pooled = (await ours.post("/pooling", prompt_embeds=payloads, task="embed"))["data"]
-            assert farthest([item["data"] for item in pooled], theirs.expected) < TOLERANCE
-
-        async def texts() -> None:
-            assert farthest(await ours.embeddings(KEPT, truncate_prompt_tokens=-1), theirs.expected) < TOLERANCE
-
-        async with trio.open_nursery() as clients:
-            for _ in range(4):
-                clients.start_soon(embeds)
-                clients.start_soon(texts)
-        await wait_idle(ours.service)
-
-
-@pytest.mark.parametrize("name", one_of(["bert", "qwen3"], "qwen3"))
 async def test_rows_are_cut_as_tokens_are(name: str, tmp_path: Path):
     path = write_family(tmp_path / name, name)
     theirs = rounded(path, torch.float32)
     async with serving_folder(path, inputs=TAKEN) as ours:
         cut = await vectors_of_embeds(ours, [payload("npy", rows) for rows in theirs.rows], truncate_prompt_tokens=7)
         assert farthest(cut, await ours.embeddings([ids[:7] for ids in theirs.ids])) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", one_of(["bert", "qwen3"], "qwen3"))
-async def test_a_bad_one_among_good_ones_is_named_and_leaves_nothing(name: str, tmp_path: Path):
-    path = write_family(tmp_path / name, name)
-    theirs = rounded(path, torch.float32)
-    good = [payload("safetensors", rows) for rows in theirs.rows]
-    infinite = theirs.rows[2].clone()
-    infinite[0, 3] = float("inf")
-    bad = {
-        "not finite": payload("safetensors", infinite),
-        "wide": payload("npy", theirs.rows[2][:, 1:]),
-        "no rows": payload("safetensors", theirs.rows[2][:0]),
-        "unknown format": base64.b64encode(b"GIF89a" + bytes(99)).decode(),
-        "base64": "größer",
-    }
-    async with serving_folder(path, inputs=TAKEN) as ours:
-        for said, broken in bad.items():
-            answer = await ours.client.post("/v1/embeddings", json={"prompt_embeds": [*good[:3], broken, *good[3:]]})
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
-            assert said in error["message"]
-            assert error["message"].endswith("at `$.prompt_embeds[3]`"), error
-            assert error["param"] == "prompt_embeds"
-            await wait_idle(ours.service)
-            assert farthest(await vectors_of_embeds(ours, good), theirs.expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", one_of(["bert", "qwen3"], "qwen3"))
-async def test_classes_are_those_of_the_text(name: str, tmp_path: Path):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    path = write_classifier(tmp_path / "model", name, id2label={0: "calm", 1: "glad", 2: "cross"})
-    theirs = AutoModelForSequenceClassification.from_pretrained(path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    ids = [tokenizer(text, truncation=True, return_tensors="pt")["input_ids"] for text in KEPT]
-    with torch.inference_mode():
-        expected = [theirs(row).logits.softmax(-1)[0].numpy() for row in ids]
-        rows = [theirs.get_input_embeddings()(row)[0].clone() for row in ids]
-    async with serving_folder(path, inputs=TAKEN) as ours:
-        answer = await ours.post("/classify", prompt_embeds=[payload("safetensors", row) for row in rows])
-    assert farthest([item["probs"] for item in answer["data"]], expected) < TOLERANCE
 
 
 async def test_embeddings_of_which_the_model_makes_no_numbers_are_refused(tmp_path: Path):

@@ -1,7 +1,6 @@
 """The real model in real server processes, asked by real clients."""
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.end_to_end.texts import SPECIMENS, varied_texts
 from tests.server.server_process import (
     API_PROCESS,
     ENGINE_PROCESS,
-    ROOT,
     SCRIPTED,
     ServerProcess,
     hypercorned,
@@ -98,16 +96,6 @@ async def run_printed_curl_line(server: ServerProcess) -> None:
     (line,) = (line.strip() for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = await trio.run_process(["bash", "-c", line], capture_stdout=True, stderr=subprocess.DEVNULL)
     assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
-
-
-async def test_the_python_example_of_the_readme_runs(server, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert "http://127.0.0.1:8000" in example
-    here = example.replace("http://127.0.0.1:8000", server.url)
-    names: dict = {}
-    await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), names))
-    names["client"].close()
-    assert capsys.readouterr().out == "2 384\n"
 
 
 def assert_only_engines_have_torch(server: ServerProcess, api_workers: int) -> None:

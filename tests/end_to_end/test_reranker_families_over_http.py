@@ -12,7 +12,6 @@ from tests.end_to_end.folder_over_http import Record, farthest, one_of, serving_
 from tests.models.classifier_families import FAMILIES, LONG, PAIRS, cross_encoder, write_classifier
 from tests.models.model_families import edit_json
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
-from tests.models.test_classification_agreement import LABELS
 from tests.models.test_reranking_agreement import (
     FLAT,
     LANGUAGE_MODELS,
@@ -106,19 +105,3 @@ async def test_a_language_model_asked_for_yes_or_no_agrees(name: str, tmp_path: 
 
 def family_of(name: str) -> str:
     return name.removesuffix("ForCausalLM").lower()
-
-
-async def test_a_classifier_is_no_reranker(tmp_path: Path):
-    path = write_classifier(tmp_path / "bert", "bert", **LABELS)
-    async with serving_folder(path) as ours:
-        answer = await ours.client.post("/rerank", json={"query": "a", "documents": ["b"]})
-    assert answer.status_code == 400
-    assert "classify" in answer.text
-
-
-async def test_a_pair_without_tokens_is_refused(tmp_path: Path):
-    path = write_classifier(tmp_path / "qwen3", "qwen3", num_labels=1)
-    async with serving_folder(path) as ours:
-        answer = await ours.client.post("/rerank", json={"query": "", "documents": ["a nursery", ""]})
-    assert answer.status_code == 400
-    assert "no tokens" in answer.text

@@ -113,18 +113,18 @@ class ResponseReader:
             self.is_complete = True
 
 
+@define(eq=False)
 class ClientConnection(trio.abc.AsyncResource):
     """Sends encoded requests one after the other, and reads their responses.
 
     With ``keeps_body``, and for other statuses than 200, the body of a response is kept.
     """
 
-    def __init__(self, stream: trio.abc.Stream, *, keeps_body: bool = False) -> None:
-        self._stream = stream
-        self._keeps_body = keeps_body
-        self._used = False
-        self.keeps_alive = True
-        """Whether another request can be sent."""
+    _stream: trio.abc.Stream
+    _keeps_body: bool = False
+    _used: bool = field(init=False, default=False)
+    keeps_alive: bool = field(init=False, default=True)
+    """Whether another request can be sent."""
 
     @classmethod
     async def open(cls, target: Target, *, keeps_body: bool = False) -> Self:

@@ -173,24 +173,22 @@ class LoadRun:
 
         If the server has closed the idle connection in the meantime, the request is sent again: it has not failed.
         """
-        while self._idle:
+        while True:
+            connection = self._idle.pop() if self._idle else await self._open()
             try:
-                return await self._ask_over(self._idle.pop(), request)
+                return await connection.ask(request)
             except NoResponseError as error:
-                if not error.is_stale:
+                if not error.is_stale:  # as a new connection never is
                     raise
-        connection = await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
-        return await self._ask_over(connection, request)
+            finally:
+                if connection.keeps_alive:
+                    self._idle.append(connection)
+                else:
+                    with trio.CancelScope(shield=True):  # closing does not wait
+                        await connection.aclose()
 
-    async def _ask_over(self, connection: ClientConnection, request: bytes) -> Response:
-        try:
-            return await connection.ask(request)
-        finally:
-            if connection.keeps_alive:
-                self._idle.append(connection)
-            else:
-                with trio.CancelScope(shield=True):  # closing does not wait
-                    await connection.aclose()
+    async def _open(self) -> ClientConnection:
+        return await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
 
     def count(self, due: float, now: float, response: Response | None = None) -> None:
         """Count a request that was answered with 200."""
