@@ -39,3 +39,10 @@ def do_job(kind: type[Any], do: Callable[[Any], object]) -> None:
     """Do the job of this process."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
     sys.stdout.buffer.write(msgspec.json.encode(do(job)))
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an error says; of a group, what its first error says."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

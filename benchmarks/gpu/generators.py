@@ -10,8 +10,7 @@ import attrs
 import trio
 from attrs import Factory, frozen
 
-from benchmarks.gpu.failure import text_of
-from benchmarks.job_process import do_job, run_jobs
+from benchmarks.job_process import do_job, run_jobs, text_of
 from benchmarks.load import Load, LoadJob, UnexpectedAnswerError
 from trio_pool_serve.load.load_run import quantile
 

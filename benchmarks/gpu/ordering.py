@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 import trio
 
 from benchmarks.aim import Aim
-from benchmarks.gpu.failure import text_of
 from benchmarks.gpu.loaded_runner import LoadedRunner, runner_arguments
 from benchmarks.gpu.part import Findings, Subject
 from benchmarks.gpu.part_process import PartProcessError, read_job, run_part_process, send_finding
+from benchmarks.job_process import text_of
 
 Check: TypeAlias = Literal["sanitizer", "synchronisation"]
 

@@ -8,9 +8,9 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from benchmarks.aim import Aim
-from benchmarks.gpu.failure import text_of
 from benchmarks.gpu.selected_gpu import SelectedGpu
 from benchmarks.gpu.settings import Settings
+from benchmarks.job_process import text_of
 
 Verdict: TypeAlias = Literal["reached", "not reached", "measured", "not measured"]
 """measured: there is no bar."""

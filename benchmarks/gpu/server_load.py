@@ -14,13 +14,13 @@ import trio
 from attrs import define, field, frozen
 
 from benchmarks.aim import Aim
-from benchmarks.answers import ask, embeddings_body, vectors_of
+from benchmarks.answers import check_answers, embeddings_body
 from benchmarks.gpu.busy_share import BusyShare, watch
 from benchmarks.gpu.generators import GeneratedLoad, RequestFailedError, generate
 from benchmarks.gpu.loaded_runner import runner_arguments
 from benchmarks.gpu.part import Findings, Subject
 from benchmarks.load import LoadJob
-from benchmarks.model import LEAST_COSINE, Texts, check_vectors, oracle_vectors
+from benchmarks.model import LEAST_COSINE, Texts, oracle_vectors
 from benchmarks.offline import OfflineJob, OfflineResult, open_offline
 from benchmarks.report import open_figure, write_figure
 from benchmarks.servers import Server, open_server
@@ -145,9 +145,7 @@ async def check(server: Server, folder: Path, lengths: Sequence[int]) -> float:
     for tokens in lengths:
         texts = Texts().make(CHECKED_TEXTS, tokens)
         oracle = await trio.to_thread.run_sync(oracle_vectors, texts, str(folder))
-        together = vectors_of((await ask(server.url, embeddings_body(texts, model=str(folder)))).json())
-        alone = vectors_of((await ask(server.url, embeddings_body(texts[0], model=str(folder)))).json())
-        cosines += [check_vectors(together, oracle), check_vectors(alone, oracle[:1])]
+        cosines.append(await check_answers(server.url, texts, oracle, str(folder)))
     return min(cosines)
 
 
