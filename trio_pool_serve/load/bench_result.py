@@ -54,10 +54,7 @@ class ServerResult:
     @property
     def outcomes(self) -> Counter[str]:
         """How many requests ended in each way."""
-        total: Counter[str] = Counter()
-        for each in self.rounds:
-            total.update(each.outcomes)
-        return total
+        return sum((Counter(each.outcomes) for each in self.rounds), Counter())
 
     @property
     def reasons(self) -> dict[str, str]:
