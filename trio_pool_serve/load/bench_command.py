@@ -1,6 +1,5 @@
 """``trio-pool-serve bench`` and its options: sends requests to servers and shows how fast they respond."""
 
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,6 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.config.help import help_
 
 CLIENTS = 32
-
-HEADER_VALUE = re.compile(r"[\x21-\x7e]*")
-"""Characters of a key: none of them ends a header."""
 
 
 @Parameter(name="*", group=Group("Load", sort_key=0))
@@ -64,8 +60,8 @@ class RequestOptions:
         str | None, help_("Name of the model in requests.", default="the first that the server's `/v1/models` lists")
     ] = None
     api_key: Annotated[str | None, help_("API key of the server.", default="`OPENAI_API_KEY`")] = field(
-        default=None, repr=False, validator=optional(matches_re(HEADER_VALUE))
-    )
+        default=None, repr=False, validator=optional(matches_re(r"[\x21-\x7e]*"))
+    )  # no character that ends a header
     texts: Annotated[int, help_("Texts in a request; documents of a query to rerank.")] = field(
         default=1, validator=[gt(0), le(100_000)]
     )

@@ -206,14 +206,16 @@ def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
     if options.body_file is not None:
         return [line.encode() for line in _lines_of(options.body_file)]
     kind = "/" + options.route.rpartition("/")[2]
-    make = ROUTES.get(kind)
-    if make is None:
+    if kind not in ROUTES:
         known = ", ".join(ROUTES)
         raise BenchError(f"--route {options.route}: its body is not known. Known are {known}; others take --body-file.")
     named = {} if model is None else {"model": model}
     size = options.texts + (kind in WITH_QUERY)
     texts = _texts(options, size)
-    return [json.dumps({**named, **make(texts[begin : begin + size])}).encode() for begin in range(0, len(texts), size)]
+    return [
+        json.dumps({**named, **ROUTES[kind](texts[begin : begin + size])}).encode()
+        for begin in range(0, len(texts), size)
+    ]
 
 
 def _texts(options: RequestOptions, size: int) -> list[str]:
