@@ -33,11 +33,12 @@ def client_at(address: str, url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=300, transport=transport)
 
 
-async def test_a_text_is_tokenised_in_its_turn_beside_40_long_ones_of_another_address(service):
+async def test_a_text_is_tokenised_in_its_turn_beside_40_long_ones_of_another_address(service, minilm: Path):
     """Before clients took turns, it was tokenised behind all 40."""
-    tokenizers = service.model().renderer.texts.tokenizers
-    noting = NotingTokenizer(tokenizers._free.pop())
-    tokenizers._free.append(noting)
+    noting = NotingTokenizer(minilm)
+    free = service.model().renderer.texts.tokenizers._free
+    free.pop()
+    free.append(noting)
     answered: list[int] = []
 
     async def embed(client: httpx.AsyncClient, text: str) -> None:
