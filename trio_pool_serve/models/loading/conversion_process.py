@@ -114,7 +114,7 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
     if folder.kind.load != job.kind:  # it would be converted without its heads
         raise ModelLoadError(
             f"The process that converts the model takes it for {folder.kind.load}, not {job.kind}: its kind "
-            f"has to be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
+            f"must be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
         )
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
     loaded, runner, params = load_parts(folder, config, Offload())

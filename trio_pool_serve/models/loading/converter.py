@@ -168,7 +168,7 @@ _decoder: "msgspec.msgpack.Decoder[FromConversion]" = msgspec.msgpack.Decoder(Fr
 
 @define(eq=False)
 class ChildConverter:
-    """One model in the ``ConverterProcess``, loaded by torch: a ``Converter``."""
+    """One model in the ``ConverterProcess``, loaded with torch: a ``Converter``."""
 
     _job: ConversionJob
     _process: ConverterProcess | None = field(init=False, default=None)

@@ -242,7 +242,7 @@ class CpuModel:
         return trial.what
 
     def _by_torch(self, reason: str) -> Runner:
-        """Return the runner by torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
+        """Return the runner that computes with torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
         if self._dtype == "int8":
             raise ModelLoadError(f"--dtype int8: {reason}.")
         if self.config.backend == "openvino":

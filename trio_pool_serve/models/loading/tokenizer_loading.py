@@ -1,4 +1,4 @@
-"""Loading the tokenizer of a model's folder: from the cache, by transformers, or from its files alone.
+"""Loading the tokenizer of a model's folder: from the cache, with transformers, or from its files alone.
 
 transformers is imported only when it is needed.
 """
