@@ -1,6 +1,7 @@
 """What ``scripts/size`` counts."""
 
 import runpy
+import tomllib
 from textwrap import dedent
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from tests.server.server_process import ROOT
 
 pytestmark = pytest.mark.unit
+
+OUTSIDE = {"the package", "benchmarks", "docs", "scripts", "tests"}
 
 SIZE = runpy.run_path(str(ROOT / "scripts" / "size"))
 
@@ -67,3 +70,15 @@ def test_a_function_has_the_statements_inside_it():
 )
 def test_each_file_counts_for_one_area_or_for_none(name: str, area: str | None):
     assert SIZE["area_of"](name) == area
+
+
+def test_no_package_has_more_statements_than_its_line_says():
+    limits = tomllib.loads((ROOT / "scripts" / "size-limits.toml").read_text())
+    areas, _ = SIZE["counted"]()
+    packages = {area.removeprefix("trio_pool_serve/"): counts for area, counts in areas.items() if counts["statements"]}
+    found = {name: packages[name]["statements"] for name in packages.keys() - OUTSIDE}
+    assert {name: number for name, number in found.items() if number > limits[name]["statements"]} == {}
+    assert limits.keys() == found.keys()
+    assert all(each["reason"] for each in limits.values())
+    whole = packages["the package"]
+    assert whole["docstring lines"] >= 0.12 * whole["lines"]
