@@ -20,7 +20,7 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config, SchedulingConfig
-from trio_pool_serve.engine import launch_thread
+from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.worker import Worker
@@ -53,7 +53,7 @@ settings.load_profile("suite")
 @pytest.fixture
 def one_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines compute one batch after the other, as the order in which they take rows is checked."""
-    monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(worker, "MAX_IN_FLIGHT", 1)
 
 
 def pytest_collection() -> None:

@@ -97,20 +97,23 @@ def test_no_modules_import_each_other_in_a_circle():
         ".".join(("trio_pool_serve", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in SOURCES
     }
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
-    imports = {name: {each for each in top_level_imports(path) if each in modules} for name, path in modules.items()}
+    imports = {
+        name: {full if full in modules else module for module, full in top_level_imports(path) if module in modules}
+        for name, path in modules.items()
+    }
     del imports["trio_pool_serve"]  # it imports the public names only when they are used
     TopologicalSorter(imports).prepare()  # raises CycleError
 
 
-def top_level_imports(path: Path) -> Iterator[str]:
-    """Yield the names of what a module imports outside of functions, and the modules they are in."""
+def top_level_imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the module of each import outside of functions, and the name with what is imported from it."""
     nodes: list[ast.AST] = [tree_of(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.ImportFrom):
-            yield from (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names))
+            yield from ((node.module or "", f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, alias.name) for alias in node.names)
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             nodes += ast.iter_child_nodes(node)
 

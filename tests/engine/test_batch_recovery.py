@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.test_local import computing, engine_over, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.engine import launch_thread, worker
+from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.engine import Engine
@@ -66,7 +66,7 @@ async def computed_together(engine: Engine, runner: ScriptedRunner, ids: Iterabl
 async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[Engine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch_thread, "MAX_IN_FLIGHT", 1)
+        patch.setattr(worker, "MAX_IN_FLIGHT", 1)
         async with running(engine_over(lambda: runner, **settings)) as engine:
             yield engine
 
@@ -128,7 +128,7 @@ async def test_an_error_that_passes_costs_nobody_anything(scripted):
 
 
 async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch_thread, "RETRY_S", 0)
+    monkeypatch.setattr(worker, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import launch_thread, worker
+from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
@@ -58,7 +58,7 @@ async def running(engine: Engine) -> AsyncIterator[Engine]:
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
 async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", request.param)
+    monkeypatch.setattr(worker, "MAX_IN_FLIGHT", request.param)
     async with running(engine_over(lambda: scripted)) as ready:
         yield ready
 
@@ -190,7 +190,7 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
 
     scripted.on_launch = Copying
     for in_flight in (1, 2):
-        monkeypatch.setattr(launch_thread, "MAX_IN_FLIGHT", in_flight)
+        monkeypatch.setattr(worker, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
         async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:

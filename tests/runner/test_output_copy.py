@@ -19,7 +19,7 @@ from tests.scripted_runner import ScriptedRunner
 from tests.simgpu.activity import watched
 from tests.simgpu.device import DeviceModule, simulated_device
 from tests.simgpu.streams import Event
-from trio_pool_serve.engine import launch_thread
+from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
@@ -340,7 +340,7 @@ async def staged(held: HeldDevice, max_in_flight: int) -> AsyncIterator[Stage]:
     runner = CopyingRunner(copier=OutputCopier(held.device, offload), trace=held.trace)
     engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch_thread, "MAX_IN_FLIGHT", max_in_flight)
+        patch.setattr(worker, "MAX_IN_FLIGHT", max_in_flight)
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.wait_ready()

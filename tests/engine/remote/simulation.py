@@ -18,7 +18,7 @@ from trio.testing import memory_stream_pair
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import device, dispatcher, launch_thread, queue_entry, scheduler
+from trio_pool_serve.engine import device, dispatcher, queue_entry, scheduler, worker
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import device_server, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
@@ -32,7 +32,7 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 
 T = TypeVar("T")
 
-TIMED = (*(device, device_server, dispatcher), *(launch_thread, queue_entry, remote_device, scheduler))
+TIMED = (*(device, device_server, dispatcher), *(worker, queue_entry, remote_device, scheduler))
 """Modules that read ``time.perf_counter``."""
 
 P50_S, P99_S = 0.0019, 0.016
