@@ -165,8 +165,8 @@ async def run(settings: Settings) -> None:
             rows += await measure(subject, settings.dtypes, sets, note)
     show(rows, sets)
     plot(rows, settings.output_dir)
-    described = {"dtypes": " ".join(settings.dtypes)}
-    report.write(settings=described, rows=rows)
+    mpnet = settings.mpnet and settings.mpnet.name
+    report.write(settings={"dtypes": " ".join(settings.dtypes), "mpnet": mpnet}, rows=rows)
     exact = [difference for row in rows if row["by"] == FLOAT32 for difference in row.get("differences", {}).values()]
     if exact and max(map(abs, exact)) > TOLERANCE:
         raise WrongAnswerError(f"float32 differs from sentence-transformers by more than {TOLERANCE}: {exact}")
