@@ -1,4 +1,4 @@
-"""Files of an earlier run, or of something else, where a run is to write."""
+"""Files that a run finds at its output: an earlier run's, or others."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ def check_output(
     _check_inputs(inputs, written)
     for found in written:
         if found.is_dir() and not (in_parts and found == path):
-            raise BulkInputError(f"{found} is a folder, where a file is to be written: name a file.")
+            raise BulkInputError(f"{found} is a folder, but the run writes a file: name a file.")
     if overwrite:
         _check_unused(journal)
         parts = _parts(path)

@@ -28,7 +28,7 @@ READ_TIMEOUT_S = 1000.0
 PART_BYTES = 2**20
 
 TEMPORARY_STATUSES = {408, 425, 429}
-"""Beside those from 500 on: the same request may succeed later."""
+"""The same request may succeed later, as after statuses from 500 on."""
 
 
 def is_url(path_or_url: str) -> bool:

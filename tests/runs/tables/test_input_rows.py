@@ -109,7 +109,7 @@ def test_an_id_is_a_scalar_that_every_output_can_write(tmp_path):
         "The column 'k' has a list or an object, which is no id.",
         "The column 'k' has null.",
         "There is no column 'k'; there are: none.",
-        "The line is a JSON string, where an object with 'k' is needed.",
+        "The line is a JSON string, but an object with 'k' is needed.",
     ]
 
 

@@ -152,7 +152,7 @@ def objects_of(column: Any) -> list[Any]:
     """Return the values of an Arrow array as Python objects, or the error of one that cannot be read.
 
     Arrow has values that Python has not: strings that are not UTF-8, times before the year 1 or after 9999, indices
-    that are not in their dictionary, and in columns of pickled objects those whose class is missing or raises.
+    that are not in their dictionary, and pickled objects whose class is missing or raises.
     """
     try:
         return list(column.to_pylist())

@@ -74,7 +74,7 @@ def _standard_input(given: str | None) -> FoundFiles:
         raise BulkInputError("Standard input has no extension: name its format, jsonl or csv for example.")
     found = format_of(STDIN, given)
     if not found.in_lines:
-        raise BulkInputError(f"{found} cannot be read from standard input, where there is no way back. Use a file.")
+        raise BulkInputError(f"{found} cannot be read from standard input, which cannot seek. Use a file.")
     return (InputFile("standard input", None),), found
 
 

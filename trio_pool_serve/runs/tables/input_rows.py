@@ -69,10 +69,10 @@ RowsOfFile: TypeAlias = Generator[InputRow, None, int]
 
 
 def id_of(found: Any, id_column: str | None, number: int) -> RowId:
-    """Return an id that every output can write: of a row without one its number, unless a column was named.
+    """Return an id that every output can write; a row without one gets its number, unless a column is named.
 
-    Integers of more than 64 bits become strings: JSON encoders and Arrow refuse them. Raises ``ValueError`` for a value
-    that is no id, in a column that was named.
+    Integers of more than 64 bits become strings: JSON encoders and Arrow reject them. Raises ``ValueError`` if a column
+    is named and ``found`` is no id.
     """
     if isinstance(found, str):
         return found
@@ -89,7 +89,7 @@ def id_of(found: Any, id_column: str | None, number: int) -> RowId:
 
 
 def index_of(column: str, names: Sequence[str], file: str) -> int:
-    """Return where in a header or schema a column is. Raises ``BulkInputError`` unless it is there once."""
+    """Return the index of a column in a header or schema. Raises ``BulkInputError`` unless it is there once."""
     if names.count(column) != 1:
         many = "more than one column" if column in names else "no column"
         raise BulkInputError(f"{file} has {many} {column!r}. Its columns are: {listed(names)}.")
@@ -130,7 +130,7 @@ def _of_line(line: bytes | None, number: int, at: int, selection: Selection) -> 
             raise ValueError("The line is neither a JSON object nor a JSON string.")  # noqa: TRY004, TRY301
         elif len(columns) != 1 or id_column is not None:
             wanted = listed([*columns, *([id_column] if id_column is not None else [])])
-            raise ValueError(f"The line is a JSON string, where an object with {wanted} is needed.")  # noqa: TRY301
+            raise ValueError(f"The line is a JSON string, but an object with {wanted} is needed.")  # noqa: TRY301
         else:
             values = (decoded,)
         return InputRow(number, selection.name, row_id, values, "", at)
@@ -161,7 +161,7 @@ class _TextLines(Iterator[str]):
     def __init__(self, file: BinaryIO) -> None:
         self._lines = read_lines(file, MAX_ROW_BYTES)
         self.number = 0
-        """Of the line that was read last, from 1."""
+        """The line read last, from 1."""
         self.row_bytes = 0
 
     def __next__(self) -> str:

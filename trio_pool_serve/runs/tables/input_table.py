@@ -63,7 +63,7 @@ def open_input(
     format: str | None = None,  # noqa: A002
     left_out: frozenset[Path] = frozenset(),
 ) -> "InputTable":
-    """Find the files of a table; those of a dataset on the hub are downloaded.
+    """Find the files of a table; a dataset on the hub is downloaded.
 
     ``source`` is a path; a glob, whose files are sorted by name; ``-`` for standard input, which needs a format; a
     folder of files, such as one that ``open_output`` wrote; a folder of ``save_to_disk``; or

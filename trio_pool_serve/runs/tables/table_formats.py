@@ -49,7 +49,7 @@ FORMATS |= {
 
 
 def format_of(source: str | Path, given: str | None = None) -> Format:
-    """Return the format ``given`` (``csv``, ``jsonl.zst``), or else the one of the extension.
+    """Return the format ``given`` (``csv``, ``jsonl.zst``); without it, the extension decides.
 
     Without a compression in ``given``, the extension's is used: ``texts.txt.gz`` as ``jsonl`` is compressed with gzip.
     Raises ``BulkInputError``, with the formats there are.
