@@ -17,10 +17,10 @@ from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_engine import identity_of, open_own_service
 from trio_pool_serve.bulk.run_table import exit_status, run_shown, written_at
-from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import (
     TransferError,
 )
+from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import Identity, Journal, open_journal
 from trio_pool_serve.runs.requests.line_results import (
     FinishedLine,

@@ -24,8 +24,8 @@ from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import OpenComputer, TableComputer
 from trio_pool_serve.bulk.run_progress import RunProgress, scanning
-from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, open_input

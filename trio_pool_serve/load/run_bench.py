@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.stop_signals import stop_signals
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import ClientConnection, NoResponseError, Response, Target, request_bytes
 from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile
+from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.threads.offload import Offload
 
 SOME_FAILED = 3

@@ -23,9 +23,9 @@ from trio_pool_serve.models.folder import locate_model
 from trio_pool_serve.models.loading.runner_loader import LocalRunners, RunnerLoader, load_transformer
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave
+from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.systemd import STOPPING, notify
-from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness

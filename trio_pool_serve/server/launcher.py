@@ -13,11 +13,11 @@ from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_tran
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
+from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
-from trio_pool_serve.server.watched_signals import watch_ends, watch_reloads
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload

@@ -1,8 +1,9 @@
-"""The signals of a server: SIGTERM and SIGINT drain it, SIGHUP reloads the files that the settings name."""
+"""Signals: SIGTERM and SIGINT end a command or drain a server, SIGHUP reloads the files that the settings name."""
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -24,6 +25,14 @@ async def watch_ends(*, task_status: trio.TaskStatus[trio.Event] = trio.TASK_STA
         second = await anext(signals)
     logger.warning("leaving: a second signal")
     leave(128 + second)
+
+
+@asynccontextmanager
+async def stop_signals() -> AsyncIterator[trio.Event]:
+    """Yield the event of ``watch_ends`` for the length of a block. Cancellation: as the block's."""
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(watch_ends)
+        nursery.cancel_scope.cancel(reason="the command has ended")
 
 
 async def watch_reloads(
