@@ -25,7 +25,7 @@ from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import torch_loading
-from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer

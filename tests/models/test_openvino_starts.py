@@ -18,7 +18,7 @@ from tests.models.model_families import TEXTS, ServedModel
 from tests.models.test_openvino_agreement import FOLDERS, prompts_of
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.loading import cpu_loading
+from trio_pool_serve.models.loading import openvino_loading
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.types import Classify, Embed, SparseEmbed, SparseVector, TokenClassify, TokenEmbed
 
@@ -59,14 +59,14 @@ async def computed(folder: Path, dtype: Dtype, cache: Path | str) -> str:
 async def test_the_first_start_the_second_and_one_without_a_cache_give_the_same_bits(
     name: str, dtype: Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: True)
+    monkeypatch.setattr(openvino_loading, "has_native_bfloat16", lambda: True)
     folder = FOLDERS[name](tmp_path / name)
     first, second, uncached = [await computed(folder, dtype, cache) for cache in (tmp_path / "c", tmp_path / "c", "")]
     assert first == second == uncached
 
 
 def compute_in_a_process(folders: Mapping[str, Path], caches: Sequence[Path | str], both: Barrier, said: Any) -> None:
-    cpu_loading.has_native_bfloat16 = lambda: True
+    openvino_loading.has_native_bfloat16 = lambda: True
     found = {}
     for (name, folder), dtype in zip(folders.items(), itertools.cycle(DTYPES)):
         both.wait(600)

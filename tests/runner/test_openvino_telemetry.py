@@ -19,7 +19,7 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
-from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.threads.offload import Offload

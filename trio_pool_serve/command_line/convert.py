@@ -11,7 +11,7 @@ from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload

@@ -22,9 +22,10 @@ from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.formats import longest_first
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool, longest_first
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 

@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.excerpt import Excerpt, available_tokens, encode_excerpt, too_long
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer, longest_first
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
@@ -99,3 +99,16 @@ def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, sid
     if excerpt.tokens <= at_most:
         return excerpt
     return Excerpt(tokenizer.truncate(excerpt.encoded, at_most, "right"), is_whole=True)
+
+
+def longest_first(tokenizer: Tokenizer, first: int, second: int, keep: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are kept, ``keep`` in total.
+
+    A text that needs less than half stays whole, else each gets half. The tokenizer decides who gets the odd token.
+    """
+    if first + second <= keep:
+        return first, second
+    if 2 * min(first, second) <= keep:
+        return (first, keep - first) if first <= second else (keep - second, second)
+    of_first = (keep + (tokenizer.odd_to_first or first > second)) // 2
+    return of_first, keep - of_first

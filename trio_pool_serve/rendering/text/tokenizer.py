@@ -133,19 +133,6 @@ def all_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
-def longest_first(tokenizer: Tokenizer, first: int, second: int, keep: int) -> tuple[int, int]:
-    """Return how many tokens of two texts are kept, ``keep`` in total.
-
-    A text that needs less than half stays whole, else each gets half. The tokenizer decides who gets the odd token.
-    """
-    if first + second <= keep:
-        return first, second
-    if 2 * min(first, second) <= keep:
-        return (first, keep - first) if first <= second else (keep - second, second)
-    of_first = (keep + (tokenizer.odd_to_first or first > second)) // 2
-    return of_first, keep - of_first
-
-
 def segments(type_ids: Sequence[int]) -> TokenIds | None:
     """Return the segments of a pair, int32, shape (tokens,); ``None`` if all are 0."""
     return np.array(type_ids, dtype=np.int32) if any(type_ids) else None

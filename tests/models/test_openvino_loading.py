@@ -27,9 +27,9 @@ from tests.models.vision_families import clip
 from trio_pool_serve.config import BatchConfig, Config, InputConfig, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading import cpu_loading
+from trio_pool_serve.models.loading import openvino_loading
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
-from trio_pool_serve.models.loading.cpu_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
 from trio_pool_serve.models.loading.runner_loader import LocalRunners, load_by_torch
 from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.openvino import converted_model, preparation, trial
@@ -140,7 +140,7 @@ def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
 
 
 def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(openvino_loading, "find_spec", lambda name: None)
     assert described(model, "", backend="auto") == "by torch (OpenVINO is not installed)"
     with pytest.raises(ModelLoadError, match=r"--backend openvino: OpenVINO is not installed\."):
         described(model, "")
@@ -149,7 +149,7 @@ def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_nncf_nothing_is_quantised(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_loading, "find_spec", lambda name: name != "nncf" or None)
+    monkeypatch.setattr(openvino_loading, "find_spec", lambda name: name != "nncf" or None)
     with pytest.raises(ModelLoadError, match=r"--dtype int8 needs the extra \[int8\]: pip install"):
         described(model, "", backend="auto", dtype="int8")
 
@@ -158,7 +158,7 @@ def test_without_nncf_nothing_is_quantised(model: Path, monkeypatch: pytest.Monk
 def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, native: bool, expected: str
 ):
-    for module in (cpu_features, cpu_loading):
+    for module in (cpu_features, openvino_loading):
         monkeypatch.setattr(module, "has_native_bfloat16", lambda: native)
     assert f"{expected} on cpu" in load(model, backend="openvino", cache_dir="", dtype="float16").describe()
     assert f"--dtype float16: CPUs compute it slowly, and bert is computed in {expected} instead." in caplog.text
@@ -167,7 +167,7 @@ def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
 @pytest.fixture
 def in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The CPU is taken for one that computes bfloat16, and no cosine in bfloat16 suffices by itself."""
-    for module in (cpu_features, cpu_loading):
+    for module in (cpu_features, openvino_loading):
         monkeypatch.setattr(module, "has_native_bfloat16", lambda: True)
     monkeypatch.setattr(preparation, "MIN_COSINE", {"float32": 0.99999, "bfloat16": 1.1})
     return monkeypatch
@@ -200,10 +200,10 @@ def test_in_bfloat16_openvino_need_not_be_nearer_to_float32_than_torch(model: Pa
 
 
 def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: False)
+    monkeypatch.setattr(openvino_loading, "has_native_bfloat16", lambda: False)
     said = described(model, "", backend="auto", dtype="bfloat16")
     assert said == "by torch (OpenVINO is used for bfloat16 only where the CPU computes it natively)"
-    monkeypatch.setattr(cpu_loading, "has_native_bfloat16", lambda: True)
+    monkeypatch.setattr(openvino_loading, "has_native_bfloat16", lambda: True)
     assert described(model, "", dtype="bfloat16") == "by OpenVINO"
 
 
@@ -283,7 +283,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
     """Rows/s on eight cores by the batches at a time, in place of measured ones; what is left was not tried."""
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     given: dict[int, list[float]] = {}
-    monkeypatch.setattr(cpu_loading, "rows_per_s", lambda launch, request, batches, cores: given[batches].pop(0))
+    monkeypatch.setattr(openvino_loading, "rows_per_s", lambda launch, request, batches, cores: given[batches].pop(0))
     return given
 
 
@@ -303,8 +303,8 @@ def test_a_second_start_computes_as_many_batches_at_a_time_without_another_trial
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     monkeypatch.setattr(trial, "MEASURED_S", 0.01)
     monkeypatch.setattr(trial, "QUIET", 100)  # this machine is shared, and has fewer cores
-    measured, measure = [], cpu_loading.rows_per_s
-    monkeypatch.setattr(cpu_loading, "rows_per_s", lambda *given: measured.append(given[2]) or measure(*given))
+    measured, measure = [], openvino_loading.rows_per_s
+    monkeypatch.setattr(openvino_loading, "rows_per_s", lambda *given: measured.append(given[2]) or measure(*given))
     first = chosen_batches(model, tmp_path / "cache")
     assert re.fullmatch(r", [248] batches at a time with [421] threads? each: .*\d times the rows/s of 2 × 4", first[1])
     assert chosen_batches(model, tmp_path / "cache") == first
@@ -315,7 +315,7 @@ def test_the_batches_at_a_time_are_measured_on_each_kind_of_machine(
     model: Path, tmp_path: Path, rates: dict[int, list[float]], monkeypatch: pytest.MonkeyPatch
 ):
     for cpu, cores, batches in (("a CPU", 8, 4), ("another CPU", 8, 8), ("a CPU", 16, 16), ("a CPU", 8, 4)):
-        monkeypatch.setattr(cpu_loading, "cpu_name", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(openvino_loading, "cpu_name", lambda cpu=cpu: cpu)
         monkeypatch.setenv("OMP_NUM_THREADS", str(cores))
         rates.update({number: [2.0 if number == batches else 1.0] * 2 for number in (2, 4, 8, 16)[: cores // 4 + 1]})
         found, said = chosen_batches(model, tmp_path / "cache")
@@ -589,7 +589,7 @@ def test_a_refusal_holds_for_machines_like_the_one_that_refused(
 ):
     """A cache may be on a disk that machines with other CPUs share."""
     cache, machine = tmp_path / "cache", ["this CPU"]
-    monkeypatch.setattr(cpu_loading, "cpu_name", lambda: machine[0])
+    monkeypatch.setattr(openvino_loading, "cpu_name", lambda: machine[0])
     with monkeypatch.context() as changed:
         changed.setattr(preparation, "MIN_COSINE", {"float32": 1.1})
         assert described(model, cache, backend="auto").startswith("by torch (OpenVINO's output differs")
