@@ -1,5 +1,6 @@
 """Tables that are written commit by commit: a file of lines, or a folder of parts. Everything here blocks."""
 
+import os
 import re
 import sys
 import zlib
@@ -67,6 +68,7 @@ class StandardOutput(AppendedFile):
         """Return the output of this process. Raises ``StorageError``."""
         with storage_errors(STANDARD_OUTPUT):
             sys.stdout.flush()
+            os.set_blocking(sys.stdout.fileno(), True)  # its reader may be slower than this process
             file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115
         return cls(STANDARD_OUTPUT, file, 0)
 
