@@ -1,12 +1,14 @@
 """Models in the caller's process: ``open_model`` and ``Model``."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -213,11 +215,28 @@ async def test_the_priority_and_the_parameters_of_vectors_reach_the_engine(model
 LONG = "hello " * 100
 
 WRONG: list[tuple[Callable[[AsyncModel], Any], type[Exception], str]] = [
-    (lambda model: model.embed("hello"), TypeError, r"^texts is a string: pass a list"),
+    (lambda model: model.embed("hello"), TypeError, r"^texts is of type str: pass a list"),
     (lambda model: model.embed(["hello", None]), TypeError, r"^texts\[1\] is of type NoneType, not str"),
     (lambda model: model.rerank(b"hello", []), TypeError, "^query is of type bytes, not str"),
-    (lambda model: model.score("hello", "hello"), TypeError, r"^texts_2 is a string"),
-    (lambda model: model.embed(["hello"], truncated=True), TypeError, "unexpected keyword argument 'truncated'"),
+    (lambda model: model.score("hello", "hello"), TypeError, r"^texts_2 is of type str"),
+    (
+        lambda model: model.embed(["hello"], truncated=True),
+        TypeError,
+        "no option 'truncated'. The options are: input_type,",
+    ),
+    (lambda model: model.embed(None), TypeError, r"^texts is of type NoneType: pass a list"),
+    (
+        lambda model: model.embed(["a"], priority=None),
+        InvalidRequestError,
+        "^priority must be an integer of 32",
+    ),
+    (lambda model: model.score("a", ["b"], priority="high"), InvalidRequestError, "^priority must be an integer"),
+    (lambda model: model.embed(["a"], priority=2**40), InvalidRequestError, "^priority must be an integer of 32 bits"),
+    (lambda model: model.embed(["a"], truncate=3.5), InvalidRequestError, "^truncate must be True, False or a number"),
+    (lambda model: model.embed(["a"], instruction=5), InvalidRequestError, "^instruction must be a string, not 5"),
+    (lambda model: model.embed(["a"], dimensions="3"), InvalidRequestError, "^dimensions must be an integer, not '3'"),
+    (lambda model: model.embed(["a"], normalize="x"), InvalidRequestError, "^normalize must be True or False"),
+    (lambda model: model.score("a", ["b"], activation="z"), InvalidRequestError, "^activation must be 'probabilities'"),
     (lambda model: model.embed(["a", LONG]), ContextLengthError, r"is 64 tokens\. However, texts\[1\] has 102 tokens"),
     (lambda model: model.tokens([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
     (lambda model: model.sparse([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
@@ -234,14 +253,22 @@ WRONG: list[tuple[Callable[[AsyncModel], Any], type[Exception], str]] = [
     (lambda model: model.tokens(["hello"], dimensions=-1), InvalidRequestError, "^dimensions must be from 1 to 8"),
     (lambda model: model.embed(["hello"], truncate=65), InvalidRequestError, "^truncate value is greater than"),
     (lambda model: model.embed(["hello"], truncate=0), InvalidRequestError, "^truncate must be -1 or from 1 to 64"),
-    (lambda model: model.embed(["a"], input_type="a"), InvalidRequestError, "^input_type must be query or document"),
+    (
+        lambda model: model.embed(["a"], input_type="a"),
+        InvalidRequestError,
+        "^input_type must be 'query' or",
+    ),
     (
         lambda model: model.embed(["a"], truncation_side=1),
         InvalidRequestError,
-        "^truncation_side must be left or",
+        "^truncation_side must be 'left' or",
     ),
     (lambda model: model.embed(["a"], prompt_name="a"), InvalidRequestError, "no prompt named 'a'; it has: passage"),
-    (lambda model: model.rerank("a", ["b"], top_n=0), InvalidRequestError, "^top_n must be at least 1, not 0"),
+    (
+        lambda model: model.rerank("a", ["b"], top_n=0),
+        InvalidRequestError,
+        "^top_n must be an integer of at least 1",
+    ),
     (lambda model: model.score(["a", "b"], ["c"]), InvalidRequestError, "^texts_1 has 2 texts and texts_2 has 1"),
 ]
 
@@ -251,6 +278,7 @@ async def test_an_error_names_the_input_or_option_that_is_wrong(model: AsyncMode
     with pytest.raises(error, match=message):
         await call(model)
     await wait_idle(model.service)
+    assert len(await model.embed(["hello"])) == 1  # the model is as before
 
 
 async def test_a_pair_that_is_too_long_is_named_by_its_second_text(model: AsyncModel):
@@ -414,6 +442,37 @@ def test_a_blocking_model_has_the_methods_of_an_async_one_for_any_thread(loading
         model.embed(["hello"])
     model.close()
     assert not loops()
+
+
+def test_the_inputs_of_a_blocking_call_are_generated_in_its_thread(loading_scripted: None, scripted_folder: Path):
+    def texts() -> Iterator[str]:
+        yield threading.current_thread().name
+
+    with Model(scripted_folder) as model:
+        inputs = texts()
+        assert model.embed(inputs).shape == (1, 8)
+        assert inputs.gi_frame is None  # it has been consumed
+        with pytest.raises(ValueError, match="of the caller"):
+            model.embed(_failing())
+
+
+def _failing() -> Iterator[str]:
+    raise ValueError("of the caller" if threading.current_thread() is threading.main_thread() else "of the loop")
+    yield ""
+
+
+def test_a_forked_process_is_told_to_open_a_model_of_its_own(loading_scripted: None, scripted_folder: Path):
+    with Model(scripted_folder) as model:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns that this process has threads
+            child = os.fork()
+        if child == 0:
+            try:
+                model.embed(["hello"])
+            except RuntimeError as error:
+                os._exit(7 if "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_blocking_model_is_closed_with_the_last_reference(loading_scripted: None, scripted_folder: Path):

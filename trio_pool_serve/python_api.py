@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, asynccontextmanager, closing, con
 from copy import deepcopy
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
+import msgspec
 import numpy as np
 import trio
 from attrs import frozen
@@ -36,7 +37,7 @@ WINDOW_ROWS, WINDOWS_AT_ONCE = 512, 4
 """At most four windows of this many texts are rendered and computed at a time: the memory of a call is bounded."""
 
 CALLER = Client("python", is_background=True)
-"""Is never refused, however much waits: it has no other server to go to."""
+"""Calls wait and are never rejected: a program has no other server to go to."""
 
 
 class Options(TypedDict, total=False):
@@ -118,8 +119,7 @@ class AsyncModel:
         self, query: str, documents: Texts, *, top_n: int | None = None, **options: Unpack[Options]
     ) -> list[RankedDocument]:
         """Return the ``top_n`` documents with the best scores, best first; by default all. Cancellation: at once."""
-        if top_n is not None and top_n < 1:
-            raise InvalidRequestError(f"top_n must be at least 1, not {top_n}.", param="top_n")
+        _check({"top_n": top_n})
         scores = await self._score({"query": [query], "documents": documents}, "score", options)
         best = np.argsort(-scores, kind="stable")[:top_n].tolist()
         return [RankedDocument(index, float(scores[index])) for index in best]
@@ -128,6 +128,7 @@ class AsyncModel:
         self, task: PoolingTask, texts: Texts, options: Options, width: int | None = None, **fields: Any
     ) -> Any:
         """Return the output for each text: a list, or an array if they all have the same ``width``."""
+        _check({**options, **fields})
         texts, params, model = _strings("texts", texts), _input_params(options), self.service.model()
         model.require(task)
         numbers = model.renderer.max_model_len * model.engine.facts.dimensions if task == "token_embed" else 1
@@ -148,6 +149,7 @@ class AsyncModel:
 
     async def _score(self, sides: Mapping[str, Texts], activation: Activation, options: Options) -> Vectors:
         """Return the score of each text of the second side against the first, which may be one text for all."""
+        _check({**options, "activation": activation})
         inputs = {name: _strings(name, side) for name, side in sides.items()}
         (first, queries), (second, documents) = inputs.items()
         if len(queries) not in (1, len(documents)):
@@ -181,7 +183,10 @@ async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> As
 def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Callable[Concatenate["Model", P], R]:
     @wraps(method)
     def call(model: "Model", *args: P.args, **options: P.kwargs) -> R:
-        return model.loop.call(lambda opened: method(opened, *args, **options))
+        # Generators run in the caller's thread: they may be slow, and use what belongs to it.
+        inputs = [list(each) if isinstance(each, Iterator) else each for each in args]
+        named = {name: list(each) if isinstance(each, Iterator) else each for name, each in options.items()}
+        return model.loop.call(lambda opened: method(opened, *inputs, **named))  # type: ignore[arg-type]  # same types
 
     return call  # type: ignore[return-value]  # mypy takes ``model`` for a name that callers could use
 
@@ -209,20 +214,46 @@ class Model(AbstractContextManager["Model"]):
     rerank = _blocking(AsyncModel.rerank)
 
 
+ACCEPTED: Mapping[str, tuple[Any, str]] = {
+    "input_type": (InputType | None, "'query' or 'document'"),
+    "prompt_name": (str | None, "a string"),
+    "instruction": (str | None, "a string"),
+    "truncate": (bool | int | None, "True, False or a number of tokens"),
+    "truncation_side": (TruncationSide | None, "'left' or 'right'"),
+    "add_special_tokens": (bool, "True or False"),
+    "priority": (Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], "an integer of 32 bits"),
+    "progress": (bool | None, "True or False"),
+    "dimensions": (int | None, "an integer"),
+    "normalize": (bool | None, "True or False"),
+    "activation": (Activation, " or ".join(map(repr, get_args(Activation)))),
+    "top_n": (Annotated[int, msgspec.Meta(ge=1)] | None, "an integer of at least 1"),
+}
+"""The type of each argument besides the inputs, and how an error describes it."""
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for an unknown argument, and ``InvalidRequestError`` for a wrong value."""
+    for name, value in arguments.items():
+        if name not in ACCEPTED:
+            raise TypeError(f"There is no option {name!r}. The options are: {', '.join(Options.__annotations__)}.")
+        kind, description = ACCEPTED[name]
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise InvalidRequestError(f"{name} must be {description}, not {value!r}.", param=name) from None
+
+
 def _input_params(options: Options) -> InputParams:
     given: dict[str, Any] = {"truncate": None, **options}
     truncate = given.pop("truncate")
-    for name, choices in (("input_type", get_args(InputType)), ("truncation_side", get_args(TruncationSide))):
-        if given.get(name) not in (None, *choices):
-            raise InvalidRequestError(f"{name} must be {' or '.join(choices)}, not {given[name]!r}.", param=name)
     params = {name: value for name, value in given.items() if name not in ("priority", "progress")}
     limit = -1 if truncate is True else None if truncate is False else truncate
     return InputParams(truncate_to=limit, refuses_longer=truncate is False, **params)
 
 
 def _strings(name: str, texts: Texts) -> list[str]:
-    if isinstance(texts, str):
-        raise TypeError(f"{name} is a string: pass a list of strings.")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"{name} is of type {type(texts).__name__}: pass a list of strings.")
     strings = list(texts)
     for index, text in enumerate(strings):
         if not isinstance(text, str):

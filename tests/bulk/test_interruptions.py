@@ -113,7 +113,7 @@ def start(
         str(int(number)),
         str(computed),
     ]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def ended(run: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -209,12 +209,19 @@ def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model
     out = tmp_path / "out.jsonl"
     status, printed = ended(start(model, rows, out, "after journal", 2, number))
     assert status == 130
-    assert "Run the same command again to resume" in printed
+    assert "The same command resumes" in printed
     stopped = committed(out)
     assert not stopped.is_finished
     assert out.stat().st_size == stopped.output_bytes
     assert ended(start(model, rows, out))[0] == 3
     assert content(out) == content(uninterrupted("out.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_run_without_a_journal_that_is_stopped_says_that_it_begins_again(model, rows):
+    status, printed = ended(start(model, rows, Path("-"), "after journal", 2, signal.SIGINT))
+    assert status == 130
+    assert "The same command begins again, because it keeps no journal" in printed
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_a_run_that_is_killed_and_stopped_again_and_again_writes_the_same_bytes(
     said = process.communicate()[1]
     if process.returncode != 3:  # it was not faster
         assert process.returncode == 128 + signal.SIGINT
-        assert "Run the same command again to resume" in said
+        assert "The same command resumes" in said
         process = start(source, target, model)
         process.communicate()
     assert process.returncode == 3

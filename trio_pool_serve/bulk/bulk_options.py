@@ -68,7 +68,7 @@ class RunOptions:
         str,
         help_("Compute a part of the rows: `3/16` is every sixteenth row from the third on, for the third of 16 runs."),
     ] = field(default="1/1", validator=matches_re(SHARD))
-    limit: Annotated[int | None, help_("Compute only the first so many rows of the input.", default="all")] = field(
+    limit: Annotated[int | None, help_("Compute only the first N rows of the input.", default="all")] = field(
         default=None, validator=optional(ge(0))
     )
     rows_per_file: Annotated[

@@ -39,7 +39,7 @@ from trio_pool_serve.threads.scheduling import NICENESS
 from trio_pool_serve.types import Client, PoolingTask, SparseVector
 
 ROWS_PER_JOB = 256
-"""Of a job that fails because of one row, both halves are computed again, and so on."""
+"""If a job fails because of one row, both halves are computed again, and so on down to the row."""
 
 SAMPLE = "Every task has a parent, every wait can be cancelled, and every failure has somewhere to go. " * 11
 """A thousand characters."""

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,8 @@ async def exit_status(compute: Callable[[Console], Awaitable[Position]]) -> int:
             position = await compute(console)
     except (PoolServeError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        if not isinstance(error, BulkRowError):
-            return 1
-        console.print("To resume before this row, run the same command with --on-error null or skip.", markup=False)
-        return ROWS_FAILED
+        return ROWS_FAILED if isinstance(error, BulkRowError) else 1
     if not position.is_finished:
-        console.print("Stopped. Run the same command again to resume.", markup=False)
         return STOPPED
     return ROWS_FAILED if position.failed else 0
 
@@ -87,9 +83,17 @@ async def run_shown(
     """
     with RunProgress(title, total, journal.position, console) as progress:
         run = Run(should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts)
-        position = await run.run(journal.position)
+        try:
+            position = await run.run(journal.position)
+        except BulkRowError as error:
+            if not journal.is_kept:
+                raise
+            raise BulkRowError(f"{error} To resume before this row, add --on-error null or skip.") from error
     shown = position if position.is_finished else journal.position
     console.print(f"{title}: {progress.counts(shown)}", markup=False)
+    if not position.is_finished:
+        next_run = "resumes" if journal.is_kept else "begins again, because it keeps no journal"
+        console.print(f"Stopped. The same command {next_run}.", markup=False)
     return position
 
 
@@ -177,10 +181,13 @@ def _open_files(
 ) -> TableFiles:
     """Open the output and the file of errors at a position. Blocks."""
     every_column = [OutputColumn("id", "string"), *columns]
-    output = open_output(path, format, every_column, written_at(position) if position.line else None)
-    errors = None
-    if path is not None and on_error != "fail":
-        errors = open_appended(errors_path(path), position.error_bytes)
+    with ExitStack() as stack:
+        output = open_output(path, format, every_column, written_at(position) if position.line else None)
+        stack.callback(output.close)
+        errors = None
+        if path is not None and on_error != "fail":
+            errors = open_appended(errors_path(path), position.error_bytes)
+        stack.pop_all()
     return TableFiles(output, errors, on_error, (None,) * len(columns))
 
 

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from attrs import define, evolve, frozen
@@ -12,6 +13,8 @@ from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseErr
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_table import Fingerprint
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
+
+T = TypeVar("T")
 
 ON_ERROR = "--on-error"
 
@@ -49,6 +52,11 @@ class Journal:
     identity: Identity
     position: Position
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the run can be resumed: otherwise nothing is on disk."""
+        return self.database.path != IN_MEMORY
+
     async def commit(self, position: Position) -> None:
         """Commit a position, before which all files are durable. Raises ``StorageError``.
 
@@ -70,11 +78,14 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
     try:
         async with open_database(path or IN_MEMORY, SCHEMA) as database:
             kept = await database.run(_read)
-            position = msgspec.json.decode(kept.get("position", b"{}"), type=Position)
+            if "progress" in kept:
+                raise BulkInputError(
+                    f"{database.path} was written by an earlier version. Finish the run with that version, or use "
+                    "--overwrite to begin again."
+                )
+            position = _decoded(kept.get("position", b"{}"), Position, database.path)
             if "identity" in kept:
-                if "progress" in kept:
-                    raise BulkInputError(f"{database.path} is of an earlier version: --overwrite begins again.")
-                before = _identity_in(kept["identity"], database.path)
+                before = _decoded(kept["identity"], Identity, database.path)
                 _check_same(before, identity, nothing_failed=not position.failed)
                 identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
@@ -83,9 +94,9 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
         raise StorageInUseError(f"Another run is writing this output: {path} is in use.") from None
 
 
-def _identity_in(kept: bytes, path: Path) -> Identity:
+def _decoded(kept: bytes, kind: type[T], path: Path) -> T:
     try:
-        return msgspec.json.decode(kept, type=Identity)
+        return msgspec.json.decode(kept, type=kind)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
 

@@ -208,7 +208,8 @@ class Run(Generic[Row, Result]):
                 if window is None:
                     has_ended = True
                     break
-                computing.append(_Computing(window))
+                before = computing[-1].is_done if computing else None
+                computing.append(_Computing(window, before))
                 nursery.start_soon(computing[-1].compute, self)
             if not computing:
                 break
@@ -226,11 +227,13 @@ class Run(Generic[Row, Result]):
 @define(eq=False)
 class _Computing(Generic[Row, Result]):
     window: Window[Row]
+    before: trio.Event | None
+    """Set once the window before it is computed."""
     result: WindowResult[Result] = field(init=False)
     is_done: trio.Event = field(init=False, factory=trio.Event)
 
     async def compute(self, run: Run[Row, Result]) -> None:
-        self.result = await compute_window(run.computer, self.window.rows, run.note)
+        self.result = await compute_window(run.computer, self.window.rows, run.note, self.before)
         self.is_done.set()
 
 
@@ -251,25 +254,31 @@ def _write(sink: Sink[Row, Result], position: Position, computed: _Computing[Row
 
 
 def _close(windows: Generator[Window[Row], None, None], sink: Sink[Row, Result]) -> None:
-    windows.close()
-    sink.close()
+    try:
+        windows.close()
+    finally:
+        sink.close()
 
 
 async def compute_window(
-    computer: Computer[Row, Result], rows: Sequence[Row], note: Callable[[str], None] = ignore
+    computer: Computer[Row, Result],
+    rows: Sequence[Row],
+    note: Callable[[str], None] = ignore,
+    before: trio.Event | None = None,
 ) -> WindowResult[Result]:
     """Compute a window, and again after a pause while no engine is ready; rows with an error keep it.
 
+    Once an engine process has died, ``before`` is waited for: a row of the window before may have ended the process.
     Raises ``EngineDeadError``, and ``UnavailableError`` if no engine has become ready. Cancellation: at once.
     """
     usable = [row for row in rows if not row.error]
-    result = await _compute_once_available(computer, usable, note) if usable else WindowResult[Result]([])
+    result = await _compute_once_available(computer, usable, note, before) if usable else WindowResult[Result]([])
     computed = iter(result.rows)
     return WindowResult([computer.refused(row) if row.error else next(computed) for row in rows], result.tokens)
 
 
 async def _compute_once_available(
-    computer: Computer[Row, Result], rows: Sequence[Row], note: Callable[[str], None]
+    computer: Computer[Row, Result], rows: Sequence[Row], note: Callable[[str], None], before: trio.Event | None
 ) -> WindowResult[Result]:
     deaths = 0
     for pause_s in (*RETRY_PAUSES_S, None):
@@ -278,6 +287,8 @@ async def _compute_once_available(
         except UnavailableError as error:
             has_died = isinstance(error, EngineProcessDiedError)  # another process is being started
             deaths += has_died
+            if has_died and before is not None:
+                await before.wait()
             if deaths == MAX_DEATHS:
                 break
             if pause_s is None or (isinstance(error, EngineDeadError) and not has_died):
@@ -287,4 +298,4 @@ async def _compute_once_available(
             await trio.sleep(pause_s)
     if len(rows) == 1:
         return WindowResult([computer.died(rows[0])])
-    return WindowResult.joined([await _compute_once_available(computer, [row], note) for row in rows])
+    return WindowResult.joined([await _compute_once_available(computer, [row], note, None) for row in rows])

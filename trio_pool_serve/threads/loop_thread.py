@@ -1,6 +1,7 @@
 """A Trio event loop in a thread, for callers without one."""
 
 import math
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ class LoopThread(Generic[T]):
 
     def __init__(self, open_context: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
         self._open_context = open_context
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._calls: set[_Call[T]] = set()
         self._error: BaseException | None = None
@@ -76,6 +78,8 @@ class LoopThread(Generic[T]):
         Raises the loop's error if the loop ends first, ``trio.RunFinishedError`` if it was closed. Interrupting the
         caller, by ``KeyboardInterrupt`` for example, cancels the task.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError("A forked process cannot use its parent's event loop: open one in this process.")
         call = _Call(use)
         with self._lock:
             if self._error is not None:

@@ -8,6 +8,7 @@ from tests.runs.tables.table_files import all_rows, values
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import input_rows
 from trio_pool_serve.runs.tables.input_rows import InputRow
+from trio_pool_serve.runs.tables.input_table import open_input
 
 INVALID = "The line is not valid JSON"
 
@@ -135,3 +136,9 @@ def test_other_columns_of_parquet_are_not_read(tmp_path):
     assert values(all_rows(path, "text")) == ["a", "b"]
     with pytest.raises(BulkInputError):
         all_rows(path, "broken")
+
+
+def test_a_file_of_json_lines_with_nothing_but_a_byte_order_mark_has_no_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert list(open_input(str(path)).rows(("text",), None)) == []

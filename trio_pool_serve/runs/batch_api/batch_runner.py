@@ -35,10 +35,10 @@ from trio_pool_serve.types import Client
 logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 10.0
-"""Pause before a batch goes on whose files or database could not be written, or whose lines could not be computed."""
+"""Pause before a batch is resumed, after a storage error or while no engine is ready."""
 
 TURN_S = 10.0
-"""For which a batch is computed before another owner's has its turn."""
+"""A batch is computed for at least this long before another owner's turn."""
 
 UNLIMITED = KeyUsage()
 
@@ -86,7 +86,7 @@ class BatchRunner:
     offload: Offload
     max_line_bytes: int
     routes: Callable[[], LineRoutes]
-    """Returns those of now: a listener that restarts has others."""
+    """Returns the current routes: a restarted listener has new ones."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
     """By batch: what to cancel when it is cancelled."""
@@ -338,7 +338,7 @@ class BatchRunner:
 
     @contextmanager
     def _working_on(self, batch: StoredBatch) -> Iterator[trio.CancelScope]:
-        """Have a scope around the block, which ends with the batch's time or when it is cancelled."""
+        """Cancel the block when the batch expires or is cancelled."""
         with trio.CancelScope(deadline=self._deadlines[batch.id]) as scope:
             self._working[batch.id] = scope
             if batch.id in self._cancelled:

@@ -78,7 +78,7 @@ class OpenBatches:
 
     @asynccontextmanager
     async def reserving(self, owner: str, announced: int = 0) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Return a function that checks whether so many bytes more may be received from an owner than were announced.
+        """Return a function that checks whether an owner may send N bytes beyond the announced ones.
 
         Both raise ``QuotaExceededError``, and ``StorageError`` if the database cannot be used. Cancellation: at once.
         """

@@ -106,7 +106,7 @@ def jsonl_rows(file: BinaryIO, selection: Selection) -> RowsOfFile:
     """Read JSON lines: objects, or strings if one column is asked for."""
     n_rows = 0
     for at, (line, _) in enumerate(read_lines(file, MAX_ROW_BYTES), 1):
-        if line is None or not line.isspace():
+        if line is None or (line and not line.isspace()):
             if n_rows >= selection.skip:
                 yield _of_line(line, selection.first + n_rows, at, selection)
             n_rows += 1

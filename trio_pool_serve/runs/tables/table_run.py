@@ -35,7 +35,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
 @frozen(eq=False, kw_only=True)
 class TableWindows:
-    """The windows of a table: of the rows whose number, divided by ``shards``, leaves ``shard``, up to ``limit``.
+    """The windows of a table's first ``limit`` rows, of which each row with number % ``shards`` == ``shard`` counts.
 
     The output is committed after each window, or after ``rows_per_part`` rows of the table for each shard.
     """
