@@ -22,7 +22,7 @@ SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 @Parameter(name="*", group=Group("Run", sort_key=1))
 @frozen(kw_only=True)
 class RunOptions:
-    """What is read and written, and what happens to rows that fail."""
+    """Input and output of a run, and the policy for rows that fail."""
 
     model: Annotated[
         str | None,
@@ -141,7 +141,7 @@ class OwnModelOptions:
 
 @frozen(kw_only=True)
 class TaskOptions:
-    """What is computed from which columns; those of the other commands have no meaning.
+    """The task and its columns; options of other tasks have no effect.
 
     ``columns`` are the text's, or the query's and the document's.
     """
@@ -156,7 +156,7 @@ class TaskOptions:
 @Parameter(name="*", group=Group("Run", sort_key=1))
 @frozen(kw_only=True)
 class BatchOptions:
-    """What is read and written."""
+    """Input and output of ``run-batch``."""
 
     input_file: Annotated[
         str,

@@ -82,7 +82,7 @@ class OwnEngine(TableComputer):
         return await compute_parts(len(jobs), compute)
 
     async def digest_of_sample(self) -> str:
-        """Return a digest of what is computed from some rows: it differs if a library or the CPU computes otherwise.
+        """Return a digest of the outputs for some rows: it differs if a library or the CPU computes differently.
 
         Cancellation: at once.
         """
@@ -103,7 +103,7 @@ class OwnEngine(TableComputer):
         )
 
     async def pool(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
-        """Return what is computed from one text a row."""
+        """Return the outputs for one text per row."""
         job = PoolJob(
             prompts=[TextPrompt(text_in(values[0], self.task.columns[0])) for values in rows],
             tasks=(NEEDS[self.task.task],),

@@ -46,7 +46,7 @@ Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class RefusedRowsError(PoolServeError):
-    """The server refuses a request for what is in it: one row of it, or all."""
+    """The server rejects a request because of its content: one of its rows, or all."""
 
 
 @define(eq=False)

@@ -111,7 +111,7 @@ class OwnBatch:
         return LineResponder(self.service, DIALECTS, INVOCATIONS, OPENAI, token_divisor=1)
 
     async def digest_of_sample(self) -> str:
-        """Return what is computed from an example: it differs if a library or the CPU computes otherwise.
+        """Return a digest of the response to an example: it differs if a library or the CPU computes differently.
 
         Cancellation: at once.
         """

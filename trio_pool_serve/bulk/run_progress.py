@@ -46,7 +46,7 @@ class RunProgress:
         self._bar.stop()
 
     def show(self, now: Position) -> None:
-        """Show what has been written so far."""
+        """Show how many rows have been written."""
         if self.console.is_terminal:
             self._bar.update(self._bar.task_ids[0], completed=now.done, counts=self.counts(now))
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:

@@ -49,7 +49,7 @@ def _row(number: int, columns: Sequence[str], values: tuple[Any, ...]) -> InputR
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values as Python objects; those that cannot be read are refused by ``check_value``."""
+    """Return a column's values as Python objects; ``check_value`` refuses values that cannot be read."""
     return [value.tolist() if isinstance(value, np.ndarray) else value for value in objects_of(column)]
 
 

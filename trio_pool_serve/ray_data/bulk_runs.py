@@ -1,4 +1,4 @@
-"""Runs of the bulk commands as rows of a data set: each has a journal, so all of them can be gone on with."""
+"""Runs of the bulk commands as rows of a data set: each has a journal, so all of them are resumable."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -40,11 +40,11 @@ class BulkRuns(WithEngine):
 
     A row has strings: ``source`` and ``target``, which are the command's arguments, and in a column ``shard``, if there
     is one, its ``--shard``, such as ``3/16``. Use it with ``batch_size=1``. The journal beside ``target`` has how far a
-    run has come: a run that was killed goes on behind its last commit when the row is computed again, by another actor,
+    run has come: a killed run resumes after its last commit when the row is computed again, by another actor,
     by another job or by the command, and one that is complete is not computed again. So no row of a source is missing
     in the target, and none is twice in it.
 
-    Adds ``rows``, ``failed`` and ``tokens`` (int64), what is in the target altogether, and ``error``, why the run could
+    Adds ``rows``, ``failed`` and ``tokens`` (int64), the totals of the target, and ``error``, why the run could
     not be completed; the three are null then. ``columns`` are by default ``text``, or ``query`` and ``document`` or
     ``documents``. ``on_error`` is for rows of a source: written with null, left out, or the run's end.
 

@@ -43,7 +43,7 @@ class Readable(Protocol):
 
 
 class Written(Protocol):
-    """What is written for a row."""
+    """The result of a row."""
 
     @property
     def has_failed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Files and Batch API behind its routes: which process has the data folder, and what it does with it."""
+"""The Files and Batch API: one process of the server owns the data folder, the others forward requests to it."""
 
 import logging
 import multiprocessing
@@ -32,13 +32,13 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 LOCATE_S = 5.0
-"""For which a request waits for a process that has the folder."""
+"""Time limit of a request that waits for an owner of the folder."""
 
 RETRY_S = 1.0
-"""Pause before the folder is tried again that another process has."""
+"""Pause before another attempt to open a folder that another process owns."""
 
 SHORT_RETRY_S = 0.05
-"""The same while a request waits."""
+"""The same pause while a request waits."""
 
 SOCKET_NAME = "batches.socket"
 
@@ -52,10 +52,9 @@ Serve: TypeAlias = Callable[[trio.SocketStream], Awaitable[None]]
 class BatchApi:
     """Opens the data folder in one process of the server, the owner, and tells the others where that listens.
 
-    The owner is the process that has opened the database. If it ends, another process becomes the owner, and the
-    batches go on. Nothing is created before the first upload. ``socket_folder`` is the folder that the processes of
-    the server share, ``None`` if they share none: then they are those that have the same parent, as hypercorn's
-    workers have, and meet in the data folder.
+    The owner is the process that has opened the database. If it ends, another process becomes the owner and resumes
+    the batches. Nothing is created before the first upload. ``socket_folder`` is shared by the processes of the server.
+    Without one, as under hypercorn, processes with the same parent belong together and meet in the data folder.
     """
 
     config: Config
@@ -64,42 +63,42 @@ class BatchApi:
     _opened: OpenBatches | None = field(default=None, init=False)
     _routes: LineRoutes = field(init=False)
     _serve: Serve = field(init=False)
-    """Both are there once it is connected: nothing is opened before."""
+    """Set by ``connect``, like ``_routes``: nothing is opened before."""
     _connected: trio.Event = field(init=False, factory=trio.Event)
     _is_running: bool = field(default=False, init=False)
     _waiting: int = field(default=0, init=False)
     """Number of requests that wait for an owner."""
     _wanted: trio.Event = field(init=False, factory=trio.Event)
-    """Set once there is something to open."""
+    """Set once the folder exists or is needed."""
     _hurry: trio.Event = field(init=False, factory=trio.Event)
     _attempted: trio.Event = field(init=False, factory=trio.Event)
     """Set, and replaced, after each attempt to open the folder."""
     _failure: StorageError | None = field(default=None, init=False)
-    """Of the last attempt."""
+    """The error of the last attempt."""
     folder: DataFolder = field(init=False, default=Factory(lambda self: DataFolder.of(self.config), takes_self=True))
 
     @property
     def socket(self) -> Path:
-        """Where the owner listens for requests that others have received."""
+        """Where the owner listens for requests that other processes have received."""
         if self.socket_folder is not None:
             return self.socket_folder / SOCKET_NAME
         parent = multiprocessing.parent_process()
         return self.folder.path / f"{os.getpid() if parent is None else parent.pid}.{SOCKET_NAME}"
 
     def connect(self, routes: LineRoutes, serve: Serve) -> None:
-        """Have lines computed by ``routes`` and requests of other processes served by ``serve``, from now on."""
+        """Compute lines by ``routes`` and serve requests of other processes by ``serve`` from now on."""
         self._routes, self._serve = routes, serve
         self._connected.set()
 
     def statistics(self) -> BatchStatistics:
-        """Return the batches that this process runs: none, if another process has the folder."""
+        """Return the batches that this process runs: none if another process owns the folder."""
         return BatchStatistics() if self._opened is None else self._opened.runner.statistics()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Open the folder if there is one, or once there is to be; run its batches; forever.
+        """Open the folder once it exists or is needed, and run its batches, until cancelled.
 
-        What fails is logged, and tried again. Cancellation: at once, but for what threads have begun; batches go on
-        from their last commit with the next ``run``.
+        Errors are logged, and the folder is opened again. Cancellation: as soon as running threads have finished;
+        batches resume from their last commit with the next ``run``.
         """
         self._is_running = self.config.batch.is_served
         task_status.started()
@@ -118,11 +117,11 @@ class BatchApi:
             self._is_running = False
 
     async def locate(self, *, create: bool) -> OpenBatches | Path | None:
-        """Return the folder if this process has it, or the socket of the process that has it.
+        """Return the folder if this process owns it, or else the socket of its owner.
 
-        ``None`` if nothing has been stored yet; with ``create`` the folder is created then. Raises ``StorageError``,
-        ``StorageInUseError`` if another server has the folder, and ``EngineLoadingError`` before ``run``, if no other
-        process of the server has it by then. Cancellation: at once.
+        Returns ``None`` if nothing has been stored yet, unless ``create``: then the folder is created. Raises
+        ``StorageError``, ``StorageInUseError`` if another server owns the folder, and ``EngineLoadingError`` before
+        ``run`` if no other process of the server owns it. Cancellation: at once.
         """
         if self._opened is not None:
             return self._opened
@@ -145,7 +144,7 @@ class BatchApi:
 
     @asynccontextmanager
     async def empty(self) -> AsyncIterator[OpenBatches]:
-        """Return what answers requests for as long as nothing has been stored. Cancellation: at once."""
+        """Return empty batches in memory, to answer requests before anything is stored. Cancellation: at once."""
         async with open_database(IN_MEMORY, SCHEMA) as database:
             yield self._batches_in(database)
 
@@ -177,7 +176,7 @@ class BatchApi:
         return True
 
     async def _pause(self) -> None:
-        """Wait before the next attempt: not long while a request waits for it."""
+        """Wait before the next attempt, briefly while a request waits for it."""
         self._hurry = trio.Event()
         is_in_use = isinstance(self._failure, StorageInUseError)
         if is_in_use and self._waiting:
@@ -191,7 +190,7 @@ class BatchApi:
         self._attempted = trio.Event()
 
     async def _own_once(self) -> None:
-        """Open the folder and run its batches, until cancelled; return when that has failed, or the folder is lost."""
+        """Open the folder and run its batches until cancelled; return if that fails or the folder is removed."""
         before, self._failure = self._failure, None
         try:
             with unwrap_exception_groups(StorageError):

@@ -61,9 +61,9 @@ class LineRoutes:
 
 @frozen
 class BatchStatistics:
-    """The batches of all owners that have not ended, those among them that wait for their turn, and whether one has it.
+    """Numbers of batches of all owners: unfinished, waiting for their turn, and being computed (0 or 1).
 
-    ``lines`` are those that this process has computed.
+    ``lines`` counts the lines that this process has computed.
     """
 
     unfinished: int = 0
@@ -89,7 +89,7 @@ class BatchRunner:
     """Returns the current routes: a restarted listener has new ones."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
-    """By batch: what to cancel when it is cancelled."""
+    """By batch: the scope to cancel when the batch is cancelled."""
     _deadlines: dict[str, float] = field(init=False, factory=dict)
     """By batch that has not ended: when it expires, by trio's clock, which never jumps."""
     _cancelled: set[str] = field(init=False, factory=set)
@@ -100,9 +100,9 @@ class BatchRunner:
     _numbers: "count[int]" = field(init=False, factory=count)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run all batches that have not ended, and those that ``start`` adds. Raises ``StorageError`` at first.
+        """Run all unfinished batches, and the ones that ``start`` adds. Raises ``StorageError`` before it has started.
 
-        Cancellation: at once, but for what threads have begun; each batch goes on where it was committed last.
+        Cancellation: as soon as running threads have finished; each batch resumes after its last commit.
         """
         batches = await self.store.unfinished()
         async with trio.open_nursery() as self._nursery:
@@ -125,7 +125,7 @@ class BatchRunner:
         return BatchStatistics(len(self._deadlines), self._turns.waiting, int(self._turns.is_taken), self._lines)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
-        """Stop a batch; its results are what has been committed.
+        """Stop a batch; its results are the committed ones.
 
         Raises as ``BatchStore.cancel``. Cancellation: as ``Database.run``.
         """
@@ -163,7 +163,7 @@ class BatchRunner:
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
 
     async def _step(self, batch_id: str, number: int) -> bool:
-        """Do what is next for a batch; return whether it has ended."""
+        """Take the next step of a batch; return whether it has ended."""
         batch = await self.store.batch(None, batch_id)
         match batch.status:
             case "validating":
@@ -319,7 +319,7 @@ class BatchRunner:
         return False
 
     async def _fail(self, batch_id: str, error: BatchError) -> None:
-        """Bring a batch into the state ``failed``, with what it has of its results."""
+        """Bring a batch into the state ``failed``, with the results it has."""
         try:
             batch = await self.store.batch(None, batch_id)
             try:

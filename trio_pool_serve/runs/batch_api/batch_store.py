@@ -50,7 +50,7 @@ CREATE INDEX IF NOT EXISTS batches_by_owner ON batches (owner, number);
 CREATE INDEX IF NOT EXISTS unfinished_batches ON batches (number) WHERE NOT is_final;
 CREATE INDEX IF NOT EXISTS inputs ON batches (input_file_id) WHERE NOT is_final;
 """
-"""The columns beside ``record`` (JSON) are those that rows are looked for by."""
+"""The columns beside ``record`` (JSON) are for queries."""
 
 
 @frozen
@@ -68,7 +68,7 @@ MAX_UNFINISHED = 100
 
 @define(eq=False)
 class BatchStore:
-    """The files and batches of all owners. What another owner has is not found: ``NotFoundError``.
+    """The files and batches of all owners. Each owner finds only its own; others raise ``NotFoundError``.
 
     ``max_stored_bytes`` are those of all files of one owner; 0 is any number.
     """
@@ -89,7 +89,7 @@ class BatchStore:
         await self.database.run(add)
 
     async def check_room(self, owner: str, nbytes: int) -> None:
-        """Raise ``QuotaExceededError`` if an owner may not store so many bytes more."""
+        """Raise ``QuotaExceededError`` if an owner may not store another ``nbytes``."""
         await self.database.run(lambda connection: self._check_bytes(connection, owner, nbytes))
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
@@ -229,7 +229,7 @@ class BatchStore:
         await self.database.run(remove)
 
     async def known_ids(self) -> set[str]:
-        """Return the ids of all files: those that are complete, and the results of batches that have not ended."""
+        """Return the ids of all files: complete ones, and the results of batches that have not ended."""
 
         def find(connection: sqlite3.Connection) -> set[str]:
             ids = {row["id"] for row in connection.execute("SELECT id FROM files")}

@@ -47,7 +47,7 @@ class DataFolder:
         return self.path / "uploads" / file_id
 
     def exists(self) -> bool:
-        """Whether anything has been stored in it, or nothing can be."""
+        """Whether anything has been stored in the folder, or it is read-only."""
         return self.database.exists() or self._is_read_only
 
     @property
@@ -55,7 +55,7 @@ class DataFolder:
         return os.access(self.path, os.F_OK) and not os.access(self.path, os.W_OK)
 
     def create(self) -> None:
-        """Create what is missing of the folder, which only this user can enter. Raises ``StorageError``."""
+        """Create the folder and its subfolders, which only this user can enter. Raises ``StorageError``."""
         if self._is_read_only:
             raise StorageError(f"{self.path} is read-only, or belongs to another user.")
         with storage_errors(self.path):
@@ -72,7 +72,7 @@ class DataFolder:
         return open_appended(self.upload(file_id), 0)
 
     def remove_uploads(self) -> None:
-        """Remove what is left of uploads that a process has not completed before it ended."""
+        """Remove unfinished uploads of processes that have ended."""
         with storage_errors(self.path):
             for left in (self.path / "uploads").iterdir():
                 if ID.fullmatch(left.name):
@@ -91,7 +91,7 @@ class DataFolder:
             return {file.name for file in (self.path / "files").iterdir() if ID.fullmatch(file.name)}
 
     def remove_files(self, ids: Iterable[str]) -> None:
-        """Remove the bytes of complete files. What cannot be removed now is removed by a later sweep."""
+        """Remove the bytes of complete files; a later sweep removes the ones that cannot be removed now."""
         for file_id in ids:
             with suppress(OSError):
                 self.file(file_id).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class Upload:
 
 @define(eq=False)
 class OpenBatches:
-    """The store, what runs its batches, and the files beside it."""
+    """The store, the runner of its batches, and the files beside it."""
 
     folder: DataFolder
     store: BatchStore
@@ -52,15 +52,15 @@ class OpenBatches:
     uploads: trio.CapacityLimiter = field(
         init=False, factory=lambda: trio.CapacityLimiter(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
     )
-    """Limits those that are received at a time: each has a file open, and the server needs others."""
+    """Limits uploads at a time: each has a file open, and the server needs others."""
     _incomplete: dict[str, int] = field(init=False, factory=dict)
-    """Bytes that are being received, by owner."""
+    """Bytes being received, by owner."""
     _publishing: set[str] = field(init=False, factory=set)
     """Ids of files that are on the disk, but not in the database yet."""
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[Upload]:
-        """Open an upload for the block, at whose end nothing is left of it unless ``complete`` has been called.
+        """Open an upload for the block; at its end the upload is removed unless ``complete`` has been called.
 
         Raises ``StorageError``. Cancellation: at once, but for what a thread has begun.
         """
@@ -101,7 +101,7 @@ class OpenBatches:
     async def complete(
         self, upload: Upload, owner: str, *, purpose: str, filename: str, expire_s: int | None
     ) -> StoredFile:
-        """Make an upload a file, which is on the disk then, and return it.
+        """Make an upload a durable file, and return it.
 
         Raises ``StorageError`` and ``QuotaExceededError``. Cancellation: before the file is there, or after.
         """
@@ -135,7 +135,7 @@ class OpenBatches:
         await self.offload.run("files", partial(self.folder.remove_files, [file_id]))
 
     async def add_batch(self, batch: StoredBatch, *, idempotency_key: str | None, request: bytes) -> StoredBatch:
-        """Store a batch and run it; return it, or the one of an earlier such request.
+        """Store a batch and run it; return it, or the batch of an earlier request with the same key.
 
         Raises as ``BatchStore.add_batch``. Cancellation: it may have been stored; then it is run.
         """
@@ -147,12 +147,12 @@ class OpenBatches:
         return added
 
     async def sweep(self) -> None:
-        """Remove what has expired, and the bytes that belong to nothing. Raises ``StorageError``.
+        """Remove expired files and batches, and bytes that belong to nothing. Raises ``StorageError``.
 
         Cancellation: at once, but for what a thread has begun.
         """
         await self.store.remove_expired(self.retention_s)
-        # In this order: what is not there yet is not removed, and a batch is known before its files are there.
+        # In this order: files are listed before ids are read, and a batch is stored before its files exist.
         there = await self.offload.run("files", self.folder.file_ids)
         publishing = set(self._publishing)
         known = await self.store.known_ids()

@@ -1,4 +1,4 @@
-"""What is stored of a file, and of a batch: its states, and which follow which, among others."""
+"""The stored records of files and batches, and the states of a batch."""
 
 import secrets
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ FINAL = frozenset(status for status, following in TRANSITIONS.items() if not fol
 
 
 def time_of(status: BatchStatus) -> str:
-    """Return the name of the time at which a batch has come into a state."""
+    """Return OpenAI's name for the time at which a batch entered a state."""
     return "created_at" if status == "validating" else f"{status}_at"
 
 
@@ -54,7 +54,7 @@ class StoredFile:
 
 @frozen(kw_only=True)
 class BatchError:
-    """What is wrong with a batch; ``line`` counts from 1, as OpenAI's does."""
+    """An error of a batch; ``line`` counts from 1, as OpenAI's does."""
 
     code: str
     message: str
