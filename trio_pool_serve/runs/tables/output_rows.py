@@ -79,7 +79,10 @@ class LineEncoder:
 
 
 class BatchBuilder:
-    """Makes record batches of the same columns, without a Python object for each number."""
+    """Makes record batches of the same columns, without a Python object for each number.
+
+    Columns of arrays are made from one array of all rows: Arrow takes four times as long for a list of arrays.
+    """
 
     def __init__(self, columns: Sequence[OutputColumn]) -> None:
         self._arrow = import_extra("pyarrow", WRITING_ARROW)
@@ -111,12 +114,22 @@ class BatchBuilder:
         if column.type == "string":
             return self._arrow.array([_text(column, value) for value in values], arrow_type)
         values = [_as_written(column, value) for value in values]
+        if column.type == "vector":
+            return self._vectors(column, values, arrow_type)
         if column.type in ("vectors", "sparse"):
             return self._lists(column, values, arrow_type)
         return self._arrow.array(values, arrow_type)
 
+    def _vectors(self, column: OutputColumn, arrays: list[Any], arrow_type: Any) -> Any:
+        matrix = np.zeros((len(arrays), column.length), column.dtype)
+        for index, array in enumerate(arrays):
+            if array is not None:
+                matrix[index] = array
+        nulls = self._arrow.array([array is None for array in arrays], self._arrow.bool_())
+        numbers = self._arrow.array(matrix.reshape(-1))
+        return self._arrow.FixedSizeListArray.from_arrays(numbers, type=arrow_type, mask=nulls)
+
     def _lists(self, column: OutputColumn, arrays: list[Any], arrow_type: Any) -> Any:
-        # From one array of all rows: Arrow takes 4 times as long for a list of arrays, 30 times for one of dicts.
         found = [array for array in arrays if array is not None]
         if not found:
             return self._arrow.nulls(len(arrays), arrow_type)
