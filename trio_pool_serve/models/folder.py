@@ -9,7 +9,7 @@ from trio_pool_serve.models.files.chat_template import given_chat_template, read
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.known_keys import require_native_names
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
-from trio_pool_serve.models.registry import KINDS
+from trio_pool_serve.models.registry import recognise
 
 IGNORED_FILES = [
     "onnx/*", "openvino/*", "coreml/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.tflite", "*.mlmodel",
@@ -75,8 +75,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     runs_code = config.trust_remote_code and "auto_map" in files.config
     if not runs_code:
         require_native_names(str(files.transformer_path / "config.json"), files.config)
-    read = ((kind, kind.read(files, config)) for kind in KINDS)
-    kind, spec = next((kind, spec) for kind, spec in read if spec is not None)
+    kind, spec = recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
             "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.bge_m3 import BGE_M3
 from trio_pool_serve.models.classification import CLASSIFICATION
 from trio_pool_serve.models.dual_encoder import DUAL_ENCODER
 from trio_pool_serve.models.embedding import EMBEDDING
+from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.generative_reranker import GENERATIVE_RERANKER
 from trio_pool_serve.models.late_interaction import LATE_INTERACTION
 from trio_pool_serve.models.model_kind import ModelKind
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.models.page_retrieval import PAGE_RETRIEVAL
 from trio_pool_serve.models.process_reward import PROCESS_REWARD
 from trio_pool_serve.models.sparse import SPARSE
@@ -27,3 +30,9 @@ KINDS: list[ModelKind[Any]] = [
     EMBEDDING,
 ]
 """In the order in which they are tried; the last accepts every folder that no other kind has recognised."""
+
+
+def recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any], ModelSpec]:
+    """Return the kind of a model by its files, and what they declare. Raises ``ModelLoadError``."""
+    read = ((kind, kind.read(files, config)) for kind in KINDS)
+    return next((kind, spec) for kind, spec in read if spec is not None)

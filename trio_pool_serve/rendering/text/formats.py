@@ -6,7 +6,7 @@ Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [
 from collections.abc import Mapping
 from typing import Protocol
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.excerpt import Excerpt, available_tokens, encode_excerpt, too_long
@@ -26,6 +26,16 @@ class TextFormat:
     def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
         """Return the maximum number of tokens of a text of this input type."""
         return min(self.limits.get(input_type, max_model_len), max_model_len)
+
+    def limited(self, params: RenderingParams, max_model_len: int) -> tuple[RenderingParams, int]:
+        """Return the params with the truncation that this format requires, and the maximum number of tokens.
+
+        Texts longer than the limit of their input type are truncated, not rejected.
+        """
+        most = self.max_tokens_of(params.input_type, max_model_len)
+        if params.truncate_to is None and most < max_model_len:
+            params = evolve(params, truncate_to=most)
+        return params, most
 
     def adds_special_tokens(self, input_type: InputType | None) -> bool:
         """Whether texts of this input type have special tokens at all."""

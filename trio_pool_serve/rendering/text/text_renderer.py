@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
@@ -96,7 +96,7 @@ class TextRenderer:
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
-        params, most = self._within_format(params)
+        params, most = self.text_format.limited(params, self.max_model_len)
         ids, keep = prompt.token_ids, min(most, params.truncate_to or most)
         if params.truncate_to is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[-keep:]
@@ -114,7 +114,7 @@ class TextRenderer:
         return self.text_format.finish(ids.astype(np.int32), params.input_type)
 
     def _render_text(self, prompt: TextPrompt | ChunkedPrompt, params: RenderingParams) -> RenderedPrompt:
-        params, most = self._within_format(params)
+        params, most = self.text_format.limited(params, self.max_model_len)
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
@@ -151,16 +151,6 @@ class TextRenderer:
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
                 )
             return msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens, chunks=chunks)
-
-    def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
-        """Return the params with the truncation that the text format requires, and the maximum number of tokens.
-
-        A length limit for an input type is part of the text format: longer texts are truncated, not rejected.
-        """
-        most = self.text_format.max_tokens_of(params.input_type, self.max_model_len)
-        if params.truncate_to is None and most < self.max_model_len:
-            params = evolve(params, truncate_to=most)
-        return params, most
 
     def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer, _unicode_errors():
