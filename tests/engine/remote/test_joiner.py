@@ -228,7 +228,7 @@ class JoinerModel(RuleBasedStateMachine):
         assert len(batches) == 1 or not any(batch.facts.is_suspect for batch in batches)
         assert not any(batch.facts.is_planned for batch in batches)
         firsts = {entry.holder: entry for entry in reversed(waiting)}
-        if leaves_long and taken[0].tokens <= SHORT_TOKENS:
+        if leaves_long and all(firsts[batch].tokens <= SHORT_TOKENS for batch in batches):  # else none were left
             firsts = {batch: row for batch, row in firsts.items() if row.tokens <= SHORT_TOKENS}
         assert first.facts.rank == min(batch.facts.rank for batch in firsts)
         for batch in batches:
@@ -280,6 +280,14 @@ class JoinerModel(RuleBasedStateMachine):
     def teardown(self):
         assert {*self.joiner.take_all()} == {*self.waiting, *itertools.chain(*self.planned)}
         assert (len(self.joiner), self.joiner.tokens, self.joiner.take_planned()) == (0, 0, [])
+
+
+def test_short_rows_are_joined_with_long_ones_that_are_more_than_may_be_left():
+    state = JoinerModel()
+    for length in (1, 257, 3000, 255):
+        state.send(clients=1, key="", lengths=[length], rank=0, suspect=False)
+    state.take(leaves_long=True, max_tokens=512, pads=False)
+    assert [entry.tokens for entry in state.taken] == [1, 257]
 
 
 def run_model(examples: int, steps: int) -> None:
