@@ -78,7 +78,7 @@ class Report:
     def write(self, settings: dict[str, Any] | None = None, **results: Any) -> None:
         """Write the results with the machine and the settings, and the tables that were printed.
 
-        ``settings`` take the place of those of the same names.
+        ``settings`` override the benchmark's own of the same names.
         """
         settings = settings_document(self.settings) | (settings or {})
         document = {"machine": self.machine, "settings": settings, **results}
@@ -106,7 +106,7 @@ def open_steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def add_markdown(text: str) -> None:
-    """Add a text to those that ``write_json`` writes."""
+    """Add a text to the document that ``write_json`` writes."""
     _tables.append(text.strip())
 
 

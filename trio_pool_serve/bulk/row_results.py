@@ -45,7 +45,7 @@ async def compute_parts(
 
 
 ComputeValues: TypeAlias = Callable[[Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]]
-"""Returns for the input values of rows those of the output, and the number of tokens computed."""
+"""Returns the output's values for rows with these input values, and the number of tokens computed."""
 
 
 async def compute_halving(
@@ -74,9 +74,9 @@ class TableComputer(Computer[InputRow, RowResult]):
     """Computes rows of a table: with a model in this process, or by a server."""
 
     columns: Sequence[OutputColumn]
-    """Of the output, for ``RowResult.values``."""
+    """The columns of the output for ``RowResult.values``."""
     model: dict[str, str]
-    """What the numbers depend on, by name."""
+    """Properties that decide the numbers, by name; the journal keeps them."""
 
     def refused(self, row: InputRow) -> RowResult:
         """Return the error of a row."""

@@ -65,7 +65,7 @@ def pooler_config_of(loading: ModelConfig) -> PoolerConfig:
 
 
 def with_pooler_config(loading: ModelConfig) -> ModelConfig:
-    """Return settings into which those of ``pooler_config`` are merged.
+    """Return the settings, merged with the ones in ``pooler_config``.
 
     Raises ``ValueError`` if it is invalid or contradicts another flag.
     """

@@ -85,7 +85,7 @@ class ComputeRates:
         """Return how long a batch kept the rows behind it waiting, without the time in which the previous batch did.
 
         If rows waited behind the previous batch, the time until more of them were launched is part of the rate. Times
-        are those of ``time.perf_counter``.
+        are by ``time.perf_counter``.
         """
         since = self._last_done if self.left_waiting else max(launched, self._last_done)
         self._last_done, self.left_waiting = done, left_waiting
