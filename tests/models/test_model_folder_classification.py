@@ -9,11 +9,11 @@ import pytest
 from tests.model_folders import write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.spec import CrossEncoder, SequenceClassifier, TokenClassifier
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.classification import CrossEncoder, SequenceClassifier, TokenClassifier
+from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, RerankerTemplate
-from trio_pool_serve.models.process_reward.spec import ProcessReward
+from trio_pool_serve.models.generative_reranker import GenerativeReranker, RerankerTemplate
+from trio_pool_serve.models.process_reward import ProcessReward
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 pytestmark = pytest.mark.unit

@@ -22,7 +22,7 @@ from tests.models.classifier_families import (
     reranker_tokenizer,
 )
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, write_model
-from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
+from trio_pool_serve.models.generative_reranker import RerankerTemplate
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.types import Classify, TokenClassify
 

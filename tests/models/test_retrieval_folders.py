@@ -8,11 +8,11 @@ import pytest
 from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files, write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.late_interaction.spec import LateInteraction, QueryExpansion
+from trio_pool_serve.models.late_interaction import LateInteraction, QueryExpansion
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.sparse.spec import Sparse
+from trio_pool_serve.models.sparse import Sparse
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
 pytestmark = pytest.mark.unit

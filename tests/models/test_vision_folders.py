@@ -8,11 +8,11 @@ import pytest
 
 from tests.model_folders import write_json, write_word_tokenizer
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.dual_encoder.spec import DualEncoder, ImageTower, TextPadding
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.dual_encoder import DualEncoder, ImageTower, TextPadding
+from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
-from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage
+from trio_pool_serve.models.page_retrieval import PageRetrieval
+from trio_pool_serve.models.vision_language import ImagePatches, VisionLanguage
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ import transformers
 from tests.models.model_families import reference
 from tests.models.vision_families import PICTURES, SENTENCES, towers_of_transformers
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.vision_language.spec import VisionLanguage
+from trio_pool_serve.models.vision_language import VisionLanguage
 from trio_pool_serve.types import Vectors
 
 

@@ -12,7 +12,7 @@ from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.models.classification.spec import SequenceClassifier
+from trio_pool_serve.models.classification import SequenceClassifier
 from trio_pool_serve.service import Service
 
 VERSION_1 = {"version": "1"}

@@ -17,7 +17,7 @@ from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, SPECIAL, T
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError, MediaError
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer

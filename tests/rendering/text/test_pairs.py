@@ -15,8 +15,7 @@ from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import FAMILIES, reranker_tokenizer
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker import RerankerPairFormat
-from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
+from trio_pool_serve.models.generative_reranker import RerankerPairFormat, RerankerTemplate
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair

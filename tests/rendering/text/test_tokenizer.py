@@ -11,8 +11,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.embedding import EMBEDDING
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.embedding import EMBEDDING, Embedding
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
+from trio_pool_serve.models.bge_m3 import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, require_finite
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder

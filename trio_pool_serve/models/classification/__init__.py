@@ -1,13 +1,161 @@
-"""Classifiers of texts, of pairs and of tokens; cross-encoders among them."""
+"""Classifiers of texts, pairs of texts, or tokens.
 
-from typing import TYPE_CHECKING
+transformers' ``*ForSequenceClassification`` and ``*ForTokenClassification``. A sequence classifier with one
+label scores pairs: sentence-transformers' cross-encoders are such models.
+"""
 
-from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier, read_classifier
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
+from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.rendering.chat.pair_templates import chat_pair
+from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
+from trio_pool_serve.types import PoolingTask
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
+
+TOKENWISE_CLASSIFIERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "modernbert"})
+"""Model types of encoders whose sequence classifier is known to be applicable to each token's state."""
+
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2"})
+"""Model types of decoders whose classifier is a linear layer on the last token's state."""
+
+PROBLEM_TYPES = frozenset({None, "regression", "single_label_classification", "multi_label_classification"})
+
+
+@frozen(kw_only=True)
+class Classifier(ModelSpec):
+    """A classifier of texts or tokens."""
+
+    problem_type: str | None = None
+    score_activation: str
+    """Dotted name of a torch.nn module without parameters."""
+    chat: ChatFormat | None = None
+    """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether ``problem_type`` is ``multi_label_classification``."""
+        return self.problem_type == "multi_label_classification"
+
+
+@frozen(kw_only=True)
+class SequenceClassifier(Classifier):
+    """One number per label for a text or a pair of texts."""
+
+    classifies_tokens: bool = False
+    """Whether its classifier can be applied to each token, as in vLLM."""
+
+    supports_prompt_embeds = True
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """For the text and, with the same classifier, for each of its tokens."""
+        return frozenset({"classify", "token_classify"} if self.classifies_tokens else {"classify"})
+
+
+@frozen(kw_only=True)
+class CrossEncoder(SequenceClassifier):
+    """A sequence classifier with one label: the score of a pair of texts."""
+
+    scoring = "pairs"
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """Also the score of a pair."""
+        return super().tasks | {"score"}
+
+
+@frozen(kw_only=True)
+class TokenClassifier(Classifier):
+    """One number per label for each token."""
+
+    tasks = frozenset({"token_classify"})
+    supports_prompt_embeds = True
+
+
+def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
+    """Read folders saved from a classifier, unless their modules.json declares another kind of model."""
+    if files.modules:
+        return _read_cross_encoder(files) if files.encoder_class == "CrossEncoder" else None
+    if files.is_saved_from("ForSequenceClassification"):
+        return _sequence_classifier(files)
+    if files.is_saved_from("ForTokenClassification"):
+        labels = read_labels(files.config)
+        return TokenClassifier(
+            labels=labels,
+            problem_type=_problem_type(files.config),
+            score_activation=score_activation(files, len(labels)),
+        )
+    return None
+
+
+def _read_cross_encoder(files: FolderFiles) -> SequenceClassifier | None:
+    task = files.transformer_task
+    if task == "text-generation":
+        return None
+    following = ", ".join(module.name for module in files.modules[1:])
+    if task != "sequence-classification" or following:
+        raise ModelLoadError(
+            f"The cross-encoder's transformer does {task}, followed by {following or 'no module'}; supported are "
+            "sequence-classification with none and text-generation with LogitScore."
+        )
+    return _sequence_classifier(files)
+
+
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels in order; transformers' default names where config.json has none."""
+    names: Mapping[str, str] | None = config.get("id2label")
+    if not names:
+        return tuple(f"LABEL_{index}" for index in range(config.get("num_labels", 2)))
+    indices = sorted(map(int, names))
+    if indices != list(range(len(names))):
+        raise ModelLoadError(f"id2label of config.json has the indices {', '.join(map(str, indices))}.")
+    return tuple(str(names[str(index)]) for index in indices)
+
+
+def score_activation(files: FolderFiles, labels: int) -> str:
+    """Return the activation that sentence-transformers' cross-encoder applies to logits. Raises ``ModelLoadError``."""
+    inner = files.config.get("sentence_transformers") or {}
+    name: str | None = files.sentence_transformers_config.get("activation_fn") if files.modules else None
+    name = name or (
+        inner.get("activation_fn")
+        if "activation_fn" in inner
+        else files.config.get("sbert_ce_default_activation_function")
+    )
+    if not name:
+        return "torch.nn.Sigmoid" if labels == 1 else "torch.nn.Identity"
+    if not name.startswith("torch.nn."):
+        raise ModelLoadError(f"The activation function {name} is not one of torch.nn's.")
+    return name
+
+
+def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
+    labels = read_labels(files.config)
+    classifier = CrossEncoder if len(labels) == 1 else SequenceClassifier
+    return classifier(
+        labels=labels,
+        problem_type=_problem_type(files.config),
+        score_activation=score_activation(files, len(labels)),
+        chat=read_chat_format(files),
+        classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS
+        and not (why_not_torch(files.transformer_path) and has_exported_file(files.transformer_path)),
+    )
+
+
+def _problem_type(config: Mapping[str, Any]) -> str | None:
+    problem_type: str | None = config.get("problem_type")
+    if problem_type not in PROBLEM_TYPES:
+        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
+    return problem_type
 
 
 def classifier_heads(spec: Classifier) -> "BuiltHeads":

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier
+from trio_pool_serve.models.classification import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.forward_pass import Head

@@ -7,7 +7,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from trio_pool_serve.models.dual_encoder.spec import DualEncoder
+from trio_pool_serve.models.dual_encoder import DualEncoder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_output_modules
 from trio_pool_serve.models.model_kind import ModelFolder

@@ -1,13 +1,145 @@
-"""Embedding models: a transformer, pooling, and the modules after it."""
+"""Embedding models: a transformer, a Pooling module, and the modules after it.
 
-from typing import TYPE_CHECKING
+The sentence-transformers layout: ``modules.json`` lists the modules, each in its own subfolder. A folder without it
+is a bare transformer, which sentence-transformers pools by MEAN, or by LAST if it is a causal language model.
+"""
 
-from trio_pool_serve.models.embedding.spec import Embedding, read_embedding
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
+
+from attrs import evolve, frozen
+
+from trio_pool_serve.config import ModelConfig, Pooling
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.model_spec import pooling_modes
+from trio_pool_serve.models.model_spec import ModelSpec, Similarity, pooling_modes
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
+
+
+@frozen(kw_only=True)
+class Embedding(ModelSpec):
+    """One vector per text."""
+
+    tasks = frozenset({"embed", "token_embed", "score"})
+    scoring = "vectors"
+    supports_prompt_embeds = True
+    pools_token_states = True
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the last of its modules is a Normalize."""
+        return bool(self.modules) and self.modules[-1].name == "Normalize"
+
+    @property
+    def pooling(self) -> str:
+        """The modes of the Pooling module, joined by ``+``."""
+        return "+".join(pooling_modes(self.modules[0].config))
+
+
+def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
+    """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
+    for name in () if files.modules else files.architectures:
+        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
+            raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
+    require_plain_states(files)
+    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
+    return Embedding(
+        modules=modules_after_transformer(files, config),
+        similarity=similarity_of(files),
+        conversation=read_conversation(files),
+        assumption=assumption_of(files, config),
+    )
+
+
+def read_conversation(files: FolderFiles) -> ChatFormat | None:
+    """Return how inputs are put into the chat template, ``None`` if modules.json declares no conversations."""
+    if "message" in files.modality_config:
+        return read_chat_format(files)
+    files.reject_processing_kwargs()
+    return None
+
+
+STATES = ("forward", "last_hidden_state")
+"""The method that computes a transformer's states, and its output that holds them."""
+
+
+MODULE_POOLING: Mapping[Pooling, str] = {"last": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
+"""Pooling types whose names in a Pooling module's config differ from the setting's."""
+
+
+def modules_after_transformer(
+    files: FolderFiles, config: ModelConfig, *, undeclared: tuple[ModuleFiles, ...] = ()
+) -> tuple[ModuleFiles, ...]:
+    """Return the modules after the transformer, as the settings change them.
+
+    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers. Raises
+    ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
+    """
+    pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
+    modules = list(files.modules[1:] if files.modules else undeclared or (pooling,))
+    if config.pooling is not None:
+        if not modules or modules[0].name != "Pooling":
+            raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
+        kept = {name: value for name, value in modules[0].config.items() if not name.startswith("pooling_mode")}
+        mode = MODULE_POOLING.get(config.pooling, config.pooling)
+        modules[0] = evolve(modules[0], config={**kept, "pooling_mode": mode})
+    if config.normalize is not None:
+        modules = [module for module in modules if module.name != "Normalize"]
+    if config.normalize:
+        modules.append(ModuleFiles(name="Normalize", path=files.path, config={}))
+    return tuple(modules)
+
+
+def _undeclared_pooling(files: FolderFiles) -> str:
+    """Return the pooling type that sentence-transformers gives to a bare transformer."""
+    is_decoder = bool(files.architectures) and files.architectures[0].endswith("ForCausalLM")
+    return "lasttoken" if is_decoder and files.config.get("is_causal", True) else "mean"
+
+
+ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
+"""In the names of classes that vLLM pools by CLS; it pools decoders by LAST."""
+
+
+def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
+    """Return what the server, and what others, assume of a folder without modules.json; empty with one."""
+    if files.modules or (config.pooling is not None and config.normalize is not None):
+        return ""
+    name, pooling = next(iter(files.architectures), ""), _undeclared_pooling(files)
+    vllm = "CLS" if ENCODERS.search(name) else "LAST"
+    # text-embeddings-inference takes any model type with these four letters for a variant of BERT.
+    is_bert = "bert" in str(files.config.get("model_type")).lower()
+    return (
+        f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or pooling} pooling and "
+        f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes {pooling} pooling and no "
+        f"normalisation, vLLM {vllm} pooling and normalisation, text-embeddings-inference "
+        f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
+        "Choose with --pooling and --normalize or --no-normalize."
+    )
+
+
+def similarity_of(files: FolderFiles) -> Similarity:
+    """Return ``similarity_fn_name`` of config_sentence_transformers.json, by default cosine."""
+    name = files.sentence_transformers_config.get("similarity_fn_name") or "cosine"
+    known: Mapping[str, Similarity] = {value: value for value in get_args(Similarity)} | {"dot_product": "dot"}
+    if name not in known:
+        raise ModelLoadError(f"similarity_fn_name is {name!r}; known are {', '.join(known)}.")
+    return known[name]
+
+
+IGNORED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "ForConditionalGeneration", "ForTextEncoding")
+"""Class suffixes that a bare transformer may be saved with: sentence-transformers pools the states below the head."""
+
+
+def require_plain_states(files: FolderFiles) -> None:
+    """Raise ``ModelLoadError`` unless the transformer makes the states of an embedding model, of any text alike."""
+    files.require_task("feature-extraction")
+    files.reject_input_type_lengths()
 
 
 def embedding_heads(spec: Embedding) -> "BuiltHeads":

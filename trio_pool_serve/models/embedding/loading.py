@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder

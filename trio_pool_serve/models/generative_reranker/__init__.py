@@ -1,20 +1,106 @@
-"""Generative rerankers: causal language models that score a query and a document."""
+"""Causal language models that score how relevant a document is for a query, by the logits of the next token.
+
+As in Qwen3-Reranker, the prompt demands "yes" or "no". sentence-transformers saves such a model as a cross-encoder
+with a LogitScore module. Without one, a folder is a reranker if its chat template has the roles query and document,
+or with ``--task score``.
+"""
+
+import re
 
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.models.generative_reranker.spec import (
-    GenerativeReranker,
-    RerankerTemplate,
-    read_generative_reranker,
-)
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.classification import score_activation
+from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
+from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_kind import ModelKind
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import chat_pair, shortened_pair
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.excerpt import encode_input
 from trio_pool_serve.rendering.text.formats import PairFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
+
+
+@frozen(kw_only=True)
+class RerankerTemplate:
+    """The prompt of Qwen3-Reranker's model card: prefix and suffix are never truncated, the body may be."""
+
+    prefix: str = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    suffix: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
+
+    def body(self, first: str, second: str, instruction: str) -> str:
+        """Return the text between prefix and suffix."""
+        return f"<Instruct>: {instruction or self.instruction}\n<Query>: {first}\n<Document>: {second}"
+
+
+@frozen(kw_only=True)
+class GenerativeReranker(ModelSpec):
+    """Scores a pair by logit(true) − logit(false), or by logit(true) if there is no ``false_token_id``."""
+
+    true_token_id: int
+    false_token_id: int | None
+    score_activation: str
+    template: ChatFormat | RerankerTemplate | None
+    """``None``: the tokenizer joins both texts."""
+
+    tasks = frozenset({"score"})
+    scoring = "pairs"
+
+
+def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> GenerativeReranker | None:
+    """Read causal language models whose files, or ``--task score``, make them rerankers."""
+    template: ChatFormat | RerankerTemplate | None
+    if files.modules:
+        if files.encoder_class != "CrossEncoder" or files.transformer_task != "text-generation":
+            return None
+        template = read_chat_format(files)
+        true_token_id, false_token_id = _logit_score_tokens(files)
+    elif files.is_saved_from("ForCausalLM"):
+        chat_template = read_chat_template(files) or ""
+        if all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document")):
+            template = read_chat_format(files)
+        elif config.task == "score":
+            for token in ("<|im_start|>", "<|im_end|>"):
+                _token_id(files, token)
+            template = RerankerTemplate()
+        else:
+            return None
+        true_token_id, false_token_id = _token_id(files, "yes"), _token_id(files, "no")
+    else:
+        return None
+    return GenerativeReranker(
+        true_token_id=true_token_id,
+        false_token_id=false_token_id,
+        score_activation=score_activation(files, 1),
+        template=template,
+    )
+
+
+def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:
+    names = [module.name for module in files.modules[1:]]
+    if names != ["LogitScore"]:
+        raise ModelLoadError(f"A generative reranker needs a LogitScore module only, but has {names or 'none'}.")
+    config = files.modules[1].config
+    if config.get("module_input_name", "causal_logits") != "causal_logits":
+        raise ModelLoadError(f"LogitScore works on {config['module_input_name']!r}, which is not supported.")
+    if not isinstance(config.get("true_token_id"), int):
+        raise ModelLoadError("LogitScore has no true_token_id.")
+    return config["true_token_id"], config.get("false_token_id")
+
+
+def _token_id(files: FolderFiles, token: str) -> int:
+    found = find_token_id(files, token)
+    if found is None:
+        raise ModelLoadError(f"The vocabulary has no token {token!r}, which a generative reranker needs.")
+    return found
 
 
 @frozen

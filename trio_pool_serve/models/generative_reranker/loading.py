@@ -1,6 +1,6 @@
 """Loading generative rerankers: a causal language model and the logits of its yes and no tokens."""
 
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker
+from trio_pool_serve.models.generative_reranker import GenerativeReranker
 from trio_pool_serve.models.loading.checkpoint import load_selected_logits
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.heads.classification import ClassificationHead, YesNoLogits, activation_functions

@@ -1,21 +1,260 @@
-"""Late-interaction models: one vector per token, compared by MaxSim."""
+"""Late-interaction models: one vector per token, two texts compared by MaxSim.
+
+Three layouts: sentence-transformers' MultiVectorEncoder; PyLate's, whose folders omit PyLate's defaults; and the
+original ColBERT's ``HF_ColBERT``, with the projection among the transformer's weights and the settings in
+``artifact.metadata``. Omitted settings get sentence-transformers' defaults.
+"""
+
+import string
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.late_interaction.spec import (
-    LateInteraction,
-    QueryExpansion,
-    ScoringMask,
-    read_late_interaction,
-)
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.model_kind import ModelKind
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+STANFORD = "HF_ColBERT"
+METADATA = "artifact.metadata"
+
+PYLATE_KEYS = (
+    "query_prefix", "document_prefix", "query_length", "document_length", "query_expansion", "do_query_expansion",
+    "attend_to_expansion_tokens", "attend_to_mask_tokens", "skiplist_words",
+)  # fmt: skip
+"""Keys that PyLate writes to config_sentence_transformers.json."""
+
+DEFAULT_QUERY_LENGTH = 32
+"""Tokens of an expanded query if the files declare none: ColBERT's and PyLate's default."""
+
+
+@frozen(kw_only=True)
+class QueryExpansion:
+    """Queries shorter than ``length`` tokens are padded with ``token``; the added tokens have vectors too.
+
+    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends_to_expansion``: whether the query's
+    tokens attend to the added ones. ``token`` is ``None`` for the tokenizer's mask token, or else its end token.
+    """
+
+    length: int
+    strategy: Literal["fixed", "min"] = "fixed"
+    """fixed: every query has exactly ``length`` tokens. min: at least ``length``."""
+    attends_to_expansion: bool = False
+    token: str | None = None
+
+
+@frozen(kw_only=True)
+class ScoringMask:
+    """The kept tokens: all but ``skipped_words``, which are left out of texts of the ``skipped_input_types``.
+
+    If ``only_token_ids`` is not empty, a document keeps only these.
+    """
+
+    skipped_words: tuple[str, ...] = ()
+    skipped_input_types: frozenset[str] = frozenset({"document"})
+    only_token_ids: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class LateInteraction(ModelSpec):
+    """One vector per token. Its ``modules`` are Dense and Normalize over tokens; its prompts begin with markers."""
+
+    projection_is_in_checkpoint: bool = False
+    """Whether the transformer's checkpoint contains a projection without bias, ``linear.weight``, as first module."""
+    mask: ScoringMask | None = None
+    """``None``: exactly the tokens that are attended to are kept."""
+    expansion: QueryExpansion | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    text_length: int | None = None
+    """Maximum tokens of a text without an input type, or of an input type without a length."""
+    mean_scores: bool = False
+    """Whether a score is divided by the number of the query's vectors."""
+
+    tasks = frozenset({"token_embed", "score"})
+    scoring = "late_interaction"
+    keeps_input_type_prompt = True
+
+    @property
+    def max_input_tokens(self) -> int:
+        """The longer of queries and documents. PyLate's tokenizer limit is one less, for the marker token."""
+        return max(self.query_length or 0, self.document_length or 0, self.expansion.length if self.expansion else 0)
+
+
+def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
+    """Read folders of the three layouts."""
+    if files.is_saved_from("ForRetrieval"):
+        raise ModelLoadError(
+            f"{files.architectures[0]} is an unsupported page retriever; ColPali and ColQwen2 are supported."
+        )
+    if not _is_late_interaction(files):
+        return None
+    if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
+        raise ModelLoadError("The model needs code from its folder, which is run only with --trust-remote-code.")
+    files.require_task("feature-extraction")
+    files.reject_processing_kwargs()
+    spec = _read_modules(files) if files.modules else _read_checkpoint(files)
+    length = spec.expansion.length if spec.expansion else 0
+    if spec.query_length is not None and spec.query_length < length:
+        raise ModelLoadError(f"Queries are truncated to {spec.query_length} tokens but expanded to {length}.")
+    if length and files.tokenizer_config.get("padding_side") == "left":
+        raise ModelLoadError("Query expansion on the left is not supported.")
+    return spec
+
+
+def _is_late_interaction(files: FolderFiles) -> bool:
+    return (
+        files.encoder_class in ("MultiVectorEncoder", "ColBERT")
+        or any("colbert" in name.lower() for name in files.architectures)
+        or (files.path / METADATA).is_file()
+        or "query_prefix" in files.sentence_transformers_config
+        or "document_prefix" in files.sentence_transformers_config
+        or any(module.name == "MultiVectorMask" for module in files.modules)
+    )
+
+
+def _read_checkpoint(files: FolderFiles) -> LateInteraction:
+    """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or incomplete."""
+    if STANFORD not in files.architectures:
+        raise ModelLoadError("A late-interaction model without modules.json and HF_ColBERT weights has no projection.")
+    metadata = read_json(files.path / METADATA)
+    markers = {
+        "query": (metadata.get("query_token_id") or "[unused0]") + " ",
+        "document": (metadata.get("doc_token_id") or "[unused1]") + " ",
+    }
+    return LateInteraction(
+        projection_is_in_checkpoint=True,
+        modules=(_normalize(files),),
+        mask=ScoringMask(skipped_words=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else ()),
+        expansion=QueryExpansion(
+            length=metadata.get("query_maxlen") or DEFAULT_QUERY_LENGTH,
+            attends_to_expansion=bool(metadata.get("attend_to_mask_tokens")),
+        ),
+        document_length=metadata.get("doc_maxlen"),
+        text_length=files.tokenizer_config.get("model_max_length"),
+        marker_tokens=tuple(markers.values()),
+        extra_prompts=markers | dict(files.prompts),
+    )
+
+
+def _read_modules(files: FolderFiles) -> LateInteraction:
+    """Read a folder with modules.json, with the defaults that PyLate's folders omit."""
+    saved = files.encoder_class
+    is_whole = saved == "MultiVectorEncoder" or (saved is None and STANFORD in files.architectures)
+    prefixes = {
+        input_type: files.sentence_transformers_config[key] or ""
+        for input_type, key in (("query", "query_prefix"), ("document", "document_prefix"))
+        if key in files.sentence_transformers_config
+    }
+    settings = _pylate_settings(files.sentence_transformers_config) | dict(files.module_config)
+    modules, mask = _token_modules(files, is_converted=not is_whole and saved != "ColBERT")
+    if not is_whole:
+        words = files.sentence_transformers_config.get("skiplist_words")
+        if words is None and (saved == "ColBERT" or prefixes):
+            words = string.punctuation
+        modules, mask = (*modules, _normalize(files)), ScoringMask(skipped_words=tuple(words or ()))
+    return LateInteraction(
+        modules=modules,
+        mask=mask,
+        expansion=_expansion(settings.get("query_expansion")),
+        query_length=settings.get("query_length"),
+        document_length=settings.get("document_length"),
+        text_length=settings.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
+        marker_tokens=tuple(prefixes.values()),
+        extra_prompts={
+            input_type: prefix + files.prompts.get(input_type, "").removeprefix(prefix)
+            for input_type, prefix in prefixes.items()
+        },
+        mean_scores=files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim",
+    )
+
+
+def _pylate_settings(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the transformer module's settings that PyLate writes to config_sentence_transformers.json."""
+    settings = {key: texts[key] for key in ("query_length", "document_length") if texts.get(key) is not None}
+    if "query_expansion" in texts:
+        settings["query_expansion"] = texts["query_expansion"]
+    elif texts.get("do_query_expansion") is False:
+        settings["query_expansion"] = None
+    elif any(key in texts for key in PYLATE_KEYS):
+        settings["query_expansion"] = {
+            "strategy": "fixed",
+            "attend": bool(texts.get("attend_to_expansion_tokens", texts.get("attend_to_mask_tokens"))),
+            "length": settings.pop("query_length", DEFAULT_QUERY_LENGTH),
+        }
+    return settings
+
+
+def _expansion(settings: Mapping[str, Any] | None) -> QueryExpansion | None:
+    if settings is None:
+        return None
+    length, strategy = settings.get("length"), settings.get("strategy")
+    known = set(settings) <= {"strategy", "attend", "token", "length"}
+    if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
+        raise ModelLoadError(f"The query_expansion {dict(settings)} is not supported.")
+    return QueryExpansion(
+        length=length,
+        strategy=strategy,
+        attends_to_expansion=bool(settings.get("attend")),
+        token=settings.get("token"),
+    )
+
+
+def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
+    """Return the modules over tokens, and the mask.
+
+    ``is_converted``: the folder is a converted text embedding model. Its modules over the text's vector are dropped,
+    its projections are applied to the tokens.
+    """
+    kept: list[ModuleFiles] = []
+    mask = None
+    for module in files.modules[1:]:
+        if module.name == "MultiVectorMask":
+            mask = scoring_mask(module)
+        elif module.name == "Normalize":
+            # Without a config it normalises a text's vector, which does not exist here.
+            if module.config.get("module_input_name") == "token_embeddings":
+                kept.append(_over_tokens(module))
+        elif module.name == "Dense":
+            over_tokens = {"module_input_name": "token_embeddings"} if is_converted else {}
+            kept.append(_over_tokens(evolve(module, config={**module.config, **over_tokens})))
+        elif module.name != "Pooling" or not is_converted:
+            raise ModelLoadError(f"A late-interaction model with a {module.name} module is not supported.")
+    if is_converted and not kept:
+        raise ModelLoadError("modules.json has no projection for the tokens' vectors.")
+    return tuple(kept), mask
+
+
+def _over_tokens(module: ModuleFiles) -> ModuleFiles:
+    """Return a module without its input and output names. Raises ``ModelLoadError`` unless both are the tokens'."""
+    config = dict(module.config)
+    source = config.pop("module_input_name", "token_embeddings")
+    target = config.pop("module_output_name", None) or source
+    if (source, target) != ("token_embeddings", "token_embeddings"):
+        raise ModelLoadError(f"{module.name} maps {source!r} to {target!r}, which is not supported.")
+    return evolve(module, config=config)
+
+
+def scoring_mask(module: ModuleFiles) -> ScoringMask:
+    """Return the mask that a MultiVectorMask module declares."""
+    found = module.config.get("skiplist_tasks")
+    return ScoringMask(
+        skipped_words=tuple(module.config.get("skiplist_words") or ()),
+        skipped_input_types=frozenset({"document"} if found is None else {found} if isinstance(found, str) else found),
+        only_token_ids=tuple(module.config.get("keep_only_token_ids") or ()),
+    )
+
+
+def _normalize(files: FolderFiles) -> ModuleFiles:
+    return ModuleFiles(name="Normalize", path=files.path, config={})
 
 
 @frozen(kw_only=True, eq=False)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.late_interaction.spec import LateInteraction
+from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules
 from trio_pool_serve.models.model_kind import ModelFolder

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
+from trio_pool_serve.models.page_retrieval import PageRetrieval
 from trio_pool_serve.models.vision_language.loading import encode_images
 from trio_pool_serve.runner.forward_pass import ForwardPass, image_inputs, images_of, require_placeholders
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead

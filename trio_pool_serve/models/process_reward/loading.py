@@ -7,7 +7,7 @@ from torch import nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, load_selected_logits, read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.process_reward.spec import ProcessReward
+from trio_pool_serve.models.process_reward import ProcessReward
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     TokenClassificationHead,

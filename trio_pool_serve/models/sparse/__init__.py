@@ -1,14 +1,126 @@
-"""Learned sparse models: SPLADE, with and without inference for queries."""
+"""Learned sparse models: weights over the vocabulary.
+
+SPLADE encodes queries and documents with a masked language model. Inference-free SPLADE encodes only documents so
+and looks up the weights of a query's tokens in a table: a Router with two routes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
 from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.sparse.spec import Sparse, read_sparse
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.types import RenderedPrompt, TokenIds
+from trio_pool_serve.types import PoolingParams, RenderedPrompt, SparseEmbed, SparseLookup, TokenIds
+
+SpladePooling: TypeAlias = Literal["max", "sum"]
+
+SPARSE_MODULES = frozenset(
+    {"MLMTransformer", "SpladePooling", "SparseStaticEmbedding", "SparseAutoEncoder", "CSRSparsity"}
+)
+
+ACTIVATIONS = ("relu", "log1p_relu")
+
+
+@frozen(kw_only=True)
+class Sparse(ModelSpec):
+    """A masked language model and, for some input types, a table of token weights."""
+
+    splade_pooling: SpladePooling = "max"
+    log1p_twice: bool = False
+    """Whether log1p is applied twice, as in OpenSearch's third generation of models."""
+    max_active_dims: int | None = None
+    """Number of greatest weights that are returned, ``None`` for all."""
+    table: Path | None = None
+    """Folder of the SparseStaticEmbedding module, if there is one."""
+    lookup_input_types: frozenset[InputType | None] = frozenset()
+    """The input types of texts whose weights are looked up."""
+    lookup_length: int | None = None
+    """Tokens to which such texts are truncated."""
+
+    tasks = frozenset({"sparse_embed"})
+
+    @property
+    def pooling(self) -> str:
+        """SPLADE pooling, over the vocabulary."""
+        return "splade"
+
+    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
+        """Return the params by which the sparse vector of a text of this input type is computed."""
+        return SparseLookup() if input_type in self.lookup_input_types else SparseEmbed()
+
+
+def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
+    """Read SparseEncoder folders and, with ``--task sparse_embed``, bare masked language models."""
+    if files.router is not None:
+        return _read_router(files, files.router)
+    names = {module.name for module in files.modules}
+    if files.encoder_class == "SparseEncoder" or names & SPARSE_MODULES:
+        return _splade(files, files.modules)
+    is_wanted = config.task == "sparse_embed" and not files.modules and files.is_saved_from("ForMaskedLM")
+    return Sparse() if is_wanted else None
+
+
+def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
+    if len(files.modules) > 1 or not set(router.routes) <= {"query", "document"}:
+        raise ModelLoadError("The Router has other routes than query and document, which is not supported.")
+    tables = {
+        route: modules[0].path
+        for route, modules in router.routes.items()
+        if [module.name for module in modules] == ["SparseStaticEmbedding"]
+    }
+    splades = [modules for route, modules in router.routes.items() if route not in tables]
+    if len(tables) != 1 or len(splades) != 1:
+        raise ModelLoadError("A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.")
+    [(route, table)] = tables.items()
+    input_types: set[InputType | None] = {cast("InputType", route)}
+    if router.default_route == route:
+        input_types.add(None)
+    _require_same_tokenizer(table, files.transformer_path)
+    return evolve(
+        _splade(files, splades[0]),
+        table=table,
+        lookup_input_types=frozenset(input_types),
+        lookup_length=read_json(table / "tokenizer_config.json").get("model_max_length"),
+    )
+
+
+def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
+    names = [module.name for module in modules]
+    if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
+        raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported; SPLADE is.")
+    if names[0] != "MLMTransformer" or "transformer_task" in files.module_config:
+        files.require_task("fill-mask")
+    files.reject_input_type_lengths()
+    files.reject_processing_kwargs()
+    pooling = modules[1].config.get("pooling_strategy", "max")
+    activation = modules[1].config.get("activation_function", "relu")
+    if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:
+        raise ModelLoadError(f"SpladePooling by {pooling} of {activation} is not supported.")
+    return Sparse(
+        splade_pooling=pooling,
+        log1p_twice=activation == "log1p_relu",
+        max_active_dims=files.sentence_transformers_config.get("max_active_dims"),
+    )
+
+
+def _require_same_tokenizer(table: Path, transformer: Path) -> None:
+    """Raise ``ModelLoadError`` unless both tokenizers are equal but for truncation and padding, which are not used.
+
+    One tokenizer serves all input types.
+    """
+    unused = {"truncation": None, "padding": None}
+    ours, theirs = ({**read_json(folder / "tokenizer.json"), **unused} for folder in (table, transformer))
+    if ours != theirs:
+        raise ModelLoadError("The SparseStaticEmbedding has another tokenizer than the transformer.")
 
 
 @frozen(kw_only=True)

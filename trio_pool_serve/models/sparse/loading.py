@@ -7,7 +7,7 @@ import torch
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.sparse.spec import Sparse
+from trio_pool_serve.models.sparse import Sparse
 from trio_pool_serve.runner.forward_pass import Head
 from trio_pool_serve.runner.heads.sparse import SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams

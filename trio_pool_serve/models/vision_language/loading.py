@@ -16,7 +16,7 @@ from transformers.vision_utils import (
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.vision_language.spec import VisionLanguage
+from trio_pool_serve.models.vision_language import VisionLanguage
 from trio_pool_serve.runner.forward_pass import ForwardPass, images_of, joined, require_placeholders
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
