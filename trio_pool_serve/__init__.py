@@ -8,28 +8,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    # isort: off
     from trio_pool_serve.app import create_app as create_app
-    from trio_pool_serve.config import Config as Config
-    from trio_pool_serve.config import InputConfig as InputConfig
-    from trio_pool_serve.config import LoggingConfig as LoggingConfig
-    from trio_pool_serve.config import ModelConfig as ModelConfig
-    from trio_pool_serve.config import NetworkConfig as NetworkConfig
-    from trio_pool_serve.config import ProcessesConfig as ProcessesConfig
-    from trio_pool_serve.config import SchedulingConfig as SchedulingConfig
-    from trio_pool_serve.config import ThreadsConfig as ThreadsConfig
-    from trio_pool_serve.config import TimeLimitsConfig as TimeLimitsConfig
-    from trio_pool_serve.errors import EngineDeadError as EngineDeadError
-    from trio_pool_serve.errors import InvalidRequestError as InvalidRequestError
-    from trio_pool_serve.errors import ModelLoadError as ModelLoadError
-    from trio_pool_serve.errors import PoolServeError as PoolServeError
-    from trio_pool_serve.python_api import AsyncModel as AsyncModel
-    from trio_pool_serve.python_api import Classes as Classes
-    from trio_pool_serve.python_api import Model as Model
-    from trio_pool_serve.python_api import RankedDocument as RankedDocument
-    from trio_pool_serve.python_api import open_model as open_model
+    from trio_pool_serve.config import (
+        Config as Config,
+        InputConfig as InputConfig,
+        LoggingConfig as LoggingConfig,
+        ModelConfig as ModelConfig,
+        NetworkConfig as NetworkConfig,
+        ProcessesConfig as ProcessesConfig,
+        SchedulingConfig as SchedulingConfig,
+        ThreadsConfig as ThreadsConfig,
+        TimeLimitsConfig as TimeLimitsConfig,
+    )
+    from trio_pool_serve.errors import (
+        EngineDeadError as EngineDeadError,
+        InvalidRequestError as InvalidRequestError,
+        ModelLoadError as ModelLoadError,
+        PoolServeError as PoolServeError,
+    )
+    from trio_pool_serve.python_api import (
+        AsyncModel as AsyncModel,
+        Classes as Classes,
+        Model as Model,
+        RankedDocument as RankedDocument,
+        open_model as open_model,
+    )
     from trio_pool_serve.server.launcher import serve as serve
     from trio_pool_serve.service import Service as Service
     from trio_pool_serve.types import SparseVector as SparseVector
+    # isort: on
 
 __version__ = "0.1.0"
 

@@ -4,11 +4,10 @@ Each docstring says when an error is raised and what the caller may do. The tabl
 responses is in ``api.http.error_responses``.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Literal, Self, TypeAlias, cast, get_args
+from typing import Literal, Self, TypeAlias
 
 JobField: TypeAlias = Literal[
     "prompts",
@@ -32,8 +31,6 @@ JobField: TypeAlias = Literal[
 
 OverloadReason: TypeAlias = Literal["queue", "memory", "api_key"]
 
-PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
-
 
 class PoolServeError(Exception):
     """Base class of all errors here; not raised itself."""
@@ -56,12 +53,11 @@ class InvalidRequestError(PoolServeError):
 
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
         """Return the message with a dialect's names for the job's fields."""
-        return PLACEHOLDER.sub(lambda found: self._named(found[0], name_of), self.args[0])
-
-    def _named(self, placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
-        name = cast("JobField", placeholder[1:-1])
-        # Other braces are in a client's text that the message quotes.
-        return name_of(name) or name if name in (self.field, "truncate_to") else placeholder
+        message: str = self.args[0]
+        for name in ("truncate_to", self.field):
+            if name is not None:  # other braces are in a client's text that the message quotes
+                message = message.replace(f"{{{name}}}", name_of(name) or name)
+        return message
 
     def __str__(self) -> str:
         return self.message_with(lambda field: field)
@@ -147,7 +143,7 @@ class DeadlineExceededError(PoolServeError):
 
 
 class UnavailableError(PoolServeError):
-    """The server cannot take work now: it is loading, draining, or its engine is dead."""
+    """The server cannot take work now: it is loading, draining, its engine is dead, or no model can make room."""
 
     retry_after_s = 5.0
 
@@ -158,10 +154,6 @@ class StartFailedError(UnavailableError):
 
 class EngineLoadingError(UnavailableError):
     """The model is still being loaded; try again once ``/readyz`` answers 200."""
-
-
-class ModelsBusyError(UnavailableError):
-    """No model can be loaded until a request that uses another one has ended; try again then."""
 
 
 class DrainingError(UnavailableError):

@@ -110,12 +110,8 @@ class ContentPrompt:
     """Texts and images of one input; at least one part."""
 
     parts: tuple[Part, ...]
-    estimated_tokens: int = field(init=False)
+    estimated_tokens: int = field(init=False, default=Factory(lambda self: _estimated(self.parts), takes_self=True))
     """An estimate for admission, computed at construction: off the event loop for large prompts."""
-
-    @estimated_tokens.default
-    def _estimate(self) -> int:
-        return _estimated(self.parts)
 
 
 @frozen
@@ -140,12 +136,11 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = Factory(dict)
     add_generation_prompt: bool = False
     continue_final_message: bool = False
-    estimated_tokens: int = field(init=False)
+    estimated_tokens: int = field(
+        init=False,
+        default=Factory(lambda self: sum(_estimated(each.parts) for each in self.messages), takes_self=True),
+    )
     """An estimate for admission, computed at construction: off the event loop for large prompts."""
-
-    @estimated_tokens.default
-    def _estimate(self) -> int:
-        return sum(_estimated(message.parts) for message in self.messages)
 
 
 @frozen(eq=False)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -144,6 +144,11 @@ class TokenClassify(PoolingParams):
     activation: Activation = "probabilities"
 
 
+@lru_cache(4096)
+def _number_of(label: str) -> int:
+    return int.from_bytes(blake2b(label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
+
+
 @frozen
 class Client:
     """The sender of a request for fairness and limits: the name of an API key, or an address.
@@ -156,16 +161,7 @@ class Client:
     label: str = ""
     may_outrank: bool = False
     is_background: bool = False
-    number: int = field(init=False)
-
-    @number.default
-    def _of_label(self) -> int:
-        return _number_of(self.label)
-
-
-@lru_cache(4096)
-def _number_of(label: str) -> int:
-    return int.from_bytes(blake2b(label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
+    number: int = field(init=False, default=Factory(lambda self: _number_of(self.label), takes_self=True))
 
 
 @frozen

@@ -11,7 +11,8 @@ theirs is computed already. So a request counts in full until its last row is co
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self, TypeAlias
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +79,7 @@ class EstimatedWork:
 
 
 @define(eq=False)
-class AdmittedRequest:
+class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
     """The work of one admitted request, counted by ``Admission`` until the end of this context.
 
     Once rows are rendered, they replace the estimate. Background work is not counted at all.
@@ -104,9 +105,6 @@ class AdmittedRequest:
         self._count({work.row_class: work.tokens})
         if work.has_images:
             self._admission.images.add(work.client.number, work.rows)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

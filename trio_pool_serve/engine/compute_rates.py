@@ -1,7 +1,7 @@
 """The time that devices take to compute a token, measured while serving."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -72,7 +72,8 @@ class ComputeRates:
             return
         latest = self._latest.setdefault(measured_class, deque(maxlen=BATCHES))
         latest.append((max(seconds, 1e-6), tokens))
-        self.latest = _mean_rate(latest)
+        limit = MAX_OUTLIER * sorted(each_s / each for each_s, each in latest)[len(latest) // 2]
+        self.latest = sum(min(each_s, limit * each) for each_s, each in latest) / sum(each for _, each in latest)
         if len(latest) < MIN_BATCHES:
             return
         self._known[measured_class] = self.latest
@@ -94,12 +95,6 @@ class ComputeRates:
     def note_idle(self) -> None:
         """Note that no rows wait: the time until the next launch does not count for that batch."""
         self.left_waiting = False
-
-
-def _mean_rate(batches: Collection[tuple[float, int]]) -> float:
-    """Return the seconds per token of batches; none counts as slower than ``MAX_OUTLIER`` times the median."""
-    limit = MAX_OUTLIER * sorted(seconds / tokens for seconds, tokens in batches)[len(batches) // 2]
-    return sum(min(seconds, limit * tokens) for seconds, tokens in batches) / sum(tokens for _, tokens in batches)
 
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:

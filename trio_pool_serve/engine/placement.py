@@ -88,10 +88,8 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
     if config.model_changes.flag is not None:
         return "local"
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    all_by_openvino = not reads_images and all(may_use_openvino(source.loading) for source in config.sources)
+    all_by_openvino = not reads_images and all(
+        each.loading.backend in ("auto", "openvino") and find_spec("openvino") is not None and not has_gpu(each.loading)
+        for each in config.sources
+    )
     return "local" if cores == 1 or all_by_openvino else "process"
-
-
-def may_use_openvino(loading: ModelConfig) -> bool:
-    """Return whether OpenVINO may compute a text model by the settings, decided without importing it."""
-    return loading.backend in ("auto", "openvino") and find_spec("openvino") is not None and not has_gpu(loading)

@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 import msgspec
 from attrs import define, field
@@ -71,15 +71,12 @@ class PlannedWindow:
 
 
 @define(eq=False)
-class WindowMember:
+class WindowMember(AbstractContextManager["WindowMember"]):
     """Submits the rows of one member of a window."""
 
     window: PlannedWindow
     waiting: tuple[Engine, Sequence[QueueEntry]] | None = field(default=None, init=False)
     """The rows that wait for other members of the window, and the engine to compute them."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.window.note_waiting()

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import trio
 from attrs import Factory, asdict, define, field
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -64,7 +65,8 @@ class ServedModel:
     """Set once it is unloaded and its memory is free; a new event for each load."""
     removed: trio.Event = field(init=False, factory=trio.Event)
     """Set once its name is free."""
-    _unused: trio.Event | None = field(init=False, default=None)
+    unused: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked once no request uses it."""
 
     def begin_loading(self) -> None:
         """Begin to load it: requests wait until it has settled."""
@@ -87,10 +89,6 @@ class ServedModel:
             self.loaded.results.clear()
         self.state, self.loaded = "unloading", None
         self.scope.cancel(reason="the model is unloaded")
-
-    def renew_engine(self, engine: Engine) -> None:
-        """Replace its engine by a new one for the next load."""
-        self.engine, self.probe = engine, DeepProbe(engine)
 
     @property
     def shown_state(self) -> ModelState:
@@ -119,26 +117,6 @@ class ServedModel:
         if self.loaded is not None or is_of_start:
             self.engine.refuse_late(work)
 
-    async def wait_unused(self) -> None:
-        """Wait until no request uses it. Cancellation: at once."""
-        while self.users:
-            self._unused = self._unused or trio.Event()
-            await self._unused.wait()
-
-    def begin_use(self) -> None:
-        """Count a request that uses it."""
-        self.users += 1
-        self.last_used = time.time()
-
-    def end_use(self) -> None:
-        """Count a request no longer."""
-        self.users -= 1
-        if not self.users:
-            self.idle_since = trio.current_time()
-            if self._unused is not None:
-                self._unused.set()
-                self._unused = None
-
 
 @define(eq=False)
 class ModelUse(AbstractContextManager["ModelUse"]):
@@ -152,13 +130,18 @@ class ModelUse(AbstractContextManager["ModelUse"]):
     _has_ended: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.served.begin_use()
+        self.served.users += 1
+        self.served.last_used = time.time()
 
     def end(self) -> None:
         """End the use. Idempotent."""
-        if not self._has_ended:
-            self._has_ended = True
-            self.served.end_use()
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self.served.users -= 1
+        if not self.served.users:
+            self.served.idle_since = trio.current_time()
+            self.served.unused.unpark_all()
 
     def __exit__(self, *_: object) -> None:
         if not self.outlives_context:

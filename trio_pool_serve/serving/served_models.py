@@ -8,13 +8,12 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ANY_NAME, Config, ModelSource
+from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     ConflictError,
-    EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
-    ModelsBusyError,
     NotFoundError,
     QuotaExceededError,
     UnavailableError,
@@ -57,7 +56,8 @@ class ServedModels:
     _initial: list[ServedModel] = field(init=False)
     """The models to load at start: the first ``--max-loaded-models``."""
     _unloading: set[ServedModel] = field(init=False, factory=set)
-    _nursery: trio.Nursery | None = field(init=False, default=None)
+    _nursery: trio.Nursery = field(init=False)
+    """Open once ``run`` has begun."""
 
     def __attrs_post_init__(self) -> None:
         for source in self.config.sources:
@@ -164,7 +164,8 @@ class ServedModels:
         served.settled.set()
         free = partial(maker.free, served.engine, was_frozen=served.is_frozen)
         if self._has(served):
-            served.renew_engine(maker.make_engine(served.source))
+            served.engine = maker.make_engine(served.source)
+            served.probe = DeepProbe(served.engine)
             maker.metrics.add_gauges(served.gauges, model=name)
         if served.reads_images:
             maker.media.cache.clear()
@@ -243,8 +244,8 @@ class ServedModels:
     async def loaded(self, served: ServedModel) -> Model:
         """Load a model if necessary, and return it. The caller holds a ``ModelUse`` of it.
 
-        Raises as ``loaded_nowait``, ``ModelsBusyError`` if no other model can make room, ``UnavailableError`` if it
-        cannot be loaded, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
+        Raises as ``loaded_nowait``, ``UnavailableError`` if it cannot be loaded or no other model can make room, and
+        ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
         """
         while (model := self.loaded_nowait(served)) is None:
             if not self._has(served):
@@ -267,7 +268,7 @@ class ServedModels:
         """Load another model, and return it. If that fails, the model is not added.
 
         Raises ``ConflictError`` if a name is taken, ``QuotaExceededError`` if there are ``MAX_MODELS`` already,
-        ``ModelsBusyError`` if no other model can make room, and ``ModelLoadError``. Cancellation: at once; the load
+        ``UnavailableError`` if no other model can make room, and ``ModelLoadError``. Cancellation: at once; the load
         goes on.
         """
         self.require_started()
@@ -301,14 +302,15 @@ class ServedModels:
             self._remove(served)
         elif not served.is_leaving:
             served.is_leaving = True
-            self._start(self._drain, served)
+            self._nursery.start_soon(self._drain, served)
         await served.removed.wait()
         if served.state == "unloading":
             await served.ended.wait()
 
     async def _drain(self, served: ServedModel) -> None:
         with trio.move_on_after(self.config.time_limits.drain_timeout_s):
-            await served.wait_unused()
+            while served.users:
+                await served.unused.park()
         if served.users:
             logger.warning("unloading %s with %d requests unfinished", served.source.name, served.users)
         self._remove(served)
@@ -325,15 +327,10 @@ class ServedModels:
         served.removed.set()
 
     def _begin_loading(self, served: ServedModel) -> None:
-        """Start to load a model. Raises ``ModelsBusyError``."""
+        """Start to load a model. Raises ``UnavailableError`` if no other model can make room."""
         self._make_room()
         served.begin_loading()
-        self._start(self._live, served)
-
-    def _start(self, function: Callable[..., object], served: ServedModel) -> None:
-        if self._nursery is None:
-            raise EngineDeadError("The engine has stopped.")
-        self._nursery.start_soon(function, served)  # type: ignore[arg-type]
+        self._nursery.start_soon(self._live, served)
 
     def _make_room(self) -> None:
         """Unload the model that has been idle for longest if ``--max-loaded-models`` are loaded."""
@@ -342,7 +339,7 @@ class ServedModels:
         if most is None or len(present) < most:
             return
         if not self._idle():
-            raise ModelsBusyError(
+            raise UnavailableError(
                 f"Another model has to be unloaded first, and all {most} that may be loaded are in use."
             )
         self._begin_unloading(min(self._idle(), key=lambda served: served.idle_since))
