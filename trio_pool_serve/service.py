@@ -108,19 +108,16 @@ class Service:
             copy=MAX_IN_FLIGHT * most_loaded,
         )
 
-    @memory.default
-    def _make_memory(self) -> MemoryBudget:
-        # Each process has its own memory, and a share of the budget.
-        max_bytes = self.config.scheduling.memory_budget_bytes // self.config.processes.api_workers
-        return MemoryBudget(max_bytes, self.config.network.max_body_bytes)
-
-    @results.default
-    def _make_results(self) -> ResultCache:
-        return ResultCache(self.config.scheduling.result_cache_bytes // self.config.processes.api_workers)
-
-    @processes.default
-    def _make_processes(self) -> dict[str, WorkerProcesses]:
-        return {
+    def __attrs_post_init__(self) -> None:
+        self.offload.observe = self.metrics.observe_hop
+        self.access_log = AccessLog(only_failures=not self.config.logging.access_log)
+        self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
+        # Each API process has its own memory and results, and a share of their bytes.
+        sizes, workers = self.config.scheduling, self.config.processes.api_workers
+        max_body_bytes = self.config.network.max_body_bytes
+        self.memory = MemoryBudget(sizes.memory_budget_bytes // workers, max_body_bytes)
+        self.results = ResultCache(sizes.result_cache_bytes // workers)
+        self.processes = {
             name: WorkerProcesses(
                 self.config.threads.renderer_num_workers,
                 template_sandbox.prepare,
@@ -130,12 +127,7 @@ class Service:
             for name in ("template", "client_template")
             if name == "template" or self.config.input.trust_request_chat_template
         }
-
-    def __attrs_post_init__(self) -> None:
-        self.offload.observe = self.metrics.observe_hop
-        self.access_log = AccessLog(only_failures=not self.config.logging.access_log)
-        self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
-        self.media = MediaLoader(self.config.input, self.offload, self.memory, self.config.network.max_body_bytes)
+        self.media = MediaLoader(self.config.input, self.offload, self.memory, max_body_bytes)
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:

@@ -99,8 +99,10 @@ class ComputeRates:
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
     """Return for each class the known class nearest in length, of the same kind if there is one."""
-
-    def distance(one: int, other: int) -> tuple[bool, int]:
-        return one // LENGTHS != other // LENGTHS, abs(one % LENGTHS - other % LENGTHS)
-
-    return np.array([min(known, key=lambda found: distance(found, wanted)) for wanted in range(WORK_CLASSES)])
+    wanted = [divmod(number, LENGTHS) for number in range(WORK_CLASSES)]
+    return np.array(
+        [
+            min(known, key=lambda each: (each // LENGTHS != kind, abs(each % LENGTHS - octave)))
+            for kind, octave in wanted
+        ]
+    )

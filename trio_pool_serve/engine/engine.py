@@ -6,7 +6,6 @@ import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import STOPPED, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
@@ -38,7 +37,7 @@ class Engine:
         worker, metrics, max_queue_s = self.worker, self.worker.metrics, self.worker.config.max_queue_s
         self.scheduler = Scheduler(MAX_AGE * max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
         self.dispatcher = Dispatcher(self.scheduler, metrics.busy, metrics.queue, zone=self.zone)
-        self.admission = Admission(max_queue_s, lambda: self.seconds_per_token)
+        self.admission = Admission(max_queue_s, lambda: worker.shared(self.dispatcher.rates.seconds_per_token))
         worker.queue, worker.dispatcher = self.scheduler, self.dispatcher
         if isinstance(worker, RemoteWorkers):
             worker.admission = self.admission  # device servers, which processes share, are told of it
@@ -146,11 +145,6 @@ class Engine:
             raise EngineDeadError(STOPPED)
         if not self.worker.takes_rows:
             raise EngineLoadingError(self.worker.loading_message)
-
-    @property
-    def seconds_per_token(self) -> SecondsPerToken:
-        """The rates of all devices together, by work class, reduced by the turns of other API processes."""
-        return self.worker.shared(self.dispatcher.rates.seconds_per_token)
 
     def __repr__(self) -> str:
         in_flight = len(self.dispatcher.in_flight)

@@ -109,7 +109,9 @@ class Scheduler:
                 self.planned_changed.unpark_all()
                 continue
             tokens = entry.tokens = len(request.prompt.token_ids)
-            client = clients.get(request.client) or self._open_client(request.client)
+            client = clients.get(request.client) or clients.setdefault(
+                request.client, WaitingClient(request.client, next(self._turns), self._virtual_time)
+            )
             clock = client.virtual_time
             group = groups.get(request.group) or RequestGroup()
             if request.group:  # 0 is a group of this row alone
@@ -134,10 +136,6 @@ class Scheduler:
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
         self.changed.unpark_all()
 
-    def _open_client(self, number: int) -> WaitingClient:
-        client = WaitingClient(number, next(self._turns), self._virtual_time)
-        return self._clients.setdefault(number, client)
-
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
         if entry in self._entries:
@@ -153,7 +151,10 @@ class Scheduler:
             waiting = arrived.pop(entry)
             del waiting.entries[entry]
             if not waiting.entries:
-                self._drop(waiting)
+                client = waiting.client
+                del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens, waiting.key]
+                if not client.classes:
+                    del self._clients[client.number]
             group = groups.get(entry.request.group)
             if group is not None:
                 group.rows -= 1
@@ -167,12 +168,6 @@ class Scheduler:
         self.tokens -= tokens
         self._long_tokens -= long_tokens
         return ended
-
-    def _drop(self, waiting: QueueClass) -> None:
-        client = waiting.client
-        del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens, waiting.key]
-        if not client.classes:
-            del self._clients[client.number]
 
     def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
         """Take the rows of one batch within the limits, all with the same batch key; fail rows that would be late.

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
@@ -45,10 +45,9 @@ class ModelMaker:
     results: ResultCache
     places: ServerPlaces | None
     """``None`` if the models compute in this process."""
-    _runners: LocalRunners = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._runners = LocalRunners(self.config, self.offload)
+    _runners: LocalRunners = field(
+        init=False, default=Factory(lambda self: LocalRunners(self.config, self.offload), takes_self=True)
+    )
 
     def make_engine(self, source: ModelSource) -> Engine:
         """Return the engine of a model. Engines in other processes must be made in the order of the settings."""

@@ -253,13 +253,12 @@ class ServedModels:
             if served.state == "unloading":
                 await served.ended.wait()
                 continue
-            if served.state == "unloaded":
-                if trio.current_time() < served.retry_at:
-                    raise _cannot_load(served)
+            if served.state == "unloaded" and trio.current_time() >= served.retry_at:
                 self._begin_loading(served)
             await served.settled.wait()
-            if served.failure:
-                raise _cannot_load(served)
+            if served.failure:  # not told to clients: it may name files
+                name = served.source.name
+                raise UnavailableError(f"The model `{name}` cannot be loaded now; the server's log has the reason.")
         return model
 
     # -- changes ----------------------------------------------------------------------------------------
@@ -374,11 +373,6 @@ class ServedModels:
         if not self.are_loaded.is_set():
             return self._initial
         return [served for served in self.by_name.values() if served.state == "loaded"]
-
-
-def _cannot_load(served: ServedModel) -> UnavailableError:
-    """Return the error for clients, without the reason: it may name files."""
-    return UnavailableError(f"The model `{served.source.name}` cannot be loaded now; the server's log has the reason.")
 
 
 def _cause_of(error: Exception) -> BaseException:
