@@ -42,7 +42,7 @@ def embeddings(request: httpx.Request) -> httpx.Response:
 async def test_what_is_kept_and_printed_of_the_url_has_no_secrets():
     server = server_that(embeddings)
     await server.describe()
-    assert server.model == {"--url": "http://server.test:8000/base/", "the server's model": "m"}
+    assert await server.identity() == {"--url": "http://server.test:8000/base/", "the server's model": "m"}
 
     def unreachable(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)

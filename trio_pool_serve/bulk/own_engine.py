@@ -16,12 +16,12 @@ from trio_pool_serve.bulk.row_results import (
     columns_of,
     compute_halving,
     compute_parts,
+    inputs_of,
     parts_of,
-    text_in,
 )
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow
-from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.process_setup import in_process_config, open_service
 from trio_pool_serve.prompts import TextPrompt
@@ -36,7 +36,7 @@ from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.threads.scheduling import NICENESS
-from trio_pool_serve.types import Client, PoolingTask, SparseVector
+from trio_pool_serve.types import Client, PoolingTask
 
 ROWS_PER_JOB = 256
 """If a job fails because of one row, both halves are computed again, and so on down to the row."""
@@ -63,7 +63,9 @@ class OwnEngine(TableComputer):
     task: TaskOptions
     text: TextOptions
     columns: Sequence[OutputColumn]
-    model: dict[str, str] = field(init=False, factory=dict)
+    location: str
+    """Where the model is, as the options have it."""
+    _identity: dict[str, str] | None = field(init=False, default=None)
     _context: RequestContext = field(
         init=False, factory=lambda: RequestContext(client=Client("bulk", is_background=True))
     )
@@ -72,7 +74,7 @@ class OwnEngine(TableComputer):
         """Compute rows of a window; see ``Computer``."""
         jobs = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_JOB)
         window = PlannedWindow(len(jobs))
-        compute_job = {"score": self.score_pairs, "rerank": self.rerank}.get(self.task.task, self.pool)
+        compute_job = self.score if NEEDS[self.task.task] == "score" else self.pool
 
         async def compute(index: int) -> WindowResult[RowResult]:
             with window.members[index] as member:
@@ -80,6 +82,12 @@ class OwnEngine(TableComputer):
                 return await compute_halving(jobs[index], partial(compute_job, model), (PoolServeError,))
 
         return await compute_parts(len(jobs), compute)
+
+    async def identity(self) -> dict[str, str]:
+        """Return what a journal keeps of the model, which is computed once. Cancellation: at once."""
+        if self._identity is None:
+            self._identity = await identity_of(self.service, self.location, await self.digest_of_sample())
+        return self._identity
 
     async def digest_of_sample(self) -> str:
         """Return a digest of the outputs for some rows: it differs if a library or the CPU computes differently.
@@ -91,8 +99,8 @@ class OwnEngine(TableComputer):
             InputRow(number, "", number, of_columns.get(self.task.task, (SAMPLE[:characters],)))
             for number, characters in enumerate((20, 100, 1000))
         ]
-        task = evolve(self.task, dimensions=None, dtype="float32", top_n=None)
-        results = (await OwnEngine(self.service, task, self.text, self.columns).compute(rows)).rows
+        plain = evolve(self, task=evolve(self.task, dimensions=None, dtype="float32", top_n=None))
+        results = (await plain.compute(rows)).rows
         return blake2b(repr([_exact(result) for result in results]).encode(), digest_size=16).hexdigest()
 
     def _input_params(self) -> InputParams:
@@ -104,8 +112,9 @@ class OwnEngine(TableComputer):
 
     async def pool(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the outputs for one text per row."""
+        (texts,) = inputs_of(self.task, rows)
         job = PoolJob(
-            prompts=[TextPrompt(text_in(values[0], self.task.columns[0])) for values in rows],
+            prompts=list(map(TextPrompt, texts)),
             tasks=(NEEDS[self.task.task],),
             input_params=self._input_params(),
             dimensions=self.task.dimensions,
@@ -118,7 +127,6 @@ class OwnEngine(TableComputer):
     def _values_of(self, model: Model, value: Any) -> tuple[Any, ...]:
         match self.task.task:
             case "sparse":
-                assert isinstance(value, SparseVector)  # noqa: S101  (what the task computes)
                 return ((value.indices, value.values),)
             case "classify":
                 best = int(np.argmax(value))
@@ -126,24 +134,13 @@ class OwnEngine(TableComputer):
             case _:
                 return (as_dtype(value, self.task.dtype),)
 
-    async def score_pairs(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the score of each row's two texts."""
-        sides = [[text_in(values[side], self.task.columns[side]) for values in rows] for side in (0, 1)]
-        job = ScoreJob(queries=sides[0], documents=sides[1], input_params=self._input_params())
+    async def score(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return the score of each row's two texts; for ``rerank`` the indices and scores of documents, best first."""
+        queries, documents = inputs_of(self.task, rows)
+        job = ScoreJob(queries=queries, documents=documents, input_params=self._input_params())
         scores = await score(model, job, self._context)
-        return [(value,) for value in scores.values], scores.prompt_tokens
-
-    async def rerank(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the indices and scores of a row's documents, best first."""
-        ((query, documents),) = rows
-        if not isinstance(documents, list):
-            raise InvalidRequestError(f"The column {self.task.columns[1]} is not a list of texts.")
-        job = ScoreJob(
-            queries=[text_in(query, self.task.columns[0])],
-            documents=[text_in(document, self.task.columns[1]) for document in documents],
-            input_params=self._input_params(),
-        )
-        scores = await score(model, job, self._context)
+        if self.task.task == "score":
+            return [(value,) for value in scores.values], scores.prompt_tokens
         order = np.argsort(-scores.values, kind="stable")[: self.task.top_n]
         return [((order.astype(np.int32), scores.values[order]),)], scores.prompt_tokens
 
@@ -197,14 +194,4 @@ async def open_own_engine(
     async with open_own_service(location, options) as service:
         model = service.model()
         model.require(NEEDS[task.task])
-        yield OwnEngine(service, task, text, columns_of(task, model.engine.facts.dimensions))
-
-
-@asynccontextmanager
-async def open_identified_engine(
-    location: str, options: OwnModelOptions, task: TaskOptions, text: TextOptions
-) -> AsyncIterator[OwnEngine]:
-    """As ``open_own_engine``, but first find out what a journal keeps of the model. Cancellation: at once."""
-    async with open_own_engine(location, options, task, text) as engine:
-        engine.model.update(await identity_of(engine.service, location, await engine.digest_of_sample()))
-        yield engine
+        yield OwnEngine(service, task, text, columns_of(task, model.engine.facts.dimensions), location)

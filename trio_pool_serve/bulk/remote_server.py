@@ -1,8 +1,9 @@
 """Computes rows by requests to a server: this one, or for embeddings any with OpenAI's API."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import httpx
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pybase64
 import trio
-from attrs import define, field
+from attrs import define, evolve, field, frozen
 
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
@@ -20,8 +21,8 @@ from trio_pool_serve.bulk.row_results import (
     columns_of,
     compute_halving,
     compute_parts,
+    inputs_of,
     parts_of,
-    text_in,
 )
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
 from trio_pool_serve.runs.run import WindowResult
@@ -49,6 +50,73 @@ class RefusedRowsError(PoolServeError):
     """The server rejects a request because of its content: one of its rows, or all."""
 
 
+def _vector(embedding: Any) -> Vectors:
+    """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
+    if isinstance(embedding, str):
+        return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))
+    return np.array(embedding, np.float32)
+
+
+def _scored(items: list[dict[str, Any]], name: str) -> tuple[Any, Any]:
+    """Return the indices of items, and their numbers of that name."""
+    indices = np.array([item["index"] for item in items], np.int32)
+    return indices, np.array([item[name] for item in items], np.float32)
+
+
+def _label(item: dict[str, Any]) -> tuple[Any, ...]:
+    probabilities = np.array(item["probs"], np.float32)
+    return item["label"], probabilities.max(), probabilities
+
+
+@frozen
+class Route:
+    """What a task sends to which path, and the columns' values in an item of the response.
+
+    ``n_axes`` is for vectors: 1, or 2 if there is one for each token.
+    """
+
+    path: str
+    fields: Callable[..., dict[str, Any]]
+    """Returns the fields with the texts of each column."""
+    values: Callable[[Any], tuple[Any, ...]]
+    n_axes: int = 0
+    items: Callable[[dict[str, Any]], list[Any]] = lambda answer: sorted(answer["data"], key=itemgetter("index"))
+    """Returns an item for each row."""
+
+
+ROUTES: Mapping[str, Route] = {
+    "embed": Route(
+        "/v1/embeddings",
+        lambda texts: {"input": texts, "encoding_format": "base64"},
+        lambda item: (_vector(item["embedding"]),),
+        n_axes=1,
+    ),
+    "token-embed": Route(
+        "/pooling",
+        lambda texts: {"input": texts, "task": "token_embed"},
+        lambda item: (np.array(item["data"], np.float32),),
+        n_axes=2,
+    ),
+    "sparse": Route(
+        "/pooling",
+        lambda texts: {"input": texts, "task": "sparse_embed"},
+        lambda item: (_scored(item["data"], "value"),),
+    ),
+    "classify": Route("/classify", lambda texts: {"input": texts}, _label),
+    "score": Route(
+        "/score",
+        lambda queries, documents: {"text_1": queries, "text_2": documents},
+        lambda item: (np.float32(item["score"]),),
+    ),
+    "rerank": Route(
+        "/v1/rerank",
+        lambda queries, documents: {"query": queries[0], "documents": documents},
+        lambda results: (_scored(results, "relevance_score"),),
+        items=lambda answer: [answer["results"]],
+    ),
+}
+
+
 @define(eq=False)
 class RemoteServer(TableComputer):
     """Sends the rows of a window in requests of up to 64, at most ``--concurrency`` of them at a time."""
@@ -61,86 +129,58 @@ class RemoteServer(TableComputer):
     limiter: trio.CapacityLimiter
     """Of requests at a time."""
     columns: Sequence[OutputColumn] = field(init=False, default=())
-    model: dict[str, str] = field(init=False, factory=dict)
     length: int | None = field(init=False, default=None)
     """Of the vectors that are written, once it is known."""
+
+    @property
+    def url(self) -> str:
+        """Where the server is, without secrets."""
+        return without_secrets(str(self.client.base_url))
+
+    async def identity(self) -> dict[str, str]:
+        """Return which model of which server computes."""
+        return {"--url": self.url, "the server's model": self.name}
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
         """Compute rows of a window; see ``Computer``. Their bytes depend on the server."""
         parts = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_REQUEST)
         faults = (RefusedRowsError, InvalidRequestError)
-        return await compute_parts(
-            len(parts), lambda index: compute_halving(parts[index], self._request_in_turn, faults)
-        )
-
-    async def _request_in_turn(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
-        async with self.limiter:
-            return await self.request(rows)
+        return await compute_parts(len(parts), lambda index: compute_halving(parts[index], self.request, faults))
 
     async def request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the values of rows, and their tokens.
 
         Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` for what sending again cannot mend.
         """
-        path, body = self._body_of(rows)
-        answer = await self._post(path, {"model": self.name, **body})
-        try:
-            values = self._values_in(answer)
-            tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UnavailableError(f"The server's response to {path} is not understood: {error!r}.") from error
-        if len(values) != len(rows):
-            raise UnavailableError(f"The server's response to {path} has {len(values)} rows for {len(rows)}.")
-        return values, tokens
-
-    def _body_of(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
-        task, columns = self.task, self.task.columns
-        shared: dict[str, Any] = {
+        route = ROUTES[self.task.task]
+        fields = {
+            **route.fields(*inputs_of(self.task, rows)),
             "truncate_prompt_tokens": -1 if self.text.truncate else None,
             "prompt_name": self.text.prompt_name,
             "input_type": self.text.input_type,
-            "top_n": task.top_n,
-            "dimensions": task.dimensions,
+            "top_n": self.task.top_n,
+            "dimensions": self.task.dimensions,
         }
-        shared = {name: value for name, value in shared.items() if value is not None}
-        if task.task == "rerank":
-            ((query, documents),) = rows
-            if not isinstance(documents, list):
-                raise InvalidRequestError(f"The column {columns[1]} is not a list of texts.")
-            texts = [text_in(document, columns[1]) for document in documents]
-            return "/v1/rerank", {"query": text_in(query, columns[0]), "documents": texts, **shared}
-        sides = [[text_in(values[side], column) for values in rows] for side, column in enumerate(columns)]
-        if task.task == "score":
-            return "/score", {"text_1": sides[0], "text_2": sides[1], **shared}
-        if task.task == "classify":
-            return "/classify", {"input": sides[0], **shared}
-        if task.task == "embed":
-            return "/v1/embeddings", {"input": sides[0], "encoding_format": "base64", **shared}
-        pooling_task = "sparse_embed" if task.task == "sparse" else "token_embed"
-        return "/pooling", {"input": sides[0], "task": pooling_task, **shared}
+        body = {name: value for name, value in fields.items() if value is not None}
+        async with self.limiter:
+            answer = await self._post(route.path, {"model": self.name, **body})
+        try:
+            values = [self._checked(route.values(item), route.n_axes) for item in route.items(answer)]
+            tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UnavailableError(f"The server's response to {route.path} is not understood: {error!r}.") from error
+        if len(values) != len(rows):
+            raise UnavailableError(f"The server's response to {route.path} has {len(values)} rows for {len(rows)}.")
+        return values, tokens
 
-    def _values_in(self, answer: dict[str, Any]) -> list[tuple[Any, ...]]:
-        if self.task.task == "rerank":
-            found = answer["results"]
-            indices = np.array([result["index"] for result in found], np.int32)
-            return [((indices, np.array([result["relevance_score"] for result in found], np.float32)),)]
-        data = sorted(answer["data"], key=lambda item: item["index"])
-        match self.task.task:
-            case "score":
-                return [(np.float32(item["score"]),) for item in data]
-            case "classify":
-                probabilities = [np.array(item["probs"], np.float32) for item in data]
-                return [(item["label"], of.max(), of) for item, of in zip(data, probabilities, strict=True)]
-            case "sparse":
-                return [(_sparse(item["data"]),) for item in data]
-            case "token-embed":
-                vectors = [self._checked(np.array(item["data"], np.float32), 2) for item in data]
-            case _:
-                vectors = [self._checked(_vector(item["embedding"]), 1) for item in data]
-        return [(as_dtype(vector, self.task.dtype),) for vector in vectors]
+    def _checked(self, values: tuple[Any, ...], n_axes: int) -> tuple[Any, ...]:
+        """Return values as they are written, vectors with the type that is asked for.
 
-    def _checked(self, array: Vectors, n_axes: int) -> Vectors:
-        """Return one vector, or one for each token. Raises ``ValueError``, and ``BulkInputError`` for other lengths."""
+        Raises ``ValueError`` for an array with other axes, and ``BulkInputError`` for vectors of another length.
+        """
+        if not n_axes:
+            return values
+        (array,) = values
         if array.ndim != n_axes:
             raise ValueError(f"an array of shape {array.shape} is not one of {n_axes} axes")
         if self.length is not None and array.shape[-1] != self.length:
@@ -148,7 +188,7 @@ class RemoteServer(TableComputer):
             raise BulkInputError(
                 f"The server sends vectors of {array.shape[-1]} numbers, where {self.length} are written.{reason}"
             )
-        return array
+        return (as_dtype(array, self.task.dtype),)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the response, after as many attempts as it takes. Cancellation: at once."""
@@ -179,44 +219,27 @@ class RemoteServer(TableComputer):
 
         Raises ``UnavailableError`` and ``BulkInputError``. Cancellation: at once.
         """
-        url = without_secrets(str(self.client.base_url))
         try:
             response = await self.client.get("/v1/models")
             cards = decoded(response, "/v1/models").get("data") or [] if response.status_code == 200 else []
         except httpx.TransportError as error:
-            raise UnavailableError(f"The server at {url} does not respond: {error!r}.") from error
+            raise UnavailableError(f"The server at {self.url} does not respond: {error!r}.") from error
         names = [str(card.get("id")) for card in cards if isinstance(card, dict)]
         if not self.name:
             if not names:
                 check_redirect(response, "/v1/models")
                 raise BulkInputError("The server does not say which models it has: name one with --model.")
             self.name = names[0]
-        self.model = {"--url": url, "the server's model": self.name}
         length = 0
-        if self.task.task in ("embed", "token-embed"):
-            ((vector,),), _ = await self._request_sample()
+        if ROUTES[self.task.task].n_axes:
+            sample = evolve(self, task=TaskOptions(task=self.task.task, columns=self.task.columns))
+            try:
+                ((vector,),), _ = await sample.request([("sample",)])
+            except RefusedRowsError as error:
+                raise BulkInputError(f"The server refuses a sample: {error}") from error
             length = vector.shape[-1]
             self.length = self.task.dimensions or length
         self.columns = columns_of(self.task, length)
-
-    async def _request_sample(self) -> tuple[list[tuple[Any, ...]], int]:
-        task = TaskOptions(task=self.task.task, columns=self.task.columns)
-        try:
-            return await RemoteServer(self.client, task, self.text, self.name, self.limiter).request([("sample",)])
-        except RefusedRowsError as error:
-            raise BulkInputError(f"The server refuses a sample: {error}") from error
-
-
-def _vector(embedding: Any) -> Vectors:
-    """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
-    if isinstance(embedding, str):
-        return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))
-    return np.array(embedding, np.float32)
-
-
-def _sparse(items: list[dict[str, Any]]) -> tuple[Any, Any]:
-    indices = np.array([item["index"] for item in items], np.int32)
-    return indices, np.array([item["value"] for item in items], np.float32)
 
 
 def decoded(response: httpx.Response, path: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The results of rows, what computes them a window at a time, and the columns of outputs."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import OutputColumn, VectorDtype
+from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn, VectorDtype
 from trio_pool_serve.runs.tables.table_run import RowResult
 
 
@@ -75,8 +76,10 @@ class TableComputer(Computer[InputRow, RowResult]):
 
     columns: Sequence[OutputColumn]
     """The columns of the output for ``RowResult.values``."""
-    model: dict[str, str]
-    """Properties that decide the numbers, by name; the journal keeps them."""
+
+    @abstractmethod
+    async def identity(self) -> dict[str, str]:
+        """Return the properties that decide the numbers, by name; the journal keeps them. Cancellation: at once."""
 
     def refused(self, row: InputRow) -> RowResult:
         """Return the error of a row."""
@@ -91,11 +94,32 @@ class TableComputer(Computer[InputRow, RowResult]):
 OpenComputer: TypeAlias = Callable[[], AbstractAsyncContextManager[TableComputer]]
 
 
-def text_in(value: Any, column: str) -> str:
-    """Return the text of a column. Raises ``InvalidRequestError`` for other values."""
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"The column {column} is not a text.")
-    return value
+def inputs_of(task: TaskOptions, rows: Sequence[tuple[Any, ...]]) -> list[list[str]]:
+    """Return the texts of each column of the rows; of ``rerank``, which has one row, its query and its documents.
+
+    Raises ``InvalidRequestError`` for other values.
+    """
+    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True))
+    if task.task == "rerank":
+        ((query, documents),) = rows
+        if not isinstance(documents, list):
+            raise InvalidRequestError(f"The column {task.columns[1]} is not a list of texts.")
+        columns = [query], documents
+    for name, values in zip(task.columns, columns, strict=True):
+        if not all(isinstance(value, str) for value in values):
+            raise InvalidRequestError(f"The column {name} is not a text.")
+    return list(map(list, columns))
+
+
+COLUMNS: Mapping[str, Sequence[tuple[str, ColumnType]]] = {
+    "embed": [("embedding", "vector")],
+    "token-embed": [("embeddings", "vectors")],
+    "sparse": [("sparse_embedding", "sparse")],
+    "classify": [("label", "string"), ("score", "number"), ("probabilities", "numbers")],
+    "score": [("score", "number")],
+    "rerank": [("results", "sparse")],
+}
+"""The columns that each task adds, in the order of ``RowResult.values``."""
 
 
 def columns_of(task: TaskOptions, dimensions: int) -> list[OutputColumn]:
@@ -103,23 +127,8 @@ def columns_of(task: TaskOptions, dimensions: int) -> list[OutputColumn]:
 
     Raises ``BulkInputError``.
     """
-    match task.task:
-        case "embed":
-            return [OutputColumn("embedding", "vector", *_length_and_dtype(task, dimensions))]
-        case "token-embed":
-            return [OutputColumn("embeddings", "vectors", *_length_and_dtype(task, dimensions))]
-        case "sparse":
-            return [OutputColumn("sparse_embedding", "sparse")]
-        case "classify":
-            return [
-                OutputColumn("label", "string"),
-                OutputColumn("score", "number"),
-                OutputColumn("probabilities", "numbers"),
-            ]
-        case "score":
-            return [OutputColumn("score", "number")]
-        case _:
-            return [OutputColumn("results", "sparse")]
+    sized = _length_and_dtype(task, dimensions) if task.task in ("embed", "token-embed") else ()
+    return [OutputColumn(name, kind, *sized) for name, kind in COLUMNS[task.task]]
 
 
 def _length_and_dtype(task: TaskOptions, dimensions: int) -> tuple[int, VectorDtype]:

@@ -135,7 +135,9 @@ async def run_table(
             fingerprint = await offload.run("files", partial(table.scan, show))
         computer = await stack.enter_async_context(open_computer())
         identity = Identity(
-            input=fingerprint, arguments=_arguments(task, run, text, table.format, format), model=computer.model
+            input=fingerprint,
+            arguments=_arguments(task, run, text, table.format, format),
+            model=await computer.identity(),
         )
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
@@ -207,11 +209,11 @@ def _computer(
     if run.url is not None:
         key = run.api_key or os.environ.get("OPENAI_API_KEY")
         return open_remote_server(evolve(run, api_key=key), task, text)
-    from trio_pool_serve.bulk.own_engine import open_identified_engine  # imported here: with --url it is not needed
+    from trio_pool_serve.bulk.own_engine import open_own_engine  # imported here: with --url it is not needed
 
     if run.model is None:
         raise BulkInputError("--model or --url is needed.")
-    return open_identified_engine(run.model, own, task, text)
+    return open_own_engine(run.model, own, task, text)
 
 
 def _arguments(

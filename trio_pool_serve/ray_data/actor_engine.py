@@ -4,14 +4,14 @@ import logging
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypedDict, TypeVar
 
 import attrs
 
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.own_engine import OwnEngine
+from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.processes.large_imports import allow_torch
@@ -22,8 +22,6 @@ from trio_pool_serve.threads.loop_thread import LoopThread
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-
-OpenEngine = Callable[[str, OwnModelOptions, TaskOptions, TextOptions], AbstractAsyncContextManager[OwnEngine]]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -52,7 +50,7 @@ class ActorEngine:
     for an option that there is not and ``ValueError`` for one with a wrong value.
     """
 
-    def __init__(self, model: str, task: TaskOptions, options: EngineOptions, open_engine: OpenEngine) -> None:
+    def __init__(self, model: str, task: TaskOptions, options: EngineOptions) -> None:
         if not isinstance(model, str) or not model:
             raise ValueError(f"model is {model!r}: give a folder, or the id of a model on the hub.")
         if unknown := options.keys() - EngineOptions.__annotations__.keys():
@@ -63,7 +61,7 @@ class ActorEngine:
             raise TypeError(f"{wrong[0]!r} is not the name of a column.")
         self.text = checked(TextOptions, **_fields_of(TextOptions, options))
         own = checked(OwnModelOptions, **_fields_of(OwnModelOptions, options))
-        self._open = partial(_open, open_engine, model, own, task, self.text)
+        self._open = partial(_open, model, own, task, self.text)
         self._lock = threading.Lock()
         self._loop = self._start()
 
@@ -123,11 +121,9 @@ SAMPLES: Mapping[str, tuple[Any, ...]] = {"score": ("a", "b"), "rerank": ("a", [
 
 
 @asynccontextmanager
-async def _open(
-    open_engine: OpenEngine, model: str, own: OwnModelOptions, task: TaskOptions, text: TextOptions
-) -> AsyncIterator[OwnEngine]:
+async def _open(model: str, own: OwnModelOptions, task: TaskOptions, text: TextOptions) -> AsyncIterator[OwnEngine]:
     """Open the engine, and have it compute a row: options that fail each row are better refused at once."""
-    async with open_engine(model, own, task, text) as engine:
+    async with open_own_engine(model, own, task, text) as engine:
         sample = InputRow(0, "", 0, SAMPLES.get(task.task, ("a",)))
         (result,) = (await engine.compute([sample])).rows
         if result.error:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from trio_pool_serve.bulk.bulk_options import TaskOptions, VectorFormat
-from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
+from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
 from trio_pool_serve.runs.run import compute_window
@@ -32,7 +32,7 @@ class BatchTask(WithEngine):
 
     def __init__(self, model: str, prefix: str, options: EngineOptions, **task: Any) -> None:
         self._task = checked(TaskOptions, **task)
-        self._engine = ActorEngine(model, self._task, options, open_own_engine)
+        self._engine = ActorEngine(model, self._task, options)
         self._columns = result_columns(self._engine.call(_columns_of), prefix)
 
     def __call__(self, batch: Any) -> Any:

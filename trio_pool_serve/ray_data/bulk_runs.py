@@ -11,7 +11,7 @@ from attrs import evolve
 from rich.console import Console
 
 from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
-from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine, open_identified_engine
+from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine
 from trio_pool_serve.bulk.run_table import run_table
 from trio_pool_serve.errors import (
     EngineDeadError,
@@ -77,7 +77,7 @@ class BulkRuns(WithEngine):
         self._run = checked(
             RunOptions, model=model, id_column=id_column, on_error=on_error, rows_per_file=rows_per_file
         )
-        self._engine = ActorEngine(model, self._task, options, open_identified_engine)
+        self._engine = ActorEngine(model, self._task, options)
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with what its runs have come to. Blocks until they are complete, one after the other."""
