@@ -23,7 +23,7 @@ PROGRAM = """
 import os
 import sys
 from trio_pool_serve.bulk import commands
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TextOptions
 from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.runs.tables import table_run
 from trio_pool_serve.bulk.own_engine import OwnEngine
@@ -71,13 +71,12 @@ for kind in (LineOutput, PartFolder):
 Journal.commit = commit
 OwnEngine.compute = compute
 table_run.WINDOW_ROWS = 64
-task = TaskOptions(task="embed", columns=("text",))
 options = commands.TableOptions(
     run=RunOptions(model=model, rows_per_file=128, on_error="skip"),
     text=TextOptions(truncate=True),
     own=OwnModelOptions(model_dtype="float32", device="cpu", backend="torch"),
 )
-flush_and_leave(commands.start(source, target, task, options))
+flush_and_leave(commands.start(source, target, options, "embed", "text"))
 """
 """The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists
 the numbers of the rows that it computes."""

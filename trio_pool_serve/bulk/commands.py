@@ -1,7 +1,7 @@
 """The commands for files: those for tables, and ``run-batch`` for requests."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import trio
 from attrs import Factory, frozen
@@ -56,11 +56,12 @@ BATCH_MODEL = BatchModelOptions()
 IGNORED = IgnoredOptions()
 
 
-def start(source: str, target: str, task: TaskOptions, options: TableOptions) -> int:
-    """Run a command for tables; return the exit status."""
+def start(source: str, target: str, options: TableOptions, task: str, *columns: str, **of_task: Any) -> int:
+    """Run the command of a task, with the ``TaskOptions`` it has; return the exit status."""
     from trio_pool_serve.bulk.run_table import run_command  # imported here: for --help it is not needed
 
-    return trio.run(partial(run_command, source, target, task, options.run, options.text, options.own))
+    chosen = TaskOptions(task=task, columns=columns, **of_task)
+    return trio.run(partial(run_command, source, target, chosen, options.run, options.text, options.own))
 
 
 def embed(
@@ -73,8 +74,7 @@ def embed(
     options: TableOptions = TABLE,
 ) -> int:
     """Embed the texts of a table: one vector for each row."""
-    task = TaskOptions(task="embed", columns=(column,), dimensions=dimensions, dtype=dtype)
-    return start(source, target, task, options)
+    return start(source, target, options, "embed", column, dimensions=dimensions, dtype=dtype)
 
 
 def token_embed(
@@ -87,8 +87,7 @@ def token_embed(
     options: TableOptions = TABLE,
 ) -> int:
     """Embed the tokens of each text: one vector for each token, as for late interaction."""
-    task = TaskOptions(task="token-embed", columns=(column,), dimensions=dimensions, dtype=dtype)
-    return start(source, target, task, options)
+    return start(source, target, options, "token-embed", column, dimensions=dimensions, dtype=dtype)
 
 
 def sparse(
@@ -99,7 +98,7 @@ def sparse(
     options: TableOptions = TABLE,
 ) -> int:
     """Compute a sparse vector for each text: weights of the vocabulary's tokens."""
-    return start(source, target, TaskOptions(task="sparse", columns=(column,)), options)
+    return start(source, target, options, "sparse", column)
 
 
 def classify(
@@ -110,7 +109,7 @@ def classify(
     options: TableOptions = TABLE,
 ) -> int:
     """Classify each text: its label, the label's probability, and those of all labels."""
-    return start(source, target, TaskOptions(task="classify", columns=(column,)), options)
+    return start(source, target, options, "classify", column)
 
 
 def score(
@@ -122,8 +121,7 @@ def score(
     options: TableOptions = TABLE,
 ) -> int:
     """Score each row's query and document."""
-    task = TaskOptions(task="score", columns=(query_column, document_column))
-    return start(source, target, task, options)
+    return start(source, target, options, "score", query_column, document_column)
 
 
 def rerank(
@@ -136,8 +134,7 @@ def rerank(
     options: TableOptions = TABLE,
 ) -> int:
     """Rank the documents of each row for its query: their indices and scores, the best first."""
-    task = TaskOptions(task="rerank", columns=(query_column, documents_column), top_n=top_n)
-    return start(source, target, task, options)
+    return start(source, target, options, "rerank", query_column, documents_column, top_n=top_n)
 
 
 def run_batch(

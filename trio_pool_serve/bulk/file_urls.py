@@ -96,12 +96,10 @@ async def upload(path: Path, url: str, offload: Offload) -> None:
     async def put(client: "AsyncClient") -> None:
         with storage_errors(path):
             file = await offload.run("files", lambda: path.open("rb"))
-        try:
+        with file:
             # Stores do not take uploads in chunks of HTTP/1.1: they need the length.
             headers = {"content-length": str(os.fstat(file.fileno()).st_size), "content-type": "application/jsonl"}
             response = await client.put(url, content=_parts_of(file, offload), headers=headers)
-        finally:
-            file.close()
         response.raise_for_status()
 
     await _attempt("PUT", url, put)

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import msgspec
 import trio
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 from rich.console import Console
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
@@ -17,9 +17,7 @@ from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_engine import identity_of, open_own_service
 from trio_pool_serve.bulk.run_table import exit_status, run_shown, written_at
-from trio_pool_serve.errors import (
-    TransferError,
-)
+from trio_pool_serve.errors import TransferError
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import Identity, Journal, open_journal
 from trio_pool_serve.runs.requests.line_results import (
@@ -103,12 +101,13 @@ class OwnBatch:
     options: BatchOptions
     input: InputTable
     service: Service
-    responder: LineResponder = field(init=False)
-
-    @responder.default
-    def _of_all_routes(self) -> LineResponder:
+    responder: LineResponder = field(
+        init=False,
         # Nothing else waits for these batches, so they have all of the budget.
-        return LineResponder(self.service, DIALECTS, INVOCATIONS, OPENAI, token_divisor=1)
+        default=Factory(
+            lambda self: LineResponder(self.service, DIALECTS, INVOCATIONS, OPENAI, token_divisor=1), takes_self=True
+        ),
+    )
 
     async def digest_of_sample(self) -> str:
         """Return a digest of the response to an example: it differs if a library or the CPU computes differently.
@@ -194,15 +193,10 @@ def vllm_result(line: FinishedLine) -> bytes:
 
     The ``error`` is a response with an error, as its route writes it, or a sentence if the line is not a request.
     """
-    status, body = REFUSED_STATUS, msgspec.Raw(b"null")
-    error: msgspec.Raw | str | None = None
-    if line.response is None:
-        assert line.error is not None  # noqa: S101  (a line has one of the two)
-        error = line.error.message
-    elif not line.response.is_json:
-        error = "Request must not be sent in stream mode"  # vLLM's message for all responses that are not JSON
-    elif line.has_failed:
-        status, error = line.response.status, line.response.body_in_line
-    else:
-        status, body = line.response.status, line.response.body_in_line
-    return encode_result(line, ResponseRecord(status, line.request_id, body), error)
+    response, null = line.response, msgspec.Raw(b"null")
+    if response is None or not response.is_json:
+        # The second is vLLM's message for all responses that are not JSON.
+        error = line.error.message if line.error is not None else "Request must not be sent in stream mode"
+        return encode_result(line, ResponseRecord(REFUSED_STATUS, line.request_id, null), error)
+    body, of_failed = (null, response.body_in_line) if line.has_failed else (response.body_in_line, None)
+    return encode_result(line, ResponseRecord(response.status, line.request_id, body), of_failed)

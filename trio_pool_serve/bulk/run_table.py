@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,8 @@ async def run_command(
 
     Cancellation: at once; what was committed stays.
     """
-
-    async def compute(console: Console) -> Position:
-        opened = partial(_computer, task, run, text, own)
-        return await run_table(source, target, task, run, text, opened, console, stop_signals)
-
-    return await exit_status(compute)
+    opened = partial(_computer, task, run, text, own)
+    return await exit_status(lambda console: run_table(source, target, task, run, text, opened, console, stop_signals))
 
 
 async def exit_status(compute: Callable[[Console], Awaitable[Position]]) -> int:
@@ -119,16 +115,18 @@ async def run_table(
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin
     if path is not None:
-        check = partial(
-            check_output,
-            path,
-            inputs=[file.path for file in table.files if file.path is not None],
-            overwrite=run.overwrite,
-            in_parts=not format.in_lines,
-            keeps_journal=keeps_journal,
-            beside=(errors_path(path),),
+        await offload.run(
+            "files",
+            partial(
+                check_output,
+                path,
+                inputs=[file.path for file in table.files if file.path is not None],
+                overwrite=run.overwrite,
+                in_parts=not format.in_lines,
+                keeps_journal=keeps_journal,
+                beside=(errors_path(path),),
+            ),
         )
-        await offload.run("files", check)
     async with AsyncExitStack() as stack:
         stop = await stack.enter_async_context(stopping())
         with scanning(console, table.n_bytes) as show:
@@ -184,11 +182,9 @@ def _open_files(
     """Open the output and the file of errors at a position. Blocks."""
     every_column = [OutputColumn("id", "string"), *columns]
     with ExitStack() as stack:
-        output = open_output(path, format, every_column, written_at(position) if position.line else None)
-        stack.callback(output.close)
-        errors = None
-        if path is not None and on_error != "fail":
-            errors = open_appended(errors_path(path), position.error_bytes)
+        written = written_at(position) if position.line else None
+        output = stack.enter_context(closing(open_output(path, format, every_column, written)))
+        errors = None if path is None or on_error == "fail" else open_appended(errors_path(path), position.error_bytes)
         stack.pop_all()
     return TableFiles(output, errors, on_error, (None,) * len(columns))
 

@@ -86,7 +86,11 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
             position = _decoded(kept.get("position", b"{}"), Position, database.path)
             if "identity" in kept:
                 before = _decoded(kept["identity"], Identity, database.path)
-                _check_same(before, identity, nothing_failed=not position.failed)
+                if changes := before.changes(identity, nothing_failed=not position.failed):
+                    raise BulkInputError(
+                        f"The output was begun by another run, which this one cannot resume: {changes} "
+                        "Use another output, or --overwrite to begin again."
+                    )
                 identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
             yield Journal(database, identity, position)
@@ -99,15 +103,6 @@ def _decoded(kept: bytes, kind: type[T], path: Path) -> T:
         return msgspec.json.decode(kept, type=kind)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-
-
-def _check_same(before: Identity, now: Identity, *, nothing_failed: bool) -> None:
-    changes = before.changes(now, nothing_failed=nothing_failed)
-    if changes:
-        raise BulkInputError(
-            f"The output was begun by another run, which this one cannot resume: {changes} "
-            "Use another output, or --overwrite to begin again."
-        )
 
 
 def _read(connection: sqlite3.Connection) -> dict[str, bytes]:

@@ -1,9 +1,9 @@
 """Rows of Parquet files and of Arrow IPC files and streams."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import input_rows
@@ -16,7 +16,7 @@ from trio_pool_serve.runs.tables.input_rows import (
     id_of,
     index_of,
 )
-from trio_pool_serve.runs.tables.table_formats import Kind, import_extra
+from trio_pool_serve.runs.tables.table_formats import import_extra
 
 READING = "Reading Parquet and Arrow files"
 
@@ -31,9 +31,12 @@ FILE_MAGIC = b"ARROW1"
 OLD_FEATHER_MAGIC = b"FEA1"
 
 
-def arrow_rows(file: BinaryIO, kind: Kind, selection: Selection) -> RowsOfFile:
+Batches: TypeAlias = Callable[[BinaryIO, Selection], Iterator[tuple[int, Any]]]
+"""Yields batches with their numbers of rows; for one that is skipped, None."""
+
+
+def arrow_rows(file: BinaryIO, selection: Selection, batches: Batches) -> RowsOfFile:
     """Read a file. Raises ``BulkInputError`` if a column is missing."""
-    batches = _parquet_batches if kind == "parquet" else _ipc_batches
     n_rows = 0
     with _arrow_errors(selection.name):
         for n, batch in batches(file, selection):
@@ -54,8 +57,8 @@ def _arrow_errors(name: str) -> Iterator[None]:
         raise BulkInputError(f"{name}{damage}: {reason}") from error
 
 
-def _parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
-    """Yield batches with their numbers of rows; for a row group that is skipped, None."""
+def parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
+    """Yield the batches of a Parquet file; for a row group that is skipped, None."""
     parquet = import_extra("pyarrow.parquet", READING).ParquetFile(
         file, pre_buffer=False, buffer_size=PAGE_READ_BYTES, page_checksum_verification=True
     )
@@ -72,7 +75,8 @@ def _parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int
             yield batch.num_rows, batch
 
 
-def _ipc_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
+def ipc_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
+    """Yield the batches of an Arrow file or stream."""
     schema = _ipc_reader(file, selection.name, None).schema
     included = sorted(schema.get_field_index(column) for column in _columns_to_read(schema, selection))
     file.seek(0)

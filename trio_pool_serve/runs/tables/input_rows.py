@@ -182,7 +182,7 @@ class _Header:
     id: int | None
 
 
-def csv_rows(file: BinaryIO, delimiter: str, selection: Selection) -> RowsOfFile:
+def csv_rows(file: BinaryIO, selection: Selection, delimiter: str) -> RowsOfFile:
     """Read CSV or TSV with a header. Raises ``BulkInputError`` if that has no such column."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))  # a setting of the process: 128 KiB
     text = _TextLines(file)

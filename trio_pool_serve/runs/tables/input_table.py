@@ -4,8 +4,9 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -13,10 +14,10 @@ from typing import Any, BinaryIO, cast
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import BulkInputError, InputChangedError
-from trio_pool_serve.runs.tables.arrow_rows import arrow_rows
+from trio_pool_serve.runs.tables.arrow_rows import arrow_rows, ipc_batches, parquet_batches
 from trio_pool_serve.runs.tables.input_files import InputFile, find_files
 from trio_pool_serve.runs.tables.input_rows import InputRow, RowsOfFile, Selection, csv_rows, jsonl_rows
-from trio_pool_serve.runs.tables.table_formats import Compression, Format, import_extra
+from trio_pool_serve.runs.tables.table_formats import Compression, Format, Kind, import_extra
 
 READ_BYTES = 2**18
 
@@ -164,13 +165,7 @@ class InputTable:
         yield sys.stdin.buffer
 
     def _rows_in(self, opened: BinaryIO, selection: Selection) -> RowsOfFile:
-        kind = self.format.kind
-        if not self.format.in_lines:
-            return arrow_rows(opened, kind, selection)
-        content = decompressed(opened, self.format.compression)
-        if kind == "jsonl":
-            return jsonl_rows(content, selection)
-        return csv_rows(content, "\t" if kind == "tsv" else ",", selection)
+        return ROWS_OF[self.format.kind](CONTENT_OF[self.format.compression](opened), selection)
 
     def _scan_file(self, file: InputFile, done: int, progress: Callable[[int], None]) -> tuple[FilePrint, int]:
         with read_errors(file.name), self._opened(file) as opened:
@@ -225,14 +220,25 @@ def read_errors(name: str) -> Iterator[None]:
         raise BulkInputError(f"{name} is truncated or damaged: {str(error).removesuffix('.')}.") from error
 
 
-def decompressed(file: BinaryIO, compression: Compression) -> BinaryIO:
-    """Return the content of all members or frames of a file; a damaged one raises ``EOFError`` or ``OSError``."""
-    if compression == "gz":
-        return cast("BinaryIO", gzip.GzipFile(fileobj=file))
-    if compression == "zst":
-        pyarrow = import_extra("pyarrow", "Reading .zst files")
-        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), READ_BYTES)
-    return file
+def _zst_content(file: BinaryIO) -> BinaryIO:
+    pyarrow = import_extra("pyarrow", "Reading .zst files")
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), READ_BYTES)
+
+
+CONTENT_OF: Mapping[Compression, Callable[[BinaryIO], BinaryIO]] = {
+    "": lambda file: file,
+    "gz": lambda file: cast("BinaryIO", gzip.GzipFile(fileobj=file)),
+    "zst": _zst_content,
+}
+"""Returns the content of all members or frames of a file; a damaged one raises ``EOFError`` or ``OSError``."""
+
+ROWS_OF: Mapping[Kind, Callable[[BinaryIO, Selection], RowsOfFile]] = {
+    "jsonl": jsonl_rows,
+    "csv": partial(csv_rows, delimiter=","),
+    "tsv": partial(csv_rows, delimiter="\t"),
+    "parquet": partial(arrow_rows, batches=parquet_batches),
+    "arrow": partial(arrow_rows, batches=ipc_batches),
+}
 
 
 def _state(file: InputFile) -> tuple[int, int]:

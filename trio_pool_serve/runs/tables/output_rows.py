@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -51,31 +52,32 @@ def size_of(value: Any) -> int:
     return 8
 
 
-class LineEncoder:
-    """Encodes rows of the same columns as JSON objects, or as cells after RFC 4180 in which lists are JSON."""
+def json_lines(columns: Sequence[OutputColumn], rows: Rows) -> bytes:
+    """Return rows as lines of JSON objects."""
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    return b"".join(
+        [
+            orjson.dumps(
+                {of.name: _json_value(of, value) for of, value in zip(columns, row, strict=True)}, option=options
+            )
+            for row in rows
+        ]
+    )
 
-    def __init__(self, kind: Kind, columns: Sequence[OutputColumn]) -> None:
-        self._columns = columns
-        self._delimiter = {"csv": ",", "tsv": "\t"}.get(kind)
 
-    def header(self) -> bytes:
-        """Return the line before the rows."""
-        return self._cells([[column.name for column in self._columns]]) if self._delimiter else b""
+def cell_lines(columns: Sequence[OutputColumn], rows: Rows, delimiter: str) -> bytes:
+    """Return rows as lines of cells after RFC 4180, in which lists are JSON."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
+    writer.writerows([[_text(*pair) for pair in zip(columns, row, strict=True)] for row in rows])
+    return text.getvalue().encode()
 
-    def lines(self, rows: Rows) -> bytes:
-        """Return the lines of rows."""
-        if self._delimiter:
-            return self._cells([[_text(*pair) for pair in zip(self._columns, row, strict=True)] for row in rows])
-        return b"".join([self._object(row) for row in rows])
 
-    def _object(self, row: Sequence[Any]) -> bytes:
-        values = {column.name: _json_value(column, value) for column, value in zip(self._columns, row, strict=True)}
-        return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
-
-    def _cells(self, rows: Sequence[Sequence[str | None]]) -> bytes:
-        text = io.StringIO()
-        csv.writer(text, delimiter=self._delimiter or ",", lineterminator="\r\n").writerows(rows)
-        return text.getvalue().encode()
+LINES_OF: Mapping[Kind, Callable[[Sequence[OutputColumn], Rows], bytes]] = {
+    "jsonl": json_lines,
+    "csv": partial(cell_lines, delimiter=","),
+    "tsv": partial(cell_lines, delimiter="\t"),
+}
 
 
 class BatchBuilder:

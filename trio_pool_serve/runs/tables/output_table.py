@@ -4,8 +4,9 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,9 +14,9 @@ from attrs import frozen
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
 from trio_pool_serve.runs.tables.output_rows import (
+    LINES_OF,
     WRITING_ARROW,
     BatchBuilder,
-    LineEncoder,
     OutputColumn,
     Rows,
     size_of,
@@ -86,49 +87,52 @@ class StandardOutput(AppendedFile):
         return self.length
 
 
+def _zst_member(content: bytes) -> bytes:
+    zstandard = import_extra("zstandard", WRITING_ZSTD)
+    return bytes(zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
+
+
+MEMBER_OF: Mapping[Compression, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gz": partial(zlib.compress, level=6, wbits=GZIP_WITH_HEADER),
+    "zst": _zst_member,
+}
+"""Returns content as one member of a compressed file."""
+
+
 class LineOutput:
     """Writes rows as lines at each commit, which ends a member of a compressed file: so each can be read by itself."""
 
     def __init__(
         self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], written: Written
     ) -> None:
-        self._encoder = LineEncoder(table_format.kind, columns)
-        self._compression = table_format.compression
-        if self._compression == "zst":
-            import_extra("zstandard", WRITING_ZSTD)  # if it is missing, that is known before the run
+        self._lines_of = partial(LINES_OF[table_format.kind], columns)
+        self._member_of = MEMBER_OF[table_format.compression]
+        self._member_of(b"")  # if a package is missing, that is known before the run
         self._file = StandardOutput.opened() if path is None else open_appended(path, written.n_bytes)
-        self._pending = [] if self._file.length else [self._encoder.header()]
+        has_header = table_format.kind != "jsonl" and not self._file.length
+        self._pending = [self._lines_of([[column.name for column in columns]])] if has_header else []
 
     def write(self, rows: Rows) -> None:
         """Take rows, which are written at the next commit."""
-        self._pending.append(self._encoder.lines(rows))
+        self._pending.append(self._lines_of(rows))
 
     def commit(self) -> Written:
         """Make all rows durable. Raises ``StorageError``; then only ``close`` is of use."""
         if content := b"".join(self._pending):
-            self._file.append(_member_of(content, self._compression))
+            self._file.append(self._member_of(content))
         self._pending = []
         return Written(self._file.sync())
 
     def finish(self) -> Written:
         """Commit, once all rows are written. Raises ``StorageError``."""
         if not self._file.length and not any(self._pending):
-            self._file.append(_member_of(b"", self._compression))  # a compressed file has a member, even without rows
+            self._file.append(self._member_of(b""))  # a compressed file has a member, even without rows
         return self.commit()
 
     def close(self) -> None:
         """Close the file. Bytes after the last commit are cut off when it is opened again."""
         self._file.close()
-
-
-def _member_of(content: bytes, compression: Compression) -> bytes:
-    """Return content as one member of a compressed file, or as it is if nothing is compressed."""
-    if compression == "gz":
-        return zlib.compress(content, level=6, wbits=GZIP_WITH_HEADER)
-    if compression == "zst":
-        zstandard = import_extra("zstandard", WRITING_ZSTD)
-        return bytes(zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
-    return content
 
 
 class PartFile:

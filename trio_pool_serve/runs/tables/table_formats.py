@@ -38,14 +38,13 @@ class Format:
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ndjson": "jsonl", "feather": "arrow"}
 COMPRESSIONS: dict[str, Compression] = {"gz": "gz", "zst": "zst"}
 
-FORMATS = {name: Format(kind) for name, kind in KINDS.items()}
-"""By extension: ``jsonl.gz``."""
-FORMATS |= {
-    f"{name}.{compression}": Format(found.kind, compression)
-    for name, found in FORMATS.items()
+FORMATS = {name: Format(kind) for name, kind in KINDS.items()} | {
+    f"{name}.{compression}": Format(kind, compression)
+    for name, kind in KINDS.items()
     for compression in COMPRESSIONS.values()
-    if found.in_lines
+    if Format(kind).in_lines
 }
+"""By extension: ``jsonl.gz``."""
 
 
 def format_of(source: str | Path, given: str | None = None) -> Format:
