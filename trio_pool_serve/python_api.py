@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import trio
 from attrs import frozen
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import track
 
@@ -43,14 +44,14 @@ CALLER = Client("python", is_background=True)
 class Options(TypedDict, total=False):
     """How texts are rendered and when they are computed: ``docs/python.md`` describes each option."""
 
-    input_type: InputType | None
-    prompt_name: str | None
-    instruction: str | None
-    truncate: bool | int | None
-    truncation_side: TruncationSide | None
-    add_special_tokens: bool
-    priority: int
-    progress: bool | None
+    input_type: Annotated[InputType | None, Meta(description="'query' or 'document'")]
+    prompt_name: Annotated[str | None, Meta(description="a string")]
+    instruction: Annotated[str | None, Meta(description="a string")]
+    truncate: Annotated[bool | int | None, Meta(description="True, False or a number of tokens")]
+    truncation_side: Annotated[TruncationSide | None, Meta(description="'left' or 'right'")]
+    add_special_tokens: Annotated[bool, Meta(description="True or False")]
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31, description="an integer of 32 bits")]
+    progress: Annotated[bool | None, Meta(description="True or False")]
 
 
 @frozen
@@ -85,8 +86,8 @@ class AsyncModel:
     ) -> Vectors:
         """Return a vector for each text: float32, shape (texts, dimensions). Cancellation: at once."""
         width = dimensions or self.service.model().engine.facts.dimensions
-        fields = {"dimensions": dimensions, "normalize": normalize}
-        return np.asarray(await self._pool("embed", texts, options, width, **fields))
+        rows = await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize)
+        return np.asarray(rows)
 
     async def tokens(self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[Options]) -> list[Vectors]:
         """Return the vectors of each text's tokens: float32, shape (tokens, dimensions). Cancellation: at once."""
@@ -214,19 +215,11 @@ class Model(AbstractContextManager["Model"]):
     rerank = _blocking(AsyncModel.rerank)
 
 
-ACCEPTED: Mapping[str, tuple[Any, str]] = {
-    "input_type": (InputType | None, "'query' or 'document'"),
-    "prompt_name": (str | None, "a string"),
-    "instruction": (str | None, "a string"),
-    "truncate": (bool | int | None, "True, False or a number of tokens"),
-    "truncation_side": (TruncationSide | None, "'left' or 'right'"),
-    "add_special_tokens": (bool, "True or False"),
-    "priority": (Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], "an integer of 32 bits"),
-    "progress": (bool | None, "True or False"),
-    "dimensions": (int | None, "an integer"),
-    "normalize": (bool | None, "True or False"),
-    "activation": (Activation, " or ".join(map(repr, get_args(Activation)))),
-    "top_n": (Annotated[int, msgspec.Meta(ge=1)] | None, "an integer of at least 1"),
+ACCEPTED: Mapping[str, Any] = Options.__annotations__ | {
+    "dimensions": Annotated[int | None, Meta(description="an integer")],
+    "normalize": Annotated[bool | None, Meta(description="True or False")],
+    "activation": Annotated[Activation, Meta(description=" or ".join(map(repr, get_args(Activation))))],
+    "top_n": Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="an integer of at least 1")],
 }
 """The type of each argument besides the inputs, and how an error describes it."""
 
@@ -236,17 +229,16 @@ def _check(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if name not in ACCEPTED:
             raise TypeError(f"There is no option {name!r}. The options are: {', '.join(Options.__annotations__)}.")
-        kind, description = ACCEPTED[name]
         try:
-            msgspec.convert(value, kind)
+            msgspec.convert(value, ACCEPTED[name])
         except msgspec.ValidationError:
-            raise InvalidRequestError(f"{name} must be {description}, not {value!r}.", param=name) from None
+            (accepted,) = ACCEPTED[name].__metadata__
+            raise InvalidRequestError(f"{name} must be {accepted.description}, not {value!r}.", param=name) from None
 
 
 def _input_params(options: Options) -> InputParams:
-    given: dict[str, Any] = {"truncate": None, **options}
-    truncate = given.pop("truncate")
-    params = {name: value for name, value in given.items() if name not in ("priority", "progress")}
+    truncate = options.get("truncate")
+    params: Any = {name: value for name, value in options.items() if name not in ("truncate", "priority", "progress")}
     limit = -1 if truncate is True else None if truncate is False else truncate
     return InputParams(truncate_to=limit, refuses_longer=truncate is False, **params)
 

@@ -1,7 +1,6 @@
 """Rows of Parquet files and of Arrow IPC files and streams."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any, BinaryIO, TypeAlias
 
@@ -37,24 +36,18 @@ Batches: TypeAlias = Callable[[BinaryIO, Selection], Iterator[tuple[int, Any]]]
 
 def arrow_rows(file: BinaryIO, selection: Selection, batches: Batches) -> RowsOfFile:
     """Read a file. Raises ``BulkInputError`` if a column is missing."""
+    pyarrow = import_extra("pyarrow", READING)
     n_rows = 0
-    with _arrow_errors(selection.name):
+    try:
         for n, batch in batches(file, selection):
             if batch is not None:
                 yield from _rows(batch, n_rows, selection)
             n_rows += n
-    return n_rows
-
-
-@contextmanager
-def _arrow_errors(name: str) -> Iterator[None]:
-    pyarrow = import_extra("pyarrow", READING)
-    try:
-        yield
     except (pyarrow.ArrowException, OSError) as error:  # OSError: for damaged pages, too
         reason = (str(error).splitlines() or [repr(error)])[0]
         damage = "" if isinstance(error, OSError) else " is truncated or damaged"
-        raise BulkInputError(f"{name}{damage}: {reason}") from error
+        raise BulkInputError(f"{selection.name}{damage}: {reason}") from error
+    return n_rows
 
 
 def parquet_batches(file: BinaryIO, selection: Selection) -> Iterator[tuple[int, Any]]:
@@ -101,14 +94,12 @@ def _ipc_reader(file: BinaryIO, name: str, included: list[int] | None) -> Any:
 
 def _columns_to_read(schema: Any, selection: Selection) -> list[str]:
     """Return the names of the columns, each once, ``DEFAULT_ID`` among them if it is used."""
-    wanted = [*selection.columns]
-    if selection.id_column is not None:
-        wanted.append(selection.id_column)
-    elif schema.names.count(DEFAULT_ID) == 1:
-        wanted.append(DEFAULT_ID)
+    default_id = DEFAULT_ID if schema.names.count(DEFAULT_ID) == 1 else None
+    row_id = default_id if selection.id_column is None else selection.id_column
+    wanted = dict.fromkeys([*selection.columns, *([] if row_id is None else [row_id])])
     for column in wanted:
         index_of(column, schema.names, selection.name)
-    return list(dict.fromkeys(wanted))
+    return list(wanted)
 
 
 def _rows_per_block(n_bytes: int, n_rows: int) -> int:

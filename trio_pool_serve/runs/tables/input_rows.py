@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
-from attrs import frozen
+from attrs import define, frozen
 
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.requests.request_lines import read_lines
@@ -152,20 +152,20 @@ def _present(row: dict[str, Any], column: str) -> Any:
     return value
 
 
+@define(eq=False)
 class _TextLines(Iterator[str]):
     """Lines as text for the parser. Bytes that are not UTF-8 become surrogates, which ``_is_text`` finds.
 
     Raises ``ValueError`` for a row that is too long: that ends it for the parser, and the next line begins another one.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._lines = read_lines(file, MAX_ROW_BYTES)
-        self.number = 0
-        """The line read last, from 1."""
-        self.row_bytes = 0
+    lines: Iterator[tuple[bytes | None, int]]
+    number: int = 0
+    """The line read last, from 1."""
+    row_bytes: int = 0
 
     def __next__(self) -> str:
-        line, _ = next(self._lines)
+        line, _ = next(self.lines)
         self.number += 1
         if line is None or self.row_bytes + len(line) > MAX_ROW_BYTES:
             raise ValueError("The row is too long.")
@@ -185,7 +185,7 @@ class _Header:
 def csv_rows(file: BinaryIO, selection: Selection, delimiter: str) -> RowsOfFile:
     """Read CSV or TSV with a header. Raises ``BulkInputError`` if that has no such column."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))  # a setting of the process: 128 KiB
-    text = _TextLines(file)
+    text = _TextLines(read_lines(file, MAX_ROW_BYTES))
     parser = csv.reader(text, delimiter=delimiter, strict=True)
     header: _Header | None = None
     n_rows = 0

@@ -110,6 +110,7 @@ class InputTable:
         done = 0
         for file in self.files:
             found, _ = self._scanned[file.name] = self._scan_file(file, done, progress)
+            self._check(file)
             done += found.n_bytes
         prints, counts = zip(*self._scanned.values(), strict=True)
         return Fingerprint(prints, sum(counts))
@@ -149,9 +150,14 @@ class InputTable:
             self._check(self._reading)
 
     def _check(self, file: InputFile) -> None:
-        if file.name in self._scanned:
-            scanned, _ = self._scanned[file.name]
-            _check_state(file, (scanned.n_bytes, scanned.mtime_ns))
+        if file.name not in self._scanned:
+            return
+        scanned, _ = self._scanned[file.name]
+        n_bytes, mtime_ns = _state(file)
+        if n_bytes != scanned.n_bytes or mtime_ns != scanned.mtime_ns:
+            sizes = f"it has {n_bytes} bytes, where it had {scanned.n_bytes}"
+            change = sizes if n_bytes != scanned.n_bytes else "it was written to"
+            raise InputChangedError(f"{file.path} was changed while it was being read: {change}.")
 
     @contextmanager
     def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
@@ -169,15 +175,14 @@ class InputTable:
 
     def _scan_file(self, file: InputFile, done: int, progress: Callable[[int], None]) -> tuple[FilePrint, int]:
         with read_errors(file.name), self._opened(file) as opened:
-            before = _state(file)
+            n_bytes, mtime_ns = _state(file)
             hashed = HashedFile(opened, done, progress)
             n_rows = self._count(io.BufferedReader(hashed, READ_BYTES) if self.format.in_lines else opened, file.name)
             if not self.format.in_lines:
                 opened.seek(0)
             while hashed.read(READ_BYTES):
                 pass
-        _check_state(file, before)
-        return FilePrint(file.name, before[0], hashed.digest.hexdigest(), before[1]), n_rows
+        return FilePrint(file.name, n_bytes, hashed.digest.hexdigest(), mtime_ns), n_rows
 
     def _count(self, content: BinaryIO, name: str) -> int:
         try:
@@ -248,13 +253,3 @@ def _state(file: InputFile) -> tuple[int, int]:
     except OSError as error:
         raise InputChangedError(f"{file.path} cannot be found any longer: {error.strerror}.") from error
     return found.st_size, found.st_mtime_ns
-
-
-def _check_state(file: InputFile, expected: tuple[int, int]) -> None:
-    found = _state(file)
-    if found != expected:
-        raise InputChangedError(
-            f"{file.path} was changed while it was being read: it has {found[0]} bytes, where it had {expected[0]}."
-            if found[0] != expected[0]
-            else f"{file.path} was changed while it was being read: it was written to."
-        )
