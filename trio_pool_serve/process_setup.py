@@ -19,8 +19,7 @@ from trio_pool_serve.models.folder import accepts_images
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.service import Service
-from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.scheduling import NICENESS, limit_openmp_spinning, relative_niceness
+from trio_pool_serve.threads.offload import NICENESS, Offload, limit_openmp_spinning, relative_niceness
 
 SWITCH_INTERVAL_S = 0.0005
 """Time for which a thread holds the interpreter lock while the event loop waits: a tenth of Python's default."""

@@ -41,8 +41,14 @@ from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.telemetry.live_samples import LiveHistory
 from trio_pool_serve.telemetry.logs import AccessLog
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag, thread_gauges
-from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
-from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
+from trio_pool_serve.telemetry.snapshots import (
+    Snapshot,
+    api_process_name,
+    families_of,
+    gather_snapshots,
+    process_usage,
+    serve_snapshots,
+)
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
 

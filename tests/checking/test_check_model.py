@@ -23,7 +23,7 @@ from trio_pool_serve.checking.check_model import check_model, lengths_for, peak_
 from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.command_line.server_commands import read_settings
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.telemetry.process_usage import resident_bytes
+from trio_pool_serve.processes.allocator import resident_bytes
 
 CHECK = (sys.executable, "-m", "trio_pool_serve", "check")
 

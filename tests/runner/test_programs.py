@@ -14,12 +14,11 @@ from attrs import evolve, frozen
 from msgspec.structs import replace
 
 from tests.models.model_families import ServedModel, write_family
-from trio_pool_serve.processes.allocator import return_freed_memory
+from trio_pool_serve.processes.allocator import resident_bytes, return_freed_memory
 from trio_pool_serve.runner.openvino import programs
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import all_batches
 from trio_pool_serve.runner.openvino.programs import CompiledModel, CompileParams, Programs
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
 from trio_pool_serve.types import Batch, CopiedBatch, Embed, PlannedBatch, PoolingRequest, RenderedPrompt, Vectors
 

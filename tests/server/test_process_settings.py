@@ -14,7 +14,7 @@ from tests.server.programs import script
 from tests.server.server_process import API_PROCESS, ROOT, SCRIPTED, ServerProcess, hypercorned, launched
 from trio_pool_serve.process_setup import SWITCH_INTERVAL_S, configure_process
 from trio_pool_serve.service import Service
-from trio_pool_serve.threads.scheduling import NICENESS
+from trio_pool_serve.threads.offload import NICENESS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 

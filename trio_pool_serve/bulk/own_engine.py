@@ -35,7 +35,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
-from trio_pool_serve.threads.scheduling import NICENESS
+from trio_pool_serve.threads.offload import NICENESS
 from trio_pool_serve.types import Client, PoolingTask
 
 ROWS_PER_JOB = 256

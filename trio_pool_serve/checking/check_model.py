@@ -37,9 +37,9 @@ from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.process_setup import open_service, with_engine_placement
+from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.service import Service
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, Runner
 
 INTERRUPTED = 128 + signal.SIGINT

@@ -8,9 +8,8 @@ from typing import Literal, TypeAlias, get_args
 
 from attrs import define, frozen
 
-from trio_pool_serve.processes.allocator import return_freed_memory
+from trio_pool_serve.processes.allocator import resident_bytes, return_freed_memory
 from trio_pool_serve.telemetry.gauges import Gauges
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
 """stalled: ready, but no batches return: a row submitted now may wait for long."""

@@ -1,7 +1,9 @@
-"""The private folder of the sockets between a server's processes, and listening there."""
+"""The private folder of a server's processes: the sockets between them, and files with numbers that they share."""
 
 import fcntl
 import logging
+import math
+import mmap
 import os
 import shutil
 import socket
@@ -12,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from trio_pool_serve.errors import ModelLoadError
@@ -139,3 +143,14 @@ def _remove_abandoned(parent: Path) -> None:
                 shutil.rmtree(path)
             finally:
                 os.close(folder)
+
+
+def shared_array(path: Path, *shape: int) -> npt.NDArray[np.float64]:
+    """Map the file at ``path`` as a float64 array; create it with zeros if it does not exist. Raises ``OSError``.
+
+    Each process writes only its own numbers: nothing is locked.
+    """
+    nbytes = 8 * math.prod(shape)
+    with path.open("a+b") as file:
+        file.truncate(nbytes)
+        return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.float64).reshape(shape)

@@ -21,8 +21,7 @@ from trio_pool_serve.errors import (
     WorkerTooSlowError,
 )
 from trio_pool_serve.threads.client_turns import ClientTurns
-from trio_pool_serve.threads.offload import LimiterStatistics
-from trio_pool_serve.threads.scheduling import lower_priority
+from trio_pool_serve.threads.offload import LimiterStatistics, lower_priority
 
 logger = logging.getLogger(__name__)
 

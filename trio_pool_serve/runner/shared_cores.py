@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
-from trio_pool_serve.processes.shared_array import shared_array
+from trio_pool_serve.processes.socket_folder import shared_array
 from trio_pool_serve.types import Batch, PooledBatch, Runner
 
 PEERS_IDLE_S = 0.25

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.config import decode_config, import_plugins
-from trio_pool_serve.engine.places.place import LoadFailed
+from trio_pool_serve.engine.places.supervisor import LoadFailed
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import (

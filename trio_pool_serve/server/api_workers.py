@@ -19,18 +19,23 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.places.place import LoadFailed
 from trio_pool_serve.engine.places.ray_places import RayPlacement
 from trio_pool_serve.engine.places.server_places import supervisor_of
-from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.engine.places.supervisor import LoadFailed, Supervisor
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child, open_process_nursery
 from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.server.listening_socket import open_listening, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
-from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
-from trio_pool_serve.telemetry.snapshots import Snapshot, gather_snapshots, merged_load, serve_snapshots
+from trio_pool_serve.telemetry.snapshots import (
+    Snapshot,
+    api_process_name,
+    gather_snapshots,
+    merged_load,
+    process_usage,
+    serve_snapshots,
+)
 
 logger = logging.getLogger(__name__)
 

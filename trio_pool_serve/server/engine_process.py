@@ -11,11 +11,11 @@ from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.places.place import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, LoadFailed, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
-from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.loading.runner_loader import load_model
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
@@ -25,10 +25,15 @@ from trio_pool_serve.processes.socket_folder import BACKLOG, serve_at
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
-from trio_pool_serve.telemetry.process_usage import engine_process_name, process_usage
-from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, families_of_replica, serve_snapshots
-from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
+from trio_pool_serve.telemetry.snapshots import (
+    Snapshot,
+    engine_process_name,
+    families_of,
+    families_of_replica,
+    process_usage,
+    serve_snapshots,
+)
+from trio_pool_serve.threads.offload import Offload, limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
-from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
@@ -27,8 +27,7 @@ from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.systemd import STOPPING, notify
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
-from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
+from trio_pool_serve.threads.offload import Offload, limit_openmp_spinning, relative_niceness
 
 logger = logging.getLogger(__name__)
 

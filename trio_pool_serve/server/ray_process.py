@@ -5,8 +5,8 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.config import decode_config
-from trio_pool_serve.engine.places.place import LoadFailed
 from trio_pool_serve.engine.places.ray_places import ActorPlaces, Connected, RayJob
+from trio_pool_serve.engine.places.supervisor import LoadFailed
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable

@@ -20,10 +20,10 @@ from trio_pool_serve.errors import (
     StorageInUseError,
     UnavailableError,
 )
+from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.standard_error import StandardError
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
 from trio_pool_serve.telemetry.gauges import GAUGES, Gauges
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
 
 PREFIX = "trio_pool_serve_"

@@ -6,6 +6,7 @@ the others' snapshots.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from attrs import define
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.socket_folder import serve_at
 from trio_pool_serve.telemetry.metrics import PREFIX
@@ -87,6 +89,21 @@ def families_of_replica(families: Iterable[Family], labels: Mapping[str, str]) -
         for family in families
         if family.name in OF_REPLICA
     ]
+
+
+def process_usage() -> dict[str, float]:
+    """Return this process's id, resident memory in bytes, and seconds of CPU time since its start."""
+    return {"pid": os.getpid(), "memory_bytes": resident_bytes(), "cpu_seconds": time.process_time()}
+
+
+def api_process_name(number: int) -> str:
+    """Return the name of an API process in ``/load``."""
+    return f"api {number}"
+
+
+def engine_process_name(model: str, replica: str) -> str:
+    """Return the name of an engine process in ``/load``."""
+    return f"engine {model} {replica}"
 
 
 def own_socket(folder: Path) -> Path:

@@ -18,8 +18,7 @@ from tests.scripted_runner import described
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_list, host_places
-from trio_pool_serve.engine.places.host_list import HostList, read_hosts
-from trio_pool_serve.engine.places.host_places import HostPlace, HostPlaces
+from trio_pool_serve.engine.places.host_places import HostList, HostPlace, HostPlaces, read_hosts
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers

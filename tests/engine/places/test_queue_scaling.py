@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.engine.places.queue_scaling import (
     BUSY_OVER_S,
     FRESH_S,
@@ -21,6 +20,7 @@ from trio_pool_serve.engine.places.queue_scaling import (
     busy_seconds,
     choose_wanted,
 )
+from trio_pool_serve.engine.places.supervisor import Place, Replica
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 

@@ -15,8 +15,7 @@ from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.remote.keys import LinkRefusedError
-from trio_pool_serve.engine.remote.link import wait_silent
+from trio_pool_serve.engine.remote.link import LinkRefusedError, wait_silent
 from trio_pool_serve.engine.remote.parts import answer_frames, row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Done, Hello, Leaving, Submit, ToEngine
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError

@@ -13,17 +13,20 @@ import trio
 from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, request, until
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import engine_listener, link
-from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError, key_of_proof, proof
 from trio_pool_serve.engine.remote.link import (
     MAGIC,
     WIRE_VERSION,
     AnyGreeting,
     Challenge,
     Greeting,
+    LinkKeys,
+    LinkRefusedError,
     Proof,
     Refusal,
     answer_greeting,
     greet,
+    key_of_proof,
+    proof,
 )
 from trio_pool_serve.processes.framed_stream import FramedStream
 

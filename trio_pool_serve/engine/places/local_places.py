@@ -10,10 +10,9 @@ from attrs import define
 
 from trio_pool_serve.engine.gpus import Gpu, mps_directory
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.engine.places.place import MODULE, EngineStatus, Loaded, LoadFailed, Place
-from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, LoadFailed, Place, Supervisor
 from trio_pool_serve.processes.child_process import open_child
-from trio_pool_serve.processes.shared_array import shared_array
+from trio_pool_serve.processes.socket_folder import shared_array
 
 logger = logging.getLogger(__name__)
 

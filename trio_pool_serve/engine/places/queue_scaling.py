@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define, field
 
-from trio_pool_serve.engine.places.place import Place
-from trio_pool_serve.processes.shared_array import shared_array
+from trio_pool_serve.engine.places.supervisor import Place
+from trio_pool_serve.processes.socket_folder import shared_array
 from trio_pool_serve.telemetry.metrics import BUSY
 from trio_pool_serve.telemetry.snapshots import Snapshot
 

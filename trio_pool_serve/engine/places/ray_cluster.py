@@ -22,7 +22,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.place import MODULE, EngineJob, EngineStatus, Leave, LoadFailed
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave, LoadFailed
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
 from trio_pool_serve.processes.child_process import ChildProcess, open_child
 from trio_pool_serve.processes.large_imports import LazyModule

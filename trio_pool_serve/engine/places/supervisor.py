@@ -1,26 +1,125 @@
-"""Keeps the places of a server alive, wherever their engine processes run."""
+"""The places of a server, the messages to their engine processes, and what keeps these alive, wherever they run."""
 
 import logging
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
+import msgspec
 import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.placement import replicas_of
-from trio_pool_serve.engine.places.place import EngineJob, Place, Replica
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
-from trio_pool_serve.telemetry.process_usage import engine_process_name
-from trio_pool_serve.telemetry.snapshots import Family, Snapshot
+from trio_pool_serve.telemetry.snapshots import Family, Snapshot, engine_process_name
 
 logger = logging.getLogger(__name__)
+
+PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
+"""As reported by ``/load``. loading: its engine process is starting or draining, or will be restarted soon. ready: it
+computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
+
+
+class Replica(msgspec.Struct, array_like=True):
+    """The replica of an engine process: its number, from 0, within its model and among all engine processes."""
+
+    model: str
+    device: str
+    """The label of the device in logs and metrics."""
+    number: int
+    replicas: int
+    process: int
+    processes: int
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that distinguish it from other replicas of its model in ``/metrics``."""
+        return {"replica": str(self.number), "device": self.device}
+
+    @property
+    def name(self) -> str:
+        """The model's name, with the number of the replica if there are several."""
+        return f"{self.model}, replica {self.number}" if self.replicas > 1 else self.model
+
+
+@define(eq=False)
+class Place:
+    """The place of one replica of a model: its address, its GPU, and the history of its engine processes."""
+
+    replica: Replica
+    path: Path
+    """Path of the socket, or of the file with the address."""
+    gpu: Gpu | None
+    state: PlaceState = field(default="loading", init=False)
+    has_loaded: bool = field(default=False, init=False)
+    """Whether any of its processes has loaded the model."""
+    starts: int = field(default=0, init=False)
+    ready_at: float = field(default=math.inf, init=False)
+    """When the latest process became ready."""
+    is_wanted: bool = field(default=True, init=False)
+    """Whether there should be a process."""
+
+    def become_ready(self) -> None:
+        """Record that the process has loaded the model."""
+        self.state, self.has_loaded, self.ready_at = "ready", True, trio.current_time()
+
+    @property
+    def restarts(self) -> int:
+        """Number of processes that were started to replace one that had ended."""
+        return max(0, self.starts - 1)
+
+    def __str__(self) -> str:
+        return self.replica.name if self.gpu is None else f"{self.replica.name} on {self.gpu.label}"
+
+
+MODULE = "trio_pool_serve.server.engine_process"
+
+
+class EngineJob(msgspec.Struct, tag=True, array_like=True):
+    """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
+
+    The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
+    ``socket_folder`` contains the sockets of the server's processes; without it, snapshots are sent to the parent. If
+    ``cores`` is set, engine processes share the machine's cores through this file.
+    """
+
+    config: bytes
+    replica: Replica
+    loader: str
+    address: str = ""
+    socket_folder: str = ""
+    cores: str = ""
+    key: str = ""
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True):
+    """Message to an engine process that Ray has placed: drain and exit."""
+
+
+class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """The model is loaded: ``Runner.describe()``, and the address at which the process listens."""
+
+    description: str
+    address: str
+    pid: int
+
+
+class LoadFailed(msgspec.Struct, tag=True, array_like=True):
+    """The model cannot be loaded: the message for the user."""
+
+    message: str
+
+
+ToEngineProcess: TypeAlias = EngineJob | Leave
+
+EngineStatus: TypeAlias = Loaded | LoadFailed | Snapshot
+
 
 MAX_RESTARTS = 10
 """Maximum restarts in a row of an engine process that dies within a minute of being ready. With the pauses between them

@@ -11,8 +11,7 @@ from pathlib import Path
 import trio
 from attrs import define, frozen
 
-from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
-from trio_pool_serve.engine.remote.link import greet
+from trio_pool_serve.engine.remote.link import LinkKeys, LinkRefusedError, greet
 from trio_pool_serve.engine.remote.wire import FromEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.socket_folder import is_private

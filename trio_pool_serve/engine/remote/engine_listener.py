@@ -9,8 +9,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.remote.device_server import ApiConnection, DeviceServer
-from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
-from trio_pool_serve.engine.remote.link import answer_greeting
+from trio_pool_serve.engine.remote.link import LinkKeys, LinkRefusedError, answer_greeting
 from trio_pool_serve.engine.remote.wire import ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 

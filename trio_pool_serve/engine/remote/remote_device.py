@@ -18,8 +18,7 @@ from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
-from trio_pool_serve.engine.remote.keys import LinkRefusedError
-from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, run_link
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link
 from trio_pool_serve.engine.remote.parts import read_answers, row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,

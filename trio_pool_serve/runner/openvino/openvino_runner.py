@@ -8,13 +8,13 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.batch_rows import Rows
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
 from trio_pool_serve.runner.runner_description import RunnerDescription
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import (
     Batch,
     CopiedBatch,
