@@ -49,7 +49,7 @@ from trio_pool_serve.telemetry.snapshots import (
     process_usage,
     serve_snapshots,
 )
-from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
+from trio_pool_serve.telemetry.tracing import Tracing, is_switched_on
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Service:
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
-    tracing: Tracing | None = field(init=False, factory=open_tracing)
+    tracing: Tracing | None = field(init=False, factory=lambda: Tracing() if is_switched_on() else None)
     memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
     results: ResultCache = field(init=False)

@@ -505,13 +505,13 @@ async def test_twenty_loads_and_unloads_leave_no_task_and_no_gauge(tmp_path):
         await live.load("b")
         await live.unload("b")
         before = trio.lowlevel.current_statistics().tasks_living
-        gauges = len(live.service.metrics._live.sources)
+        gauges = len(live.service.metrics._sources)
         for _ in range(20):
             await live.load("b")
             assert (await live.embed("b")).status_code == 200
             await live.unload("b")
         assert trio.lowlevel.current_statistics().tasks_living == before
-        assert len(live.service.metrics._live.sources) == gauges
+        assert len(live.service.metrics._sources) == gauges
         assert_idle(live.service)
     assert isinstance(live.loader.runners["b"][-1], ScriptedRunner)
     assert len(live.loader.runners["b"]) == 21

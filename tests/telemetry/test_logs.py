@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_pool_serve.config import LoggingConfig
-from trio_pool_serve.telemetry.logs import AccessLog, JsonFormatter, TextFormatter, logs_json, places_of
+from trio_pool_serve.telemetry.logs import AccessLog, formatter_of, logs_json, places_of
 
 pytestmark = pytest.mark.unit
 
@@ -31,11 +31,12 @@ def record_of_a_failure() -> logging.LogRecord:
         return logging.LogRecord("a.logger", logging.ERROR, "/a/path.py", 1, "it %s", ("failed",), sys.exc_info())
 
 
-@pytest.mark.parametrize(
-    "formatter", [TextFormatter("%(levelname)s %(message)s", shows_text=False), JsonFormatter(shows_text=False)]
-)
-def test_an_error_is_logged_by_types_and_places_without_text_or_path(formatter):
-    line = formatter.format(record_of_a_failure())
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_error_is_logged_by_types_and_places_without_text_or_path_except_for_debugging(log_format):
+    debugged = formatter_of(LoggingConfig(log_format=log_format, log_level="debug")).format(record_of_a_failure())
+    assert SECRET in debugged
+    assert __file__ in debugged
+    line = formatter_of(LoggingConfig(log_format=log_format)).format(record_of_a_failure())
     assert "it failed" in line
     assert "ExceptionGroup" in line
     assert "KeyError" in line
@@ -43,13 +44,6 @@ def test_an_error_is_logged_by_types_and_places_without_text_or_path(formatter):
     assert "tests.telemetry.test_logs:20 fails" in line
     assert SECRET not in line
     assert ".py" not in line
-
-
-@pytest.mark.parametrize("formatter", [TextFormatter("%(message)s", shows_text=True), JsonFormatter(shows_text=True)])
-def test_for_debugging_all_of_an_error_is_written(formatter):
-    line = formatter.format(record_of_a_failure())
-    assert SECRET in line
-    assert __file__ in line
 
 
 def test_an_error_without_end_is_cut_off():
@@ -63,7 +57,7 @@ def test_an_error_without_end_is_cut_off():
 def test_an_event_is_one_object_or_one_line():
     record = logging.LogRecord("a.logger", logging.INFO, "/a/path.py", 1, "request", (), None)
     record.status, record.client, record.model = 200, "a\nb", None
-    written = json.loads(JsonFormatter(shows_text=False).format(record))
+    written = json.loads(formatter_of(LoggingConfig(log_format="json")).format(record))
     assert written == {
         "time": record.created,
         "level": "INFO",
@@ -74,8 +68,8 @@ def test_an_event_is_one_object_or_one_line():
         "client": "a\nb",
         "model": None,
     }
-    line = TextFormatter("%(levelname)s %(message)s", shows_text=False).format(record)
-    assert line == "INFO request status=200 client='a\\nb'"
+    line = formatter_of(LoggingConfig(log_format="text")).format(record)
+    assert line.endswith(" INFO a.logger: request status=200 client='a\\nb'")
 
 
 def test_json_is_for_whatever_is_no_terminal(monkeypatch):

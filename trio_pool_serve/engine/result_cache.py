@@ -160,7 +160,8 @@ class ModelResults:
         found = [None if key is None else self.cache.get(key) for key in keys]
         missing = [index for index, values in enumerate(found) if values is None]
         looked_up, cached = len(keys) - keys.count(None), len(keys) - len(missing)
-        timings.note_looked_up(rows=looked_up, cached=cached)
+        timings.looked_up += looked_up
+        timings.cached += cached
         if looked_up:
             self._missing_share += (1 - cached / looked_up - self._missing_share) * SHARE_WEIGHT
         for index, values in enumerate(found):

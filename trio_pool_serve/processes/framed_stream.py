@@ -44,11 +44,6 @@ MAX_PAYLOAD_BYTES = 4 * 2**30
 MAX_TEXT = 4000
 """Characters of an error message or description."""
 
-FAILURES_TO_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""Raised by msgspec for objects that msgpack cannot represent; UnicodeError is a ValueError."""
-
-FAILURES_TO_DECODE = (ValueError, RecursionError, msgspec.MsgspecError)
-
 
 def sendable(text: str) -> str:
     """Return the text as it can be sent: truncated to ``MAX_TEXT``, without lone surrogates."""
@@ -111,13 +106,13 @@ class FramedStream(Generic[Message]):
         """
         try:
             header = msgspec.msgpack.encode(message)
-        except FAILURES_TO_ENCODE as error:
+        # For objects that msgpack cannot represent; UnicodeError is a ValueError.
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise UnsendableError(f"This cannot be sent between processes: {error}") from error
         payload = sum(map(len, buffers))
         if len(header) > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES:
             raise UnsendableError(f"This is too large to be sent between processes: {len(header) + payload} bytes.")
-        prefix = PREFIX.pack(len(header), payload)
-        for piece in joined([prefix, header, *buffers]):
+        for piece in joined([PREFIX.pack(len(header), payload), header, *buffers]):
             await self._send_all(memoryview(piece))
 
     async def _send_all(self, piece: memoryview) -> None:
@@ -155,7 +150,7 @@ class FramedStream(Generic[Message]):
         try:
             # A copy: the message may keep parts of it undecoded.
             message = self._decoder.decode(bytes(memoryview(self._received)[PREFIX.size : begin]))
-        except FAILURES_TO_DECODE as error:
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             self._end(f"an invalid frame: {sendable(str(error))}")
             return None
         del self._received[: begin + payload]

@@ -21,7 +21,14 @@ BATCH_TOKENS = "batch_tokens"
 
 HISTOGRAMS = (*(f"{stage}_seconds" for stage in (*STAGES, "loop_lag")), "batch_rows", BATCH_TOKENS, "padding_waste")
 
-COUNTERS = ("requests", "request_failures", "tokens", "busy_seconds", "connections_refused")
+COUNTERS: Mapping[str, str] = {
+    "requests": "requests",
+    "failures": "request_failures",
+    "connections_refused": "connections_refused",
+    "tokens": "tokens",
+    "busy": "busy_seconds",
+}
+"""By the names of their rates in a sample."""
 
 REFUSALS = "refusals"
 """A counter by reason, the label ``of``."""
@@ -48,7 +55,7 @@ otherwise empty), and the bound of a histogram's bucket (otherwise 0).
 def _count(counted: Counted, family: Family) -> None:
     """Add a metric of a snapshot, if samples contain it."""
     name = family.name.removeprefix(PREFIX)
-    if name not in (*COUNTERS, *HISTOGRAMS, REFUSALS):
+    if name not in (*COUNTERS.values(), *HISTOGRAMS, REFUSALS):
         return
     kept = {REFUSALS: "of", BATCH_TOKENS: "model"}.get(name, "")
     for sample, labels, value in family.samples:
@@ -168,13 +175,8 @@ def sample_between(before: Totals | None, now: Totals, *, number: int, state: st
     }
     if before is not None:
         elapsed, passed = now.monotonic_s - before.monotonic_s, now.since(before)
-        rates = {name: _sum_of(passed, f"{name}_total") / elapsed for name in COUNTERS}
+        sample |= {rate: _sum_of(passed, f"{name}_total") / elapsed for rate, name in COUNTERS.items()}
         sample |= {
-            "requests": rates["requests"],
-            "failures": rates["request_failures"],
-            "connections_refused": rates["connections_refused"],
-            "tokens": rates["tokens"],
-            "busy": rates["busy_seconds"],
             "refusals": {reason: count / elapsed for reason, count in _by_label(passed, f"{REFUSALS}_total").items()},
             "stages": {stage: _median_and_p99(passed, stage) for stage in STAGES},
             "loop_lag": _median_and_p99(passed, "loop_lag"),

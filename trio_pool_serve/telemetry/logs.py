@@ -40,20 +40,13 @@ MAX_PER_PERIOD = 100
 def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = MappingProxyType({})) -> None:
     """Log to stderr in the format of ``--log-format``, with ``fields`` in every event of this process."""
     detach_standard_error()
-    shows_text = config.log_level == "debug"
-    handler: logging.Handler
-    if logs_json(config):
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter(shows_text=shows_text))
-    elif sys.stderr.isatty():
+    handler: logging.Handler = logging.StreamHandler()
+    if sys.stderr.isatty() and not logs_json(config):
         from rich.console import Console  # imported here: 30 ms, for terminals only
         from rich.logging import RichHandler
 
         handler = RichHandler(console=Console(stderr=True), show_path=False)
-        handler.setFormatter(TextFormatter("%(message)s", "[%X]", shows_text=shows_text))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", shows_text=shows_text))
+    handler.setFormatter(formatter_of(config))
 
     def add_fields(record: logging.LogRecord) -> bool:
         vars(record).update(fields)
@@ -70,43 +63,34 @@ def logs_json(config: LoggingConfig) -> bool:
     return config.log_format == "json" or (config.log_format == "auto" and not sys.stderr.isatty())
 
 
-class TextFormatter(logging.Formatter):
-    """Lines for people: the message, then the event's fields as ``name=value``.
+def formatter_of(config: LoggingConfig) -> logging.Formatter:
+    """Return the formatter of ``--log-format``; ``--log-level debug`` shows errors with messages and source lines.
 
-    Errors are formatted by ``places_of``, or with their messages and source lines if ``shows_text``.
+    JSON lines have ``time`` (seconds since the epoch), ``level``, ``logger``, ``process``, ``message``, the event's
+    fields, and for an error ``error_trace``.
     """
+    formatter: logging.Formatter
+    if logs_json(config):
+        formatter = MsgspecFormatter(
+            "%(created)s %(levelname)s %(name)s %(process)d %(message)s",
+            rename_fields={"created": "time", "levelname": "level", "name": "logger", "exc_info": "error_trace"},
+        )
+    elif sys.stderr.isatty():
+        formatter = TextFormatter("%(message)s", "[%X]")
+    else:
+        formatter = TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if config.log_level != "debug":
+        formatter.formatException = places_of  # type: ignore[assignment, method-assign]
+    return formatter
 
-    def __init__(self, fmt: str, datefmt: str | None = None, *, shows_text: bool) -> None:
-        super().__init__(fmt, datefmt)
-        self._shows_text = shows_text
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: the message, then the event's fields as ``name=value``."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
         """Return the line, without the lines of an error."""
         fields = (f" {name}={_in_one_line(value)}" for name, value in _fields_of(record).items() if value is not None)
         return super().formatMessage(record) + "".join(fields)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Return the lines of an error."""
-        return super().formatException(ei) if self._shows_text else places_of(ei)
-
-
-class JsonFormatter(MsgspecFormatter):
-    """One JSON object per line.
-
-    It has ``time`` (seconds since the epoch), ``level``, ``logger``, ``process``, ``message``, the event's fields, and
-    for an error ``error_trace``, as ``TextFormatter`` formats it.
-    """
-
-    def __init__(self, *, shows_text: bool) -> None:
-        super().__init__(
-            "%(created)s %(levelname)s %(name)s %(process)d %(message)s",
-            rename_fields={"created": "time", "levelname": "level", "name": "logger", "exc_info": "error_trace"},
-        )
-        self._shows_text = shows_text
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Return the lines of an error."""
-        return logging.Formatter.formatException(self, ei) if self._shows_text else places_of(ei)
 
 
 def places_of(exc_info: ExcInfo) -> str:

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import trio
@@ -95,35 +96,17 @@ class EngineMetrics:
     """Registers a function that returns gauges; it is called before each scrape."""
 
 
-class _LiveGauges(Collector):
-    """Gauges computed from their sources' statistics at each scrape, instead of updated at each change."""
+class Metrics(Collector):
+    """All metrics of one server. Every series is present, at zero, before the first request.
 
-    def __init__(self) -> None:
-        self.sources: list[tuple[str | None, Callable[[], Gauges]]] = []
-        self.taken: list[tuple[str | None, Gauges]] = []
-
-    def forget(self, model: str) -> None:
-        """Stop taking a model's gauges."""
-        self.sources = [(of, source) for of, source in self.sources if of != model]
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, GaugeMetricFamily] = {}
-        for model, gauges in self.taken:
-            labels = ["of"] if model is None else ["model", "of"]
-            for name, values in gauges.items():
-                if name not in families:
-                    families[name] = GaugeMetricFamily(PREFIX + name, GAUGES[name].text, labels=labels)
-                for label, value in values.items():
-                    families[name].add_metric([label] if model is None else [model, label], value)
-        return families.values()
-
-
-class Metrics:
-    """All metrics of one server. Every series is present, at zero, before the first request."""
+    Gauges are computed from their sources' statistics at each scrape, instead of updated at each change.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._live = _LiveGauges()
+        self._sources: list[tuple[str | None, Callable[[], Gauges]]] = []
+        """Of gauges, each with the model that labels them, if any."""
+        self._taken: list[tuple[str | None, Gauges]] = []
 
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
@@ -161,15 +144,15 @@ class Metrics:
             "connections_refused", "Connections refused unread: above the limits, or as the loop lags"
         )
         self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
-        self.registry.register(self._live)
+        self.registry.register(self)
 
     def of_engine(self, model: str) -> EngineMetrics:
         """Return the metrics of an engine for ``model``, which continue an earlier engine's, but not its gauges."""
-        self._live.forget(model)
+        self._forget_gauges(model)
         return EngineMetrics(
             **{name: metric.labels(model) for name, metric in self._of_models.items()},
             faults={of: self._faults.labels(model, of) for of in FAULTS},
-            add_gauges=lambda source: self._live.sources.append((model, source)),
+            add_gauges=partial(self.add_gauges, model=model),
         )
 
     def count_failure(self, error: Exception) -> None:
@@ -187,18 +170,21 @@ class Metrics:
 
     def forget(self, model: str) -> None:
         """Remove the metrics of a model that is no longer served."""
-        self._live.forget(model)
+        self._forget_gauges(model)
         for metric in self._of_models.values():
             metric.remove(model)
         for of in FAULTS:
             self._faults.remove(model, of)
+
+    def _forget_gauges(self, model: str) -> None:
+        self._sources = [(of, source) for of, source in self._sources if of != model]
 
     def add_gauges(self, source: Callable[[], Gauges], *, model: str | None = None) -> None:
         """Register ``source()``, which ``take_gauges`` calls and which returns gauges named in ``GAUGES``.
 
         With ``model``, they are labelled with its name, until ``forget`` or its next engine.
         """
-        self._live.sources.append((model, source))
+        self._sources.append((model, source))
 
     def observe_hop(self, kind: LimiterName, wait_s: float, run_s: float) -> None:
         """Observe one thread hop; the signature is that of ``Offload.observe``."""
@@ -208,7 +194,19 @@ class Metrics:
 
     def take_gauges(self) -> None:
         """Call every source of gauges. Call it on the loop, which owns the state that they read."""
-        self._live.taken = [(model, source()) for model, source in self._live.sources]
+        self._taken = [(model, source()) for model, source in self._sources]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges that were last taken; the registry calls this."""
+        families: dict[str, GaugeMetricFamily] = {}
+        for model, gauges in self._taken:
+            labels = ["of"] if model is None else ["model", "of"]
+            for name, values in gauges.items():
+                if name not in families:
+                    families[name] = GaugeMetricFamily(PREFIX + name, GAUGES[name].text, labels=labels)
+                for label, value in values.items():
+                    families[name].add_metric([label] if model is None else [model, label], value)
+        return families.values()
 
     def exposition(self) -> bytes:
         """Return the metrics in the Prometheus text format, with the gauges last taken; callable in any thread."""

@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.socket_folder import serve_at
+from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,14 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
         )
         for metric in registry.collect()
     ]
+
+
+def gauge_family(name: str, samples: Iterable[tuple[dict[str, str], float]]) -> Family:
+    """Return one of ``GAUGES`` with its samples, each with its labels."""
+    full_name = PREFIX + name
+    return Family(
+        full_name, GAUGES[name].text, "gauge", [(full_name, labels, float(value)) for labels, value in samples]
+    )
 
 
 def families_of_replica(families: Iterable[Family], labels: Mapping[str, str]) -> list[Family]:

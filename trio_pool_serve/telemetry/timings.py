@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 
 @define(eq=False)
@@ -16,7 +16,10 @@ class RequestTimings:
 
     waited_s: float = 0.0
     """From the request's arrival until the server read it, as far as known, and until it was decoded in a thread."""
-    started: float = field(init=False)
+    started: float = field(
+        init=False, default=Factory(lambda self: time.perf_counter() - self.waited_s, takes_self=True)
+    )
+    """When it arrived."""
     rows: int = 0
     tokens: int = 0
     """Tokens of the rendered rows."""
@@ -31,10 +34,6 @@ class RequestTimings:
     """Rows that were looked up in the cache of results."""
     cached: int = 0
     """Rows that were found there."""
-
-    @started.default
-    def _when_it_arrived(self) -> float:
-        return time.perf_counter() - self.waited_s
 
     @property
     def total_s(self) -> float:
@@ -53,11 +52,6 @@ class RequestTimings:
         self.queue_s = max(self.queue_s, queue_s)
         self.forward_s = max(self.forward_s, forward_s)
         self.copy_s = max(self.copy_s, copy_s)
-
-    def note_looked_up(self, *, rows: int, cached: int) -> None:
-        """Count rows that were looked up in the cache of results, and rows that were found there."""
-        self.looked_up += rows
-        self.cached += cached
 
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage by its name."""

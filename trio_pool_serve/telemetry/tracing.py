@@ -31,17 +31,11 @@ NAMES: Mapping[str, str] = {
 Names that begin with ``gen_ai.`` are still in development there, and change: only this module uses them.
 """
 
-DURATION = f"{OWN}duration_ms"
-"""Attribute of a stage's event."""
-
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's environment variables, each of which switches traces on; the exporter reads them."""
 
 FLUSH_S = 3.0
 """Seconds within which the last spans must be sent when the server ends."""
-
-SERVICE_NAME = "trio-pool-serve"
-"""The default of ``OTEL_SERVICE_NAME``."""
 
 
 def is_switched_on() -> bool:
@@ -51,11 +45,6 @@ def is_switched_on() -> bool:
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         raise ValueError("Traces (OTEL_EXPORTER_OTLP_ENDPOINT) need trio-pool-serve[otel].")
     return True
-
-
-def open_tracing() -> "Tracing | None":
-    """Return the tracing of requests, ``None`` if it is off. Raises as ``is_switched_on``."""
-    return Tracing() if is_switched_on() else None
 
 
 @define(eq=False)
@@ -78,7 +67,7 @@ class Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": SERVICE_NAME}
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "trio-pool-serve"}
         # ``run`` flushes; the SDK's own flush at exit has no time limit.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -114,7 +103,7 @@ class Tracing:
             span.set_attributes({name: event[field] for field, name in NAMES.items() if event.get(field) is not None})
             now = time.time_ns()
             for name, seconds in stages.items():
-                span.add_event(name, {DURATION: seconds * 1e3}, now)
+                span.add_event(name, {f"{OWN}duration_ms": seconds * 1e3}, now)
             if event["outcome"] in ("failed", "deadline", "cancelled"):
                 span.set_status(Status(StatusCode.ERROR))
         span.end()

@@ -73,7 +73,9 @@ class ClientTurns:
             if turn.is_set():
                 self.pass_on(client)
             else:
-                self._withdraw(client, turn)
+                self._waiting[client].remove(turn)
+                if not self._waiting[client]:
+                    del self._waiting[client]
             raise
 
     def pass_on(self, client: int) -> None:
@@ -92,12 +94,6 @@ class ClientTurns:
             self._waiting[following] = queue
         self._working[following] += 1
         turn.set()
-
-    def _withdraw(self, client: int, turn: trio.Event) -> None:
-        queue = self._waiting[client]
-        queue.remove(turn)
-        if not queue:
-            del self._waiting[client]
 
 
 @frozen(eq=False)

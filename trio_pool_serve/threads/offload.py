@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import outcome
@@ -116,14 +116,15 @@ class Offload:
     _rendering: ClientTurns = field(init=False)
     _decoding: ClientTurns = field(init=False)
     """Turns for entering ``_rendering``: a client's prompts do not wait for all of its bodies."""
-    _preparing: ClientTurns = field(init=False)
+    preparing: ClientTurns = field(init=False)
+    """Turns for preparing one image."""
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
     def __attrs_post_init__(self) -> None:
         self._rendering = ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
         self._decoding = ClientTurns(sys.maxsize, self.render + 1)
-        self._preparing = ClientTurns(self.media, self.media)
+        self.preparing = ClientTurns(self.media, self.media)
         capacities = CAPACITIES | {
             "render": self.render,
             "media": self.media + 1,  # short work does not wait for an image
@@ -215,9 +216,15 @@ class Offload:
         self.undecoded.note_done(client)
         return decoded
 
-    def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
-        """Return a context for preparing one image in a client's turn. Cancellation: at once while waiting."""
-        return self._preparing.turn(client)
+    async def reload(self, what: str, read: Callable[[], object]) -> None:
+        """Call ``read()``, which reads the files of a setting again. If that fails, log it: the old ones are kept.
+
+        Cancellation: at once; the old ones are kept.
+        """
+        try:
+            await self.run("load", read)
+        except (OSError, ValueError) as error:
+            logger.error("reloading the %s failed, the old ones are kept: %s", what, error)  # noqa: TRY400  (the message says it all)
 
     def note_launch(self) -> None:
         """Apply the present value of ``launch`` to its limiter."""
@@ -233,7 +240,7 @@ class Offload:
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
         """Return the use of each limiter; tasks that wait for their client's turn count as waiting."""
-        turns = {"render": self._rendering.waiting + self._decoding.waiting, "media": self._preparing.waiting}
+        turns = {"render": self._rendering.waiting + self._decoding.waiting, "media": self.preparing.waiting}
         return {
             kind: LimiterStatistics(
                 capacity=int(stats.total_tokens),

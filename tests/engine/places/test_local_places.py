@@ -177,9 +177,11 @@ async def test_replicas_that_share_a_gpu_are_said_to_take_turns_or_not(machine, 
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(machine.sockets))
     if daemon:
         os.mkfifo(machine.sockets / "control")
-    machine.make()._log_placement()
+    with trio.move_on_after(0):  # before a process starts
+        await machine.make().run()
     assert "on each GPU" not in caplog.text
-    machine.make(replicas=9)._log_placement()
+    with trio.move_on_after(0):
+        await machine.make(replicas=9).run()
     assert ("concurrently" in caplog.text) == daemon
     assert ("take turns" in caplog.text) != daemon
     assert f"{LABELS[0]} (GPU 0, NVIDIA H100 80GB HBM3): m, replica 0; m, replica 8" in caplog.text

@@ -19,8 +19,7 @@ from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
 from trio_pool_serve.storage.file_digests import ModelDigest
 from trio_pool_serve.telemetry.gauges import GAUGES
-from trio_pool_serve.telemetry.metrics import PREFIX
-from trio_pool_serve.telemetry.snapshots import Family
+from trio_pool_serve.telemetry.snapshots import Family, gauge_family
 
 logger = logging.getLogger(__name__)
 
@@ -326,10 +325,6 @@ class HostPlaces:
 
     def families(self) -> list[Family]:
         """Return the metrics of the links of this process."""
-        name = f"{PREFIX}link"
-        links = Family(name, GAUGES["link"].text, "gauge", [])
-        for place in self.places.values():
-            told = place.described() | {"connected": place.link.hello is not None}
-            for of in ("connected", "waiting_rows", "waiting_tokens", "losses"):
-                links.samples.append((name, {"address": told["address"], "of": of}, float(told[of])))
-        return [links]
+        told = [place.described() | {"connected": place.link.hello is not None} for place in self.places.values()]
+        samples = [({"address": each["address"], "of": of}, each[of]) for each in told for of in GAUGES["link"].of]
+        return [gauge_family("link", samples)]

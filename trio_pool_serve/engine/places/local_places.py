@@ -38,10 +38,6 @@ class LocalPlaces(Supervisor):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """As ``Supervisor.run``; ``started`` at once. Cancellation: as there."""
-        self._log_placement()
-        await super().run(task_status=task_status)
-
-    def _log_placement(self) -> None:
         for gpu in self.gpus:
             names = [place.replica.name for place in self.places if place.gpu == gpu]
             if names:
@@ -52,6 +48,7 @@ class LocalPlaces(Supervisor):
                 logger.info("replicas take turns on each GPU: there is no MPS control daemon")
             else:
                 logger.info("replicas compute concurrently on each GPU, by the MPS control daemon at %s", directory)
+        await super().run(task_status=task_status)
 
     async def _live(self, place: Place) -> tuple[str, str]:
         folder, device = self.socket_folder, self.config.loading.device
@@ -67,18 +64,12 @@ class LocalPlaces(Supervisor):
                 logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
                 place.become_ready()
             end = await child.wait()
-        self._release_cores(place)
+        # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
+        # start soon.
+        with suppress(OSError):  # the folder may have been removed
+            shared_array(folder / CORES, place.replica.processes)[place.replica.process] = -math.inf
         if isinstance(status, LoadFailed):
             return end, status.message
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
         return end, "" if place.has_loaded or was_killed else f"The engine process of {place} has {end}."
-
-    def _release_cores(self, place: Place) -> None:
-        """Record that an ended process does not compute, so that its share of the cores goes to others.
-
-        Its successor may not start soon.
-        """
-        with suppress(OSError):  # the folder may have been removed
-            cores = shared_array(self.socket_folder / CORES, place.replica.processes)
-            cores[place.replica.process] = -math.inf

@@ -96,9 +96,11 @@ class RayCluster:
         Raises ``PoolServeError``. Cancellation: after the call.
         """
         selectors = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
-        bundles = [resources_of(self.config)]
-        make = partial(ray.util.placement_group, bundles, strategy="SPREAD", bundle_label_selector=selectors)
-        return await self.in_thread(make)
+        return await self.in_thread(
+            lambda: ray.util.placement_group(
+                [resources_of(self.config)], strategy="SPREAD", bundle_label_selector=selectors
+            )
+        )
 
     async def start(self, group: Any) -> Any:
         """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
@@ -201,8 +203,7 @@ class EngineActor:
 
     def node(self) -> str:
         """Return the id of the node."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(self, job: EngineJob) -> tuple[str, str]:
         """Run an engine process; return how it ended, and why its model could not be loaded, if so.

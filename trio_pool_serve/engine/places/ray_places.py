@@ -171,8 +171,9 @@ class ActorPlaces(Supervisor):
                 new = place.path.with_suffix(".new")
                 new.write_text(status.address)
                 new.replace(place.path)
-                where = f"engine process {status.pid} at {status.address}"
-                logger.info("%s is ready: %s: %s", where, place, status.description)
+                logger.info(
+                    "engine process %d at %s is ready: %s: %s", status.pid, status.address, place, status.description
+                )
 
     async def _end_unwanted(self, place: Place, life: Life, scope: trio.CancelScope) -> None:
         """End an engine process that is not wanted any more, after it has computed its rows."""
@@ -203,8 +204,9 @@ class ActorPlaces(Supervisor):
             before, waiting_s = scaling.wanted, queue.longest
             states = [place.state for place in places if place.is_wanted]
             busy = sum(self._lives[place].busy.share for place in places if place.is_wanted and place.state == "ready")
-            ready, loading = states.count("ready"), states.count("loading")
-            wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=ready, loading=loading)
+            wanted = scaling.update(
+                trio.current_time(), waiting_s, busy, ready=states.count("ready"), loading=states.count("loading")
+            )
             if wanted != before:
                 told = f"{wanted} replicas in place of {before}: {waiting_s:.1f} s in the queue, {busy:.1f} busy"
                 logger.info("%s: %s", name, told)

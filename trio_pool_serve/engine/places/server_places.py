@@ -1,6 +1,5 @@
 """All places of a server as seen by one API process: on this machine, on hosts, and on the nodes of a Ray cluster."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -23,8 +22,6 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 from trio_pool_serve.threads.offload import Offload
-
-logger = logging.getLogger(__name__)
 
 
 def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor | RayPlacement:
@@ -106,12 +103,8 @@ class ServerPlaces:
 
     async def reload(self, offload: Offload) -> None:
         """Reload the hosts and their keys. Cancellation: at once; the old ones are kept."""
-        if self.hosts is None:
-            return
-        try:
-            await offload.run("load", self.hosts.read)
-        except (OSError, ValueError) as error:
-            logger.error("reloading the hosts failed, the old ones are kept: %s", error)  # noqa: TRY400  (the message says it all)
+        if self.hosts is not None:
+            await offload.reload("hosts", self.hosts.read)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the states of the engine processes that this process keeps alive."""

@@ -15,9 +15,7 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import RestartBackoff
-from trio_pool_serve.telemetry.gauges import GAUGES
-from trio_pool_serve.telemetry.metrics import PREFIX
-from trio_pool_serve.telemetry.snapshots import Family, Snapshot, engine_process_name
+from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family
 
 logger = logging.getLogger(__name__)
 
@@ -233,8 +231,7 @@ class Supervisor(ABC):
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, for ``/load`` and ``/metrics``."""
-        name, load, processes = f"{PREFIX}replica", dict[str, Any](), dict[str, Any]()
-        gauges = Family(name, GAUGES["replica"].text, "gauge", [])
+        load, processes, samples = dict[str, Any](), dict[str, Any](), list[tuple[dict[str, str], float]]()
         for place in self.places:
             if not place.is_wanted:
                 continue
@@ -244,5 +241,5 @@ class Supervisor(ABC):
             replicas[labels["replica"]] = {"device": labels["device"], **told}
             processes[engine_process_name(model, labels["replica"])] = told
             for of, value in (("failed", place.state == "failed"), ("restarts", place.restarts)):
-                gauges.samples.append((name, {"model": model, "of": of, **labels}, float(value)))
-        return Snapshot([gauges], {"models": load, "processes": processes})
+                samples.append(({"model": model, "of": of, **labels}, value))
+        return Snapshot([gauge_family("replica", samples)], {"models": load, "processes": processes})

@@ -130,9 +130,14 @@ def file_connector(path: Path, keys: LinkKeys) -> Connector:
 
 def host_connector(address: HostAddress, keys: LinkKeys, timeout_s: float = LINK_TIMEOUT_S) -> Connector:
     """Return a connector to an engine on a host."""
-    loss = f"The connection to the engine at {address} is lost."
-    pauses_s = (0.1, 0.2, 0.5, 1.0, 2.0)
-    return Connector(str(address), partial(_open_tcp_stream, address), keys, timeout_s, pauses_s, loss)
+    return Connector(
+        str(address),
+        partial(_open_tcp_stream, address),
+        keys,
+        timeout_s,
+        pauses_s=(0.1, 0.2, 0.5, 1.0, 2.0),
+        loss=f"The connection to the engine at {address} is lost.",
+    )
 
 
 async def _open_tcp_stream(address: HostAddress) -> trio.SocketStream:

@@ -253,8 +253,11 @@ class ApiConnection:
         If an engine process is silent, its event loop does not run, and the API process sends rows elsewhere.
         """
         server = self.server
-        within_stall_s = server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT
-        heartbeat_s = min(HEARTBEAT_S, within_stall_s, self.timeout_s / HEARTBEATS_IN_TIMEOUT)
+        heartbeat_s = min(
+            HEARTBEAT_S,
+            server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
+            self.timeout_s / HEARTBEATS_IN_TIMEOUT,
+        )
         await self.stream.send(server.hello())
         while True:
             with trio.move_on_after(heartbeat_s):

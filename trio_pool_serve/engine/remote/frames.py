@@ -202,7 +202,7 @@ class ReceivedPart:
     ids: list[int]
     _taken: int = field(default=0, init=False)
 
-    def decode(self, kind: Any) -> Any:
+    def decode(self, kind: type[T]) -> T:
         """Return the content as a ``kind``. Raises what msgspec raises.
 
         Raises ``ValueError`` if arrays are invalid or incomplete, or if the content is larger than any that is sent,
@@ -213,7 +213,7 @@ class ReceivedPart:
             raise ValueError(f"{nbytes} bytes for {len(self.ids)} rows are too many")
         return msgspec.msgpack.decode(self.content, type=kind, dec_hook=self._next_array)
 
-    def convert(self, fields: Any, kind: Any) -> Any:
+    def convert(self, fields: Any, kind: type[T]) -> T:
         """Return fields that ``decode`` has left unconverted as a ``kind``, with the next arrays. Raises likewise."""
         return msgspec.convert(fields, kind, dec_hook=self._next_array)
 

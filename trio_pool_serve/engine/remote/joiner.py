@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
 from typing import ClassVar
 
-from attrs import define, field
+from attrs import Factory, define, field
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
@@ -32,14 +32,11 @@ class SentBatch:
     """Called with entries that are finished, have failed or are withdrawn."""
     rows: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
     """The waiting rows."""
-    arriving: int = field(init=False)
+    arriving: int = field(init=False, default=Factory(lambda self: self.facts.rows, takes_self=True))
     """Number of rows that have not arrived yet."""
-    left: int = field(init=False)
+    left: int = field(init=False, default=Factory(lambda self: self.facts.rows, takes_self=True))
     """Number of rows that are neither settled nor withdrawn, including rows that have not arrived."""
     device_s: float = field(init=False, default=0.0)
-
-    def __attrs_post_init__(self) -> None:
-        self.arriving = self.left = self.facts.rows
 
     def settle(self, entries: Sequence[QueueEntry]) -> None:
         """Count entries as settled or withdrawn, and pass them on."""

@@ -26,7 +26,6 @@ from attrs import define
 import trio_pool_serve
 from trio_pool_serve.engine.remote.wire import FromEngine, ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
 
@@ -127,13 +126,6 @@ class LinkKeys:
             )
         self.keys = keys
 
-    async def reload(self, offload: Offload) -> None:
-        """Read the file again; if that fails, log it and keep the keys. Cancellation: at once; the keys are kept."""
-        try:
-            await offload.run("load", self.read)
-        except (OSError, ValueError) as error:
-            logger.error("reloading the keys failed, the old ones are kept: %s", error)  # noqa: TRY400  (the message says it all)
-
 
 def proof(key: bytes, end: str, transcript: bytes) -> bytes:
     """Return a proof of holding ``key``: HMAC-SHA256 (RFC 2104) of the name of the ``end`` and the greeting.
@@ -145,13 +137,11 @@ def proof(key: bytes, end: str, transcript: bytes) -> bytes:
 
 def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: bytes) -> bytes:
     """Return the key with which the other end made its proof. Raises ``LinkRefusedError`` if it is none of ``keys``."""
-    found = None
-    for key in keys:  # all of them, so that the time reveals nothing
-        if hmac.compare_digest(proof(key, end, transcript), shown):
-            found = key
-    if found is None:
+    # All keys are compared, so that the time reveals nothing.
+    found = [key for key in keys if hmac.compare_digest(proof(key, end, transcript), shown)]
+    if not found:
         raise LinkRefusedError("the keys of the two ends differ")
-    return found
+    return found[0]
 
 
 WIRE_VERSION = 7
@@ -168,8 +158,6 @@ GREETING_TIMEOUT_S = 5.0
 
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
-
-Received = TypeVar("Received")
 
 
 class Greeting(msgspec.Struct, tag=True, array_like=True):
@@ -285,7 +273,7 @@ def _limited(who: str) -> Iterator[None]:
         raise LinkRefusedError(f"{who} has not finished its greeting in {GREETING_TIMEOUT_S:g} s")
 
 
-async def _receive(stream: FramedStream[AnyGreeting], kind: type[Received]) -> Received:
+async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message]) -> Message:
     received = await stream.receive()
     if received is None:
         if stream.invalid_frame:

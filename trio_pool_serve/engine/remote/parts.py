@@ -114,7 +114,7 @@ def read_rows(part: ReceivedPart, planned: PlannedBatch | None = None) -> list[P
     Raises ``UnsendableError``.
     """
     try:
-        rows: Rows = part.decode(Rows)
+        rows = part.decode(Rows)
         if len(rows.lengths) != len(part.ids):
             raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
         prompts = _prompts(rows)
@@ -167,8 +167,7 @@ def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
 def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
     if name not in PoolingParams.by_name:
         raise LookupError(f"no module that is imported here defines the params {name}")
-    param: PoolingParams = part.convert(fields, PoolingParams.by_name[name])
-    return param
+    return part.convert(fields, PoolingParams.by_name[name])
 
 
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
@@ -252,7 +251,7 @@ def read_answers(part: ReceivedPart) -> tuple[Outputs, Sequence[tuple[PooledValu
     the payload's memory.
     """
     try:
-        outputs: Outputs = part.decode(Outputs)
+        outputs = part.decode(Outputs)
         columns = [_read_values(values) for values in outputs.values]
         rows = [*zip(*columns, strict=True)] if columns else [()] * len(part.ids)
         if len(rows) != len(part.ids):

@@ -261,15 +261,24 @@ class RemoteDevice(Device):
             logger.error("a row failed: %s", error)
             self._fail_rows([number], error)
         if batch.is_planned and refused:
-            other = BatchFailedError(f"Another input of the batch has failed: {next(iter(refused.values()))}")
-            self._fail_rows([number for number, _ in rows], other)
+            self._fail_rows(
+                [number for number, _ in rows],
+                BatchFailedError(f"Another input of the batch has failed: {next(iter(refused.values()))}"),
+            )
             frames.clear()
         if not frames:
             self.dispatcher.free(self, batch)
             return
-        first, left = batch.entries[0], len(rows) - len(refused)
-        about = (first.key, first.request.rank, self._queue_state(), batch.is_planned, batch.is_suspect)
-        facts = BatchFacts(first.number, left, *about)
+        first = batch.entries[0]
+        facts = BatchFacts(
+            first.number,
+            len(rows) - len(refused),
+            first.key,
+            first.request.rank,
+            self._queue_state(),
+            batch.is_planned,
+            batch.is_suspect,
+        )
         for frame in frames:
             await self._stream.send(Submit(frame.parts, facts), frame.buffers)
 
@@ -304,19 +313,20 @@ class RemoteDevice(Device):
         with trio.CancelScope(shield=True):  # at most one frame of rows, which no longer belong to the connection
             await deliver(outcomes)
         for batch in done:
-            numbers = [entry.number for entry in batch.entries]
-            self._fail_rows(numbers, BatchFailedError("The engine process has not computed this input."))
+            self._fail_rows(
+                [entry.number for entry in batch.entries],
+                BatchFailedError("The engine process has not computed this input."),
+            )
         if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
             self.say_admitted()
 
-    def _outcomes_of(self, part: ReceivedPart) -> list[Outcome]:
-        """Return the outputs of a part's rows that are still waited for; fail rows that have none."""
-        outcomes = list[Outcome]()
+    def _outcomes_of(self, part: ReceivedPart) -> Iterator[Outcome]:
+        """Yield the outputs of a part's rows that are still waited for; fail rows that have none."""
         try:
             outputs, rows = read_answers(part)
         except PoolServeError as error:
             self._fail_rows(part.ids, error)
-            return outcomes
+            return
         entries = [self._waiting.pop(number, None) for number in part.ids]
         forward_s, copy_s = outputs.forward_s, outputs.copy_s
         launched = self._answered_at - forward_s - copy_s
@@ -325,5 +335,4 @@ class RemoteDevice(Device):
                 entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
             elif entry is not None:
                 queue_s = max(outputs.queue_s, launched - entry.queued_at)
-                outcomes.append((entry, PoolingOutput(values, queue_s, forward_s, copy_s)))
-        return outcomes
+                yield entry, PoolingOutput(values, queue_s, forward_s, copy_s)

@@ -51,8 +51,9 @@ class RemoteWorkers:
     """The values of all ready device servers."""
 
     def __attrs_post_init__(self) -> None:
-        stall_timeout_s = self.config.stall_timeout_s
-        self.links = [RemoteDevice(each, self.add_ready, self.lose, stall_timeout_s) for each in self.connectors]
+        self.links = [
+            RemoteDevice(each, self.add_ready, self.lose, self.config.stall_timeout_s) for each in self.connectors
+        ]
 
     async def run(self) -> None:
         """Connect, and give batches to ready links, until cancelled. Cancellation: at once; all rows fail."""
@@ -136,8 +137,9 @@ class RemoteWorkers:
 
     def statistics(self) -> LinkStatistics:
         """Return the state and the rows that wait in this process, without admitted requests."""
-        silent = [str(number) for number, link in enumerate(self.links) if link.stall_reason]
-        replicas: dict[str, dict[str, EngineState]] = {number: {"state": "stalled"} for number in silent}
+        replicas: dict[str, dict[str, EngineState]] = {
+            str(number): {"state": "stalled"} for number, link in enumerate(self.links) if link.stall_reason
+        }
         return LinkStatistics(self.state, len(self.queue), self.queue.tokens, replicas=replicas)
 
 
@@ -145,5 +147,4 @@ def _facts_of(hello: Hello) -> DeviceFacts:
     probe = None
     if hello.probe is not None and (kind := PoolingParams.by_name.get(hello.probe[1])) is not None:
         probe = PoolingRequest(RenderedPrompt(np.array(hello.probe[0], np.int32)), (kind(),))
-    sizes = hello.dimensions, hello.embeds_width, hello.max_batch_tokens
-    return DeviceFacts(*sizes, hello.cosine_with_float32, probe)
+    return DeviceFacts(hello.dimensions, hello.embeds_width, hello.max_batch_tokens, hello.cosine_with_float32, probe)

@@ -76,7 +76,7 @@ class MediaLoader:
 
         Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
         """
-        async with self.offload.preparing(client.number):
+        async with self.offload.preparing.turn(client.number):
             image = await self._in_thread(partial(self._read, part))
 
             async def prepare() -> ImageFeatures:
