@@ -158,7 +158,7 @@ class Service:
             self.places,
         )
         owns_engines = self.socket_folder is None or self._own_socket_folder is not None
-        self.models = ServedModels(self.config, maker, owns_engines, lambda: self.on_loaded())
+        self.models = ServedModels(maker, owns_engines, lambda: self.on_loaded())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
@@ -254,7 +254,6 @@ class Service:
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""
         self.metrics.take_gauges()
-        own_name = "server" if self.models.owns_engines else api_process_name(self.api_worker)
         load = {
             "server_load": self.running_tasks,
             "models": {name: served.reported_load for name, served in self.served.items()},
@@ -262,7 +261,7 @@ class Service:
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             **self._shared_statistics(),
             "request_memory_bytes": self.memory.held_bytes,
-            "processes": {own_name: process_usage()},
+            "processes": {"server" if self.models.owns_engines else api_process_name(self.api_worker): process_usage()},
         }
         links = [] if self.places is None else self.places.families()
         return Snapshot([*families_of(self.metrics.registry), *links], load)
@@ -282,9 +281,10 @@ class Service:
         return {name: attrs.asdict(record) for name, record in statistics.items()}
 
     def _gauges(self) -> Gauges:
-        workers = {name: processes.statistics() for name, processes in self.processes.items()}
         return {
-            **thread_gauges(self.offload.statistics(), workers),
+            **thread_gauges(
+                self.offload.statistics(), {name: workers.statistics() for name, workers in self.processes.items()}
+            ),
             **self._shared_statistics(),
             "request_memory_bytes": {"all": self.memory.held_bytes},
             "request_memory_limit_bytes": {"all": self.memory.max_bytes},

@@ -73,8 +73,12 @@ class Engine:
 
     def statistics(self) -> QueueStatistics:
         """Return the engine's state and load, as far as this process knows them."""
-        tokens, waiting_s = self.admission.tokens, self.admission.waiting_s
-        return evolve(self.worker.statistics(), state=self.state, admitted_tokens=tokens, waiting_s=waiting_s)
+        return evolve(
+            self.worker.statistics(),
+            state=self.state,
+            admitted_tokens=self.admission.tokens,
+            waiting_s=self.admission.waiting_s,
+        )
 
     async def submit(self, request: PoolingRequest) -> PoolingOutput:
         """Compute one row. Raises and is cancelled as ``submit_all``."""
@@ -147,5 +151,4 @@ class Engine:
             raise EngineLoadingError(self.worker.loading_message)
 
     def __repr__(self) -> str:
-        in_flight = len(self.dispatcher.in_flight)
-        return f"<Engine {self.state}, {self.scheduler!r}, {in_flight} batches in flight>"
+        return f"<Engine {self.state}, {self.scheduler!r}, {len(self.dispatcher.in_flight)} batches in flight>"

@@ -67,14 +67,16 @@ class EngineStatistics(QueueStatistics):
 
     def gauges(self) -> dict[str, dict[str, float]]:
         """Return what the engine's metrics have of it."""
-        device = {
-            "ready": float(self.state == "ready"),
-            "stalled": float(self.state == "stalled"),
-            "in_flight_batches": self.in_flight_batches,
-            "oldest_in_flight_seconds": self.oldest_in_flight_s,
-            "batch_token_budget": self.batch_token_budget,
+        return {
+            "engine": {
+                **super().gauges()["engine"],
+                "ready": float(self.state == "ready"),
+                "stalled": float(self.state == "stalled"),
+                "in_flight_batches": self.in_flight_batches,
+                "oldest_in_flight_seconds": self.oldest_in_flight_s,
+                "batch_token_budget": self.batch_token_budget,
+            }
         }
-        return {"engine": super().gauges()["engine"] | device}
 
 
 @define

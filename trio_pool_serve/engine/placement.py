@@ -69,8 +69,7 @@ def idle_launches_of(config: Config, processes: int = 1) -> int:
 
 def with_replicas(config: Config, gpus: int) -> Config:
     """Return the settings with ``--replicas`` set, so that no other process needs to look for the GPUs."""
-    replicas = replicas_of(config, max(1, gpus))
-    return evolve(config, processes=evolve(config.processes, replicas=replicas))
+    return evolve(config, processes=evolve(config.processes, replicas=replicas_of(config, max(1, gpus))))
 
 
 def default_placement(config: Config, *, reads_images: bool, cores: int | None = None) -> Placement:

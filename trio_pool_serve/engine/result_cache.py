@@ -106,8 +106,7 @@ class ResultCache:
 
 
 def _nbytes_of(values: Sequence[PooledValue]) -> int:
-    arrays = [array for value in values for array in _arrays_of(value)]
-    return ENTRY_BYTES + sum(ARRAY_BYTES + array.nbytes for array in arrays)
+    return ENTRY_BYTES + sum(ARRAY_BYTES + array.nbytes for value in values for array in _arrays_of(value))
 
 
 def _arrays_of(value: PooledValue) -> tuple[np.ndarray, ...]:

@@ -277,8 +277,7 @@ class Scheduler:
             most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
 
         def distance(waiting: QueueClass) -> tuple[int, int, int]:
-            urgency = waiting.priority - most_urgent[waiting.client]
-            return waiting.rank, urgency, abs(waiting.length - opening.length)
+            return waiting.rank, waiting.priority - most_urgent[waiting.client], abs(waiting.length - opening.length)
 
         taken: list[QueueEntry] = []
         for _, nearest in itertools.groupby(sorted(classes, key=distance), distance):

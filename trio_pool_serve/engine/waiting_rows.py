@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from attrs import Factory, define, field
 
@@ -13,9 +12,6 @@ FAIRNESS = 8
 
 SHORT_TOKENS = 256
 """Maximum tokens of a short row. A row is long work if more tokens of its group wait up to and including it."""
-
-ClassKey: TypeAlias = tuple[int, int, int, int, str]
-"""Rank, priority, length class, wait and batch key."""
 
 
 @define(eq=False)
@@ -28,7 +24,8 @@ class WaitingClient:
     number: int
     turn: int
     virtual_time: int
-    classes: "dict[ClassKey, QueueClass]" = field(init=False, factory=dict)
+    classes: "dict[tuple[int, int, int, int, str], QueueClass]" = field(init=False, factory=dict)
+    """By rank, priority, length class, wait and batch key."""
 
     @property
     def rank(self) -> int:

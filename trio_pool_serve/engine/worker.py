@@ -101,10 +101,6 @@ class Worker:
     def note_admitted(self) -> None:
         """Do nothing: the device is not shared with other processes."""
 
-    async def wait_ready(self) -> None:
-        """Wait until the model is loaded. Raises ``EngineDeadError`` if it cannot be. Cancellation: at once."""
-        await self.dispatcher.wait_ready()
-
     @property
     def takes_rows(self) -> bool:
         """Whether the model is loaded."""
@@ -149,8 +145,13 @@ class Worker:
     def facts(self) -> DeviceFacts:
         """Facts about the loaded model."""
         runner = self.loaded
-        sizes = runner.dimensions, runner.embeds_width, self.budget.max_tokens
-        return DeviceFacts(*sizes, runner.cosine_with_float32, runner.probe_request)
+        return DeviceFacts(
+            runner.dimensions,
+            runner.embeds_width,
+            self.budget.max_tokens,
+            runner.cosine_with_float32,
+            runner.probe_request,
+        )
 
     async def _load(self) -> "list[LaunchThread]":
         runner = self.runner = await self.run_in_thread("load", self.memory.measured()(self.load))
@@ -199,8 +200,9 @@ class Worker:
             except BaseException as error:
                 raise RunnerDeadError(f"the runner raised {error!r}") from error
 
-        lowers_priority = kind == "load" or not self.loaded.has_own_threads
-        return await self.offload.run(kind, contained, lowers_priority=lowers_priority)
+        return await self.offload.run(
+            kind, contained, lowers_priority=kind == "load" or not self.loaded.has_own_threads
+        )
 
     async def return_memory(self) -> None:
         """Return freed memory between two batches, so that no batch waits for the heap. Cancellation: at once."""

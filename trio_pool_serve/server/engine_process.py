@@ -83,7 +83,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
     async def serve(listeners: list[trio.SocketListener]) -> None:
-        await engine.worker.wait_ready()  # connections wait until then
+        await engine.worker.dispatcher.wait_ready()  # connections wait until then
         await trio.serve_listeners(engine.serve, listeners)
 
     try:
@@ -95,7 +95,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 if not job.key:
                     await nursery.start(serve_at, Path(job.address), serve)
                 nursery.start_soon(engine.worker.run)
-                await engine.worker.wait_ready()
+                await engine.worker.dispatcher.wait_ready()
                 freeze_objects()
                 address, listeners = job.address, list[trio.SocketListener]()
                 if job.key:

@@ -94,8 +94,11 @@ class ModelMaker:
         Raises ``ModelLoadError``.
         """
         config, folder = self.config, self.read_folder(source)
-        cache = ModelCache.of(source.loading.cache_dir)
-        tokenizer = load_tokenizer(folder, trust_remote_code=source.loading.trust_remote_code, cache=cache)
+        tokenizer = load_tokenizer(
+            folder,
+            trust_remote_code=source.loading.trust_remote_code,
+            cache=ModelCache.of(source.loading.cache_dir),
+        )
         templates = ChatTemplates(
             self.processes["template"], self.processes.get("client_template", self.processes["template"]), self.offload
         )
@@ -113,9 +116,8 @@ class ModelMaker:
 
     def make_model(self, served: ServedModel, folder: AnyModelFolder, renderer: Renderer) -> Model:
         """Return the ``Model`` for requests. Its engine must be ready."""
-        config = self.config
         renderer.embeds_format = embeds_format_of(
-            folder, served.engine.facts.embeds_width, enabled=config.input.enable_prompt_embeds
+            folder, served.engine.facts.embeds_width, enabled=self.config.input.enable_prompt_embeds
         )
         return Model(
             served.source.name,

@@ -7,7 +7,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import ANY_NAME, Config, ModelSource
+from trio_pool_serve.config import ANY_NAME, ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
@@ -43,7 +43,6 @@ class ServedModels:
     no other model. An engine that dies after its model was loaded ends the service.
     """
 
-    config: Config
     maker: ModelMaker
     owns_engines: bool
     """Whether this is the server's only API process."""
@@ -60,9 +59,9 @@ class ServedModels:
     """Open once ``run`` has begun."""
 
     def __attrs_post_init__(self) -> None:
-        for source in self.config.sources:
+        for source in self.maker.config.sources:
             self._add(source)
-        self._initial = [*self.by_name.values()][: self.config.model_changes.max_loaded_models]
+        self._initial = [*self.by_name.values()][: self.maker.config.model_changes.max_loaded_models]
 
     def _add(self, source: ModelSource, *, is_new: bool = False) -> ServedModel:
         served = ServedModel(source, self.maker.make_engine(source), is_new=is_new)
@@ -98,8 +97,8 @@ class ServedModels:
                 served.is_frozen = True
             self.maker.offload.is_serving = True
             self.are_loaded.set()
-            if self.config.model_changes.idle_unload_s:
-                await self._unload_idle(self.config.model_changes.idle_unload_s)
+            if self.maker.config.model_changes.idle_unload_s:
+                await self._unload_idle(self.maker.config.model_changes.idle_unload_s)
             await trio.sleep_forever()
 
     async def _live(
@@ -139,8 +138,9 @@ class ServedModels:
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
         if isinstance(worker := served.engine.worker, Worker):  # an engine process logs this itself
-            seconds, described = worker.memory.loading_s, worker.loaded.describe()
-            logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, described)
+            logger.info(
+                "loaded in %.1f s: %s: %s", worker.memory.loading_s, served.source.name, worker.loaded.describe()
+            )
         served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()
 
@@ -185,14 +185,12 @@ class ServedModels:
 
     def among(self, names: Collection[str] | None) -> list[ServedModel]:
         """Return the models in order; if ``names`` is given, only those with a name or alias in it."""
-        return [served for served in self._all() if names is None or any(name in names for name in served.source.names)]
+        models = [*self.by_name.values()]  # a copy: threads look up models, too
+        return [served for served in models if names is None or any(name in names for name in served.source.names)]
 
     def named(self, name: str) -> ServedModel | None:
         """Return the model with a name or alias, which may be ``ANY_NAME``."""
-        return self.by_name.get(name) or next((served for served in self._all() if name in served.source.aliases), None)
-
-    def _all(self) -> list[ServedModel]:
-        return [*self.by_name.values()]  # a copy: threads look up models too
+        return self.by_name.get(name) or next((each for each in self.among(None) if name in each.source.aliases), None)
 
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
         """Return the model with a name or alias; without a name, the default. ``among`` limits the names, if given.
@@ -307,7 +305,7 @@ class ServedModels:
             await served.ended.wait()
 
     async def _drain(self, served: ServedModel) -> None:
-        with trio.move_on_after(self.config.time_limits.drain_timeout_s):
+        with trio.move_on_after(self.maker.config.time_limits.drain_timeout_s):
             while served.users:
                 await served.unused.park()
         if served.users:
@@ -333,7 +331,7 @@ class ServedModels:
 
     def _make_room(self) -> None:
         """Unload the model that has been idle for longest if ``--max-loaded-models`` are loaded."""
-        most = self.config.model_changes.max_loaded_models
+        most = self.maker.config.model_changes.max_loaded_models
         present = [served for served in self.by_name.values() if served.state in ("loading", "loaded")]
         if most is None or len(present) < most:
             return

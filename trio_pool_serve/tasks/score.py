@@ -64,8 +64,8 @@ class ScoreJob:
         queries = sum(prompt_of(side).estimated_tokens for side in self.queries)
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         query_rows = len(self.documents) if in_pairs else len(self.queries)
-        repeats = query_rows // len(self.queries)
-        return queries * repeats + documents + self.input_params.estimated_tokens(query_rows)
+        read_queries = queries * (query_rows // len(self.queries))
+        return read_queries + documents + self.input_params.estimated_tokens(query_rows)
 
 
 @frozen(eq=False)
@@ -101,11 +101,11 @@ async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accountin
     if any(map(has_images, (*job.queries, *job.documents))):
         raise InvalidRequestError("This model scores pairs of texts: it accepts no images.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
-    prompts = [
-        PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
+    limits, params = (job.max_query_tokens, job.max_document_tokens), (Classify(job.activation),)
+    to_compute = [
+        RowToCompute(PairPrompt(queries[job.query_of(index)], document, *limits), rendering, params)
         for index, document in enumerate(documents)
     ]
-    to_compute = [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts]
     return _scores_of(await compute_rows(model, to_compute, accounting))
 
 
@@ -144,8 +144,7 @@ async def _score_late_interaction(
         RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
         for index, side in enumerate(job.documents)
     ]
-    rows = await compute_rows(model, to_compute, accounting)
-    return _scores_of(rows, query_tokens=sum(row.tokens for row in queries))
+    return _scores_of(await compute_rows(model, to_compute, accounting), sum(row.tokens for row in queries))
 
 
 SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, RequestAccounting], Awaitable[Scores]]] = {
@@ -180,5 +179,4 @@ def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> Ren
 
 
 def _scores_of(rows: Sequence[ComputedRow], query_tokens: int = 0) -> Scores:
-    values = np.concatenate([row.vector for row in rows])
-    return Scores(values, query_tokens + sum(row.tokens for row in rows))
+    return Scores(np.concatenate([row.vector for row in rows]), query_tokens + sum(row.tokens for row in rows))

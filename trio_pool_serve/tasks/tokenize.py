@@ -46,8 +46,7 @@ async def tokenize_conversation(
     """Return the tokens of a conversation of texts, not truncated. Raises and cancellation: as ``tokenize``."""
     model.engine.refuse_late(context.work(0))
     text = await model.renderer.conversation_text(prompt, context.client.number)
-    (tokens,) = await tokenize(model, [text], context, add_special_tokens=add_special_tokens)
-    return tokens
+    return (await tokenize(model, [text], context, add_special_tokens=add_special_tokens))[0]
 
 
 @frozen(eq=False)

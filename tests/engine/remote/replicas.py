@@ -88,7 +88,7 @@ class Replica:
         self.engine.about, self.leaving, self.has_left = self.about, trio.Event(), False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.worker.run)
-            await self.engine.worker.wait_ready()
+            await self.engine.worker.dispatcher.wait_ready()
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
             if self.by_tcp:
                 self.listener = EngineListener(self.engine, self.keys)

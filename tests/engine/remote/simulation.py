@@ -199,7 +199,7 @@ class Simulation:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
         server = DeviceServer(lambda: runner, offload, metrics, SchedulingConfig())
         self.nursery.start_soon(server.worker.run)
-        await server.worker.wait_ready()
+        await server.worker.dispatcher.wait_ready()
         self.servers.append(server)
         self.runners.append(runner)
         return server
