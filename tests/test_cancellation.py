@@ -23,7 +23,6 @@ from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
 from tests.tensors import ROWS, as_npy
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig
-from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -225,44 +224,3 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, wh
     await work(service)
     assert_idle(service)
     assert 0 < finished < STEPS.index(step) + 1
-
-
-async def test_cancelling_before_the_first_step_runs_nothing(service: Service, scripted):
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await embed(service)
-    assert scope.cancelled_caught
-    assert scripted.batches == []
-    assert_idle(service)
-
-
-async def test_a_deadline_is_a_cancellation(service: Service, scripted):
-    scripted.gate.clear()
-    with trio.move_on_after(0.02) as scope:
-        await embed(service)
-    assert scope.cancelled_caught
-    assert service.default.engine.statistics().queued_rows == 0
-    assert service.default.engine.statistics().admitted_tokens == 0
-    scripted.gate.set()
-
-
-async def test_ending_the_service_fails_everyone_who_waits(config, scripted):
-    service = Service(config, lambda *_: scripted)
-    scripted.gate.clear()
-    failures: list[Exception] = []
-
-    async def one() -> None:
-        try:
-            await service.default.engine.submit(ROW)
-        except EngineDeadError as error:
-            failures.append(error)
-
-    async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
-        await nursery.start(service.run)
-        await service.default.engine.wait_ready()
-        for _ in range(10):
-            waiters.start_soon(one)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert len(failures) == 10
-    scripted.gate.set()

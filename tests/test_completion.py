@@ -85,14 +85,3 @@ async def test_the_command_prints_a_script_that_the_shell_accepts(tmp_path: Path
     assert printed.decode().strip() == make_app(shows_all=True).generate_completion(shell=shell).strip()
     if shutil.which(shell) is not None:
         await trio.run_process([shell, "-n"], stdin=printed)
-
-
-async def test_other_commands_are_as_quick_as_before():
-    """Nothing of what they import is imported for others: not torch, matplotlib, or the load generator."""
-    code = (
-        "import sys; from trio_pool_serve.cli import make_app; make_app(); "
-        "heavy = {'torch', 'matplotlib', 'transformers', 'trio_pool_serve.load.run_bench', "
-        "'trio_pool_serve.checking.check_model', 'cyclopts.completion.bash'}; print(sorted(heavy & set(sys.modules)))"
-    )
-    done = await trio.run_process([sys.executable, "-c", code], capture_stdout=True, cwd=ROOT)
-    assert done.stdout == b"[]\n"

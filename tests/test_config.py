@@ -231,6 +231,7 @@ WRONG = {
     "models that change for API workers": (["m", "--api-workers", "2", "--max-loaded-models", "1"], "--engine local"),
     "models that change on hosts": (["m", "--engine-hosts", "a:1", "--model-api"], "--model-api is for"),
     "models that change by Ray": (["m", "--engine", "ray", "--model-api"], "--model-api is for"),
+    "API workers without engine processes": (["m", "--engine", "local", "--api-workers", "2"], "--api-workers"),
     "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),
 }
 
@@ -272,12 +273,6 @@ def test_replicas_are_a_number_or_a_range_wherever_they_are_written(read_everywh
     configs = read_everywhere({"replicas": written}, "--engine", "ray")
     for config in (*configs, decode_config(encode_config(configs[0]))):
         assert config.processes.replica_range == meant
-
-
-def test_several_processes_that_answer_need_an_engine_of_their_own():
-    with pytest.raises(ValueError, match="--api-workers"):
-        read_config(["m", "--engine", "local", "--api-workers", "2"])
-    assert read_config(["m", "--engine", "process", "--api-workers", "2"]).processes.api_workers == 2
 
 
 def test_settings_reach_another_process_as_they_are():

@@ -102,18 +102,12 @@ def checkout(tmp_path: Path) -> Checkout:
 CUDA_BUILD = {"torch": [(TORCH, "nvidia-cublas"), ("2.14.0", "nvidia-cublas")], "nvidia_cublas": [("13.0",)]}
 
 
-def test_a_cpu_build_among_the_sources_is_taken_and_nothing_of_nvidia(checkout: Checkout):
-    index = write_index(checkout.root / "index", **CUDA_BUILD)
-    write_wheel(checkout.root / "wheels", "torch", f"{TORCH}+cpu")
-    said = checkout.install("torch", PIP_INDEX_URL=index, PIP_FIND_LINKS=str(checkout.root / "wheels"))
-    assert checkout.installed == {"torch": f"{TORCH}+cpu"}
-    assert "pip" not in said, "uv has installed it"
-
-
-def test_a_cpu_build_that_is_installed_stays_when_other_packages_need_torch(checkout: Checkout):
+def test_a_cpu_build_among_the_sources_is_taken_and_stays_when_other_packages_need_torch(checkout: Checkout):
     index = write_index(checkout.root / "index", **CUDA_BUILD, user=[("1.0", "torch>=2")])
     write_wheel(checkout.root / "wheels", "torch", f"{TORCH}+cpu")
-    checkout.install("torch", PIP_INDEX_URL=index, PIP_FIND_LINKS=str(checkout.root / "wheels"))
+    said = checkout.install("torch", PIP_INDEX_URL=index, PIP_FIND_LINKS=str(checkout.root / "wheels"))
+    assert checkout.installed == {"torch": f"{TORCH}+cpu"}, "nothing of NVIDIA's"
+    assert "pip" not in said, "uv has installed it"
     checkout.install("user", PIP_INDEX_URL=index)
     assert checkout.installed == {"torch": f"{TORCH}+cpu", "user": "1.0"}
 
@@ -172,11 +166,6 @@ def test_settings_of_pip_become_variables_of_uv():
         "UV_HTTP_TIMEOUT": "20",
         "SSL_CERT_FILE": "/ca.pem",
     }
-
-
-def test_a_setting_that_uv_has_no_equal_of_is_named():
-    with pytest.raises(ValueError, match="no-index"):
-        SOURCES["uv_variables"]({"no-index": "1"})
 
 
 # -- the commands of docs/install.md, with real packages --------------------------------------------------

@@ -67,23 +67,33 @@ def test_importing_the_package_imports_no_dependency():
     assert printed.split() == ["trio_pool_serve"]
 
 
-def test_public_names_import_no_torch():
-    code = "import sys; from trio_pool_serve import *; print('torch' in sys.modules, Config.__name__, serve.__name__)"
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert printed.split() == ["False", "Config", "serve"]
+HEAVY = ("torch", "transformers", "openvino", "huggingface_hub", "httpx", "rich", "PIL", "ml_dtypes", "swagger_ui")
+RARE = ("pyarrow", "opentelemetry", "trio_pool_serve.bulk", "trio_pool_serve.load.run_bench")
+OF_COMMANDS = ("matplotlib", "trio_pool_serve.checking.check_model", "cyclopts.completion.bash")
+OF_HTTP = ("quart", "werkzeug", "asyncio", "hypercorn", "trio_pool_serve.api")
+
+LIGHT = {
+    "the public names": ("from trio_pool_serve import *; Config, serve", ("torch",)),
+    "the kinds of models": ("import trio_pool_serve.models.folder", ("torch",)),
+    "an engine process": (
+        "import trio_pool_serve.server.engine_process",
+        ("torch", "quart", "hypercorn", "trio_pool_serve.cli", "trio_pool_serve.app"),
+    ),
+    "the launcher": ("import trio_pool_serve.cli, trio_pool_serve.server.launcher", HEAVY + RARE + OF_HTTP),
+    "an API process": ("import trio_pool_serve.cli, trio_pool_serve.server.api_process", HEAVY + RARE),
+    "the command line": (
+        "from trio_pool_serve.cli import make_app; make_app()",
+        ("torch", "transformers", "trio_pool_serve.load.run_bench", *OF_COMMANDS),
+    ),
+}
 
 
-def test_the_kinds_of_models_are_known_without_torch():
-    """An API process reads folders and renders for every kind, and has no torch in it."""
-    program = "import sys, trio_pool_serve.models.folder; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_an_engine_process_imports_neither_the_command_line_nor_what_serves_http():
-    not_needed = {"torch", "quart", "hypercorn", "trio_pool_serve.cli", "trio_pool_serve.app"}
-    program = f"import sys, trio_pool_serve.server.engine_process; sys.exit(str({not_needed} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert done.stderr.strip() == "set()"
+@pytest.mark.parametrize(("statement", "not_needed"), LIGHT.values(), ids=LIGHT)
+def test_nothing_is_imported_that_may_never_be_used(statement, not_needed):
+    """It would take time before a server listens or a command runs, and memory in each process."""
+    program = f"import sys; {statement}; print({{*{not_needed}}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
 
 
 async def test_the_example_of_the_public_names_serves(tmp_path):
@@ -205,30 +215,3 @@ def test_the_release_workflow_publishes_what_the_release_script_has_checked():
     assert commands_of(publish) == []
     assert actions_of(publish) == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     assert publish["permissions"] == {"id-token": "write"}
-
-
-@pytest.mark.parametrize(
-    ("module", "more"),
-    [("launcher", {"quart", "werkzeug", "asyncio", "hypercorn", "trio_pool_serve.api"}), ("api_process", set())],
-)
-def test_a_server_starts_without_what_it_may_never_use(module, more):
-    """Which would be imported before it listens, and stay in the memory of each of its processes."""
-    not_needed = {
-        *("torch", "transformers", "openvino", "huggingface_hub", "httpx", "rich"),
-        *(
-            "PIL",
-            "ml_dtypes",
-            "swagger_ui",
-            "pyarrow",
-            "opentelemetry",
-            "trio_pool_serve.bulk",
-            "trio_pool_serve.load.run_bench",
-        ),
-        *more,
-    }
-    program = (
-        f"import sys, trio_pool_serve.cli, trio_pool_serve.server.{module}; "
-        f"sys.exit(str({not_needed} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert done.stderr.strip() == "set()"

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.test_local import computing, engine_over, in_thread, request, running
+from tests.engine.engines import computing, engine_over, first_ids, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine import worker
@@ -19,18 +19,11 @@ from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fau
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError, RunnerDeadError
-from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest
 
 ALWAYS = 13
 """A row with this id fails every batch that it is in."""
-
-
-def first_ids(batch: Batch) -> list[int]:
-    return [int(row.prompt.token_ids[0]) for row in batch.requests]
 
 
 def fail_on_poison(batch: Batch) -> None:
@@ -67,7 +60,7 @@ async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[Engine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "MAX_IN_FLIGHT", 1)
-        async with running(engine_over(lambda: runner, **settings)) as engine:
+        async with running(engine_over(runner, **settings)) as engine:
             yield engine
 
 
@@ -175,22 +168,6 @@ def entries(count: int) -> list[QueueEntry]:
     return [QueueEntry(request(2, number)) for number in range(count)]
 
 
-async def test_no_pass_begins_after_the_time_limit(autojump_clock):
-    passes: list[int] = []
-
-    async def compute(rows: list[QueueEntry]) -> Fault | None:
-        passes.append(len(rows))
-        await trio.sleep(4)
-        return Fault.RAISED
-
-    rows = entries(64)
-    began = trio.current_time()
-    await BatchRecovery(compute, time_limit_s=10).run(rows, Fault.RAISED)
-    assert passes == [32, 16, 8]
-    assert trio.current_time() - began == 12
-    assert all(isinstance(row.error, BatchFailedError) for row in rows)
-
-
 async def test_the_number_of_passes_is_bounded_even_if_some_succeed():
     passes = Counter[bool]()
 
@@ -214,67 +191,45 @@ async def test_the_number_of_passes_is_bounded_even_if_some_succeed():
 # -- clients that have left ----------------------------------------------------------------------------
 
 
-async def left_while_computing(
-    engine: Engine, runner: ScriptedRunner, staying: int, leaving: int
-) -> tuple[Outcomes, list[int]]:
-    """Have a batch fail after the clients of some rows left; return the others' outcomes, and the sizes of passes."""
+@pytest.mark.parametrize("staying", [4, 0])
+async def test_rows_whose_clients_have_left_are_not_computed_again(scripted, staying):
     begun, leave = threading.Event(), threading.Event()
     passes: list[int] = []
 
     def fail_first(batch: Batch) -> None:
-        if first_ids(batch)[0] == 1:
-            return
-        passes.append(len(batch.requests))
-        if len(passes) == 1:
-            begun.set()
-            assert leave.wait(60)
-            raise ValueError("first")
+        if first_ids(batch)[0] != 1:
+            passes.append(len(batch.requests))
+            if len(passes) == 1:
+                begun.set()
+                assert leave.wait(60)
+                raise ValueError("first")
 
-    runner.on_launch = fail_first
+    scripted.on_launch = fail_first
     outcomes = Outcomes()
-    async with trio.open_nursery() as nursery:
-        runner.gate.clear()
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(runner.launching.wait)
-        async with trio.open_nursery() as clients:
-            for number in range(leaving):
+    async with serial(scripted) as engine:
+        async with computing(engine, scripted) as nursery, trio.open_nursery() as clients:
+            for number in range(6):
                 clients.start_soon(outcomes.submit, engine, -1 - number, request(3, number))
             for number in range(staying):
                 nursery.start_soon(outcomes.submit, engine, number, request(2, number))
             await wait_all_tasks_blocked()
-            runner.gate.set()
+            scripted.gate.set()
             await in_thread(begun.wait)
             clients.cancel_scope.cancel(reason="they leave")
-        leave.set()
-    await wait_all_tasks_blocked(0.02)
-    return outcomes, passes
-
-
-async def test_rows_whose_clients_have_left_are_not_computed_again(scripted):
-    async with serial(scripted) as engine:
-        outcomes, passes = await left_while_computing(engine, scripted, staying=4, leaving=6)
-        assert passes[0] == 10
-        assert sum(passes[1:]) == 4
-        assert set(outcomes.answered) == set(range(4))
-        assert engine.statistics().in_flight_batches == 0
-
-
-async def test_a_batch_that_nobody_waits_for_any_more_is_not_computed_again(scripted):
-    async with serial(scripted) as engine:
-        _, passes = await left_while_computing(engine, scripted, staying=0, leaving=6)
-        assert passes == [6]
+            leave.set()
         with trio.fail_after(10):
             while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (its thread is being left)
                 await trio.sleep(0.001)
+        assert passes[0] == staying + 6
+        assert sum(passes[1:]) == staying
+        assert set(outcomes.answered) == set(range(staying))
         assert (await engine.submit(request(1))).values, "its slot is free"
 
 
 async def test_a_batch_that_nobody_waits_for_any_more_is_not_launched(scripted):
-    offload = Offload()
-    engine = Engine(Worker(lambda: scripted, offload, Metrics().of_engine("m")))
-    release = threading.Event()
+    engine, release = engine_over(scripted), threading.Event()
     async with running(engine), trio.open_nursery() as nursery:
-        nursery.start_soon(offload.run, "launch", release.wait)  # another model's batch
+        nursery.start_soon(engine.worker.offload.run, "launch", release.wait)  # another model's batch
         await wait_all_tasks_blocked()
         async with trio.open_nursery() as clients:
             clients.start_soon(engine.submit_all, [request(2), request(3)])
@@ -301,7 +256,7 @@ async def test_the_other_launch_thread_goes_on_while_rows_are_computed_again():
             raise ValueError("poison")
 
     runner = ScriptedRunner(concurrent_launches=2, on_launch=fail)
-    engine = engine_over(lambda: runner, launches=2)
+    engine = engine_over(runner, launches=2)
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(engine.submit_all, [request(2), request(3)])
@@ -327,7 +282,7 @@ async def test_a_runner_that_launches_one_batch_at_a_time_is_never_given_two():
         return None
 
     runner = ScriptedRunner(on_launch=compute, default_batch_tokens=16)
-    engine = engine_over(lambda: runner, launches=2)
+    engine = engine_over(runner, launches=2)
     outcomes = Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         for number in range(100):
@@ -344,20 +299,12 @@ async def test_a_device_that_is_lost_while_rows_are_computed_again_ends_the_engi
             raise RunnerDeadError("lost")
 
     scripted.on_launch = lose
-    engine = engine_over(lambda: scripted)
-    outcomes: list[Outcomes] = []
-
-    async def submit() -> None:
-        outcomes.append(await computed_together(engine, scripted, [2] * 4))
-
+    engine = engine_over(scripted)
     with pytest.RaisesGroup(EngineDeadError, flatten_subgroups=True):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
+        async with running(engine):
             with trio.CancelScope(shield=True):
-                await submit()
-    assert {type(error) for error in outcomes[0].failed.values()} == {EngineDeadError}
-    assert len(outcomes[0].failed) == 4
+                outcomes = await computed_together(engine, scripted, [2] * 4)
+    assert [type(error) for error in outcomes.failed.values()] == [EngineDeadError] * 4
     assert engine.statistics().in_flight_batches == 0
 
 
@@ -384,11 +331,7 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
         for step in STEPS:
             rows = [request(ALWAYS if number == 5 else 2, number) for number in range(8)]
             neighbour = Outcomes()
-            scripted.gate.clear()
-            scripted.launching.clear()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.submit, request(1))
-                await in_thread(scripted.launching.wait)
+            async with computing(engine, scripted) as nursery:
                 nursery.start_soon(neighbour.submit, engine, 0, request(7))
                 leaving, left = trio.CancelScope(), trio.Event()
 
@@ -418,11 +361,9 @@ async def test_ending_the_engine_at_any_step_of_a_recovery_settles_every_row():
     recovered = 0
     for step in STEPS:
         runner = ScriptedRunner(on_launch=fail_on_poison, default_batch_tokens=1000)
-        engine = engine_over(lambda runner=runner: runner)
+        engine = engine_over(runner)
         outcomes = Outcomes()
-        async with trio.open_nursery() as clients, trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
+        async with trio.open_nursery() as clients, running(engine):
             runner.gate.clear()
             clients.start_soon(outcomes.submit, engine, -1, request(1))
             await in_thread(runner.launching.wait)
@@ -431,7 +372,6 @@ async def test_ending_the_engine_at_any_step_of_a_recovery_settles_every_row():
             await wait_all_tasks_blocked()
             runner.gate.set()
             await turns(step, lambda outcomes=outcomes: len(outcomes.answered) + len(outcomes.failed) == 9)
-            nursery.cancel_scope.cancel(reason=f"step {step}")
         assert len(outcomes.answered) + len(outcomes.failed) == 9
         assert {type(error) for error in outcomes.failed.values()} <= {EngineDeadError, BatchFailedError}
         assert engine.statistics().in_flight_batches == engine.statistics().queued_rows == 0
@@ -455,15 +395,14 @@ async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error, 
     memory, trimmed = [16], threading.Event()
     scripted.on_launch = limited(lambda: memory[0], error)
     scripted.default_batch_tokens = 128
-    metrics = Metrics().of_engine("m")
-    engine = Engine(Worker(lambda: scripted, Offload(), metrics))
+    engine = engine_over(scripted)
     monkeypatch.setattr(worker, "return_freed_memory", trimmed.set)
     async with running(engine):
         outcomes = await computed_together(engine, scripted, [2] * 64)
         assert len(outcomes.answered) == 64
         assert trimmed.is_set()
         assert engine.statistics().batch_token_budget == 16
-        assert metrics.faults["out_of_memory"]._value.get() == 1 + 2 + 4
+        assert engine.worker.metrics.faults["out_of_memory"]._value.get() == 1 + 2 + 4
         begun = len(scripted.batches)
         outcomes = await computed_together(engine, scripted, [2] * 64)
         assert len(outcomes.answered) == 64
@@ -490,8 +429,7 @@ async def test_a_row_that_does_not_fit_by_itself_fails_alone_and_no_batch_is_sma
 
 async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_path):
     runner = load(write_family(tmp_path / "bert", "bert"))
-    metrics = Metrics().of_engine("m")
-    engine = Engine(Worker(lambda: runner, Offload(), metrics))
+    engine = engine_over(runner)
     async with running(engine):
         assert engine.statistics().batches == 1, "the probe at the start"
         alone = [(await engine.submit(request(5, number))).values[0] for number in range(1, 17)]
@@ -502,6 +440,6 @@ async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_
                 nursery.start_soon(outcomes.submit, engine, number, request(token, number + 1))
     assert list(outcomes.failed) == [11]
     assert isinstance(outcomes.failed[11], BatchFailedError)
-    assert metrics.faults["retries"]._value.get() > 1, "it had neighbours"
+    assert engine.worker.metrics.faults["retries"]._value.get() > 1, "it had neighbours"
     for number, output in outcomes.answered.items():
         np.testing.assert_allclose(output.values[0], alone[number], atol=1e-5)

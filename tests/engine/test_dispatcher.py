@@ -18,15 +18,15 @@ from trio_pool_serve.engine import device as device_module
 from trio_pool_serve.engine import dispatcher as dispatcher_module
 from trio_pool_serve.engine import scheduler
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.device import Device, InFlightBatch
+from trio_pool_serve.engine.device import MAX_DELIVERED_ROWS, Device, InFlightBatch, deliver
 from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, QUIET_ROUNDS, Dispatcher
-from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingOutput, PoolingRequest, RenderedPrompt
 
 MAX_TOKENS = 1024
 
@@ -113,6 +113,17 @@ class Floor:
         self.queue.put_nowait(*self.dispatcher.refused.fail_equal(entries))
         return entries
 
+    async def put_on(self, device: ScriptedDevice, *lengths: int) -> list[QueueEntry]:
+        """Launch one request's rows on a device, as if the others were not available."""
+        others = [each for each in self.devices if each is not device and each.is_available]
+        for other in others:
+            other.is_available = False
+        entries = self.put(*lengths)
+        await self.settle()
+        for other in others:
+            other.is_available = True
+        return entries
+
     async def settle(self) -> None:
         """Let the dispatcher do all that it can do now."""
         await wait_all_tasks_blocked()
@@ -155,10 +166,6 @@ def done_at(device: ScriptedDevice) -> float:
     return min(device.done_at.values())
 
 
-def device_of(entry: QueueEntry) -> ScriptedDevice:
-    return entry.output.device
-
-
 @pytest.fixture(autouse=True)
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is measured by the clock that the test moves."""
@@ -176,13 +183,8 @@ async def warm_up(floor: Floor) -> None:
     """Have each device compute a batch of each of several sizes, so that its speed is known."""
     for tokens in (16, 64, 256, MAX_TOKENS):
         for device in floor.devices:
-            others = [other for other in floor.devices if other is not device]
-            for other in others:
-                other.is_available = False
-            floor.put(tokens)
+            await floor.put_on(device, tokens)
             await floor.pass_time(10.0)
-            for other in others:
-                other.is_available = True
     for device in floor.devices:
         assert len(device.batches) == 4
         device.batches.clear()
@@ -210,7 +212,7 @@ async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, floor):
         (entry,) = floor.put(64)
         await floor.pass_time(shuffled.uniform(0.0, 0.02))  # often before the row before is done
     await floor.pass_time(1.0)
-    assert device_of(entry) is fast
+    assert entry.output.device is fast
     assert slow.rows == []
 
 
@@ -243,16 +245,13 @@ async def test_a_row_waits_for_a_fast_device_that_is_done_with_it_first(
     """Each batch that is ahead takes the fast one 0.1 s, and the row takes the slow one ``slow_s``."""
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(slow_s / 64))
     await warm_up(floor)
-    slow.is_available = False
-    floor.put(*[MAX_TOKENS] * ahead)
-    await floor.settle()
-    slow.is_available = True
+    await floor.put_on(fast, *[MAX_TOKENS] * ahead)
     await floor.pass_time(elapsed_s)
     (entry,) = floor.put(64)
     await floor.pass_time(0.001)
     assert len(slow.batches) == (not waits)
     await floor.pass_time(1.0)
-    assert device_of(entry) is (fast if waits else slow)
+    assert entry.output.device is (fast if waits else slow)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -265,7 +264,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
     rows = floor.put(64, 64)
     planned = floor.put_planned(1)
     await floor.pass_time(10.0)
-    assert {device_of(entry) for entry in rows + planned} == {slow}
+    assert {entry.output.device for entry in rows + planned} == {slow}
     assert fast.rows == [1] * ahead
 
 
@@ -275,7 +274,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
     await warm_up(floor)
     (first,) = floor.put(64)
     await floor.pass_time(1.0)
-    assert device_of(first) is here, "though the other one is faster"
+    assert first.output.device is here, "though the other one is faster"
     here.overhead_s = 1.0
     floor.put(64, 512)
     await floor.settle()
@@ -283,7 +282,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
     await floor.pass_time(OTHER_ZONE_S / 2)
     assert there.rows == []
     await floor.pass_time(2 * OTHER_ZONE_S)
-    assert device_of(waiting) is there
+    assert waiting.output.device is there
 
 
 @pytest.mark.parametrize("own", [[], [False]])
@@ -335,11 +334,8 @@ async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_l
 async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     await warm_up(floor)
-    second.is_available = third.is_available = False
-    floor.put(600, 600)
-    await floor.settle()
+    await floor.put_on(first, 600, 600)
     assert first.rows == [1, 1]
-    second.is_available = third.is_available = True
     floor.put(*[16] * 10)
     floor.put(600)
     await floor.settle()
@@ -386,13 +382,8 @@ async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_c
 @pytest.mark.parametrize("others", [0, 200])
 async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(mock_clock, floor, others):
     lost, *left = floor.use(*[ScriptedDevice(planned_launches=1) for _ in range(3)])
-    for device in left:
-        device.is_available = False
-    suspects = floor.put(*[16] * 5)
-    await floor.settle()
+    suspects = await floor.put_on(lost, *[16] * 5)
     assert lost.rows == [5]
-    for device in left:
-        device.is_available = True
     rows, planned = floor.put(*[64] * others), floor.put_planned(200)
     await floor.settle()
     floor.lose(lost)
@@ -413,10 +404,8 @@ async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(
 
 async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clock, floor):
     lost, leaving, left = floor.use(*[ScriptedDevice() for _ in range(3)])
-    leaving.is_available = left.is_available = False
-    (entry,) = floor.put(16)
-    await floor.settle()
-    left.is_available = True
+    leaving.is_available = False
+    (entry,) = await floor.put_on(lost, 16)
     floor.lose(lost)
     await floor.pass_time(1.0)
     assert (leaving.rows, left.rows, entry.losses) == ([], [1], 1)
@@ -424,10 +413,8 @@ async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clo
 
 async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock_clock, floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
-    second.is_available = third.is_available = False
-    (row,) = floor.put(16)
-    await floor.settle()
-    second.is_available = True
+    (row,) = await floor.put_on(first, 16)
+    third.is_available = False
     floor.lose(first)
     await floor.settle()
     third.is_available = True
@@ -464,23 +451,12 @@ async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed
     assert left.rows == [1]
 
 
-async def test_without_another_device_rows_of_a_lost_one_fail_at_once(mock_clock, floor):
-    (lost,) = floor.use(ScriptedDevice())
-    rows = floor.put(16, 16)
-    await floor.settle()
-    floor.lose(lost)
-    assert [type(row.error) for row in rows] == [EngineProcessDiedError] * 2
-
-
 # -- the end ---------------------------------------------------------------------------------------------
 
 
 async def test_all_rows_are_failed_wherever_they_are(mock_clock, floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
-    left.is_available = False
-    suspects = floor.put(16, 16)
-    await floor.settle()
-    left.is_available = True
+    suspects = await floor.put_on(lost, 16, 16)
     launched = floor.put(*[MAX_TOKENS] * 2)
     await floor.settle()
     floor.lose(lost)
@@ -493,3 +469,44 @@ async def test_all_rows_are_failed_wherever_they_are(mock_clock, floor):
     rows = suspects + launched + waiting + planned + incomplete
     assert {type(row.error) for row in rows} == {EngineDeadError}
     assert (len(floor.queue), len(floor.dispatcher.in_flight), len([*floor.queue.planned])) == (0, 0, 0)
+
+
+# -- delivery -------------------------------------------------------------------------------------------
+
+
+def entry_of(settled: Settled, number: int = 0) -> QueueEntry:
+    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32))), settled, number=number)
+
+
+class Submitter:
+    def __init__(self) -> None:
+        self.deliveries: list[list[int]] = []
+
+    def settled(self, entries: list[QueueEntry]) -> None:
+        assert all(entry.is_settled for entry in entries)
+        self.deliveries.append([entry.number for entry in entries])
+
+
+async def test_rows_of_one_submitter_are_delivered_together_wherever_they_are_in_the_batch():
+    first, second = Submitter(), Submitter()
+    entries = [entry_of((first, second)[number % 2].settled, number) for number in range(10)]
+    in_flight = InFlightBatch(entries)
+    in_flight.forward_s, in_flight.copy_s = 0.25, 0.5
+    await in_flight.deliver([(np.full(1, number),) for number in range(10)])
+    assert first.deliveries == [[0, 2, 4, 6, 8]]
+    assert second.deliveries == [[1, 3, 5, 7, 9]]
+    for number, each in enumerate(entries):
+        assert each.output is not None
+        assert each.output.values[0] == number
+        assert (each.output.forward_s, each.output.copy_s) == (0.25, 0.5)
+        assert each.output.queue_s == in_flight.launched - each.queued_at
+
+
+async def test_a_submitter_is_not_given_more_rows_at_once_than_the_limit():
+    one, other = Submitter(), Submitter()
+    rows = [entry_of(one.settled, number) for number in range(2 * MAX_DELIVERED_ROWS + 1)]
+    output = PoolingOutput((), 0.0, 0.0, 0.0)
+    await deliver([(row, output) for row in [*rows, entry_of(other.settled)]])
+    assert [len(each) for each in one.deliveries] == [MAX_DELIVERED_ROWS, MAX_DELIVERED_ROWS, 1]
+    assert [number for each in one.deliveries for number in each] == [row.number for row in rows]
+    assert other.deliveries == [[0]]

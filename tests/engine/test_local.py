@@ -1,9 +1,9 @@
 """The engine over a scripted runner: the same loop, overlapped and serial."""
 
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 
 import numpy as np
@@ -12,8 +12,8 @@ import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.engines import computing, engine_over, in_thread, request, running
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
@@ -21,7 +21,6 @@ from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -32,51 +31,17 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S
-from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, CopiedBatch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, CopiedBatch, PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
-
-
-def request(*ids: int, **kwargs) -> PoolingRequest:
-    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), **kwargs)
-
-
-def engine_over(load: Callable[[], ScriptedRunner], launches: int = 1, **settings) -> Engine:
-    return Engine(Worker(load, Offload(launch=launches), Metrics().of_engine("m"), SchedulingConfig(**settings)))
-
-
-@asynccontextmanager
-async def running(engine: Engine) -> AsyncIterator[Engine]:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        await engine.wait_ready()
-        yield engine
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
 async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setattr(worker, "MAX_IN_FLIGHT", request.param)
-    async with running(engine_over(lambda: scripted)) as ready:
+    async with running(engine_over(scripted)) as ready:
         yield ready
-
-
-async def in_thread(wait: Callable[[], object]) -> None:
-    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
-
-
-@asynccontextmanager
-async def computing(engine: Engine, runner: ScriptedRunner) -> AsyncIterator[trio.Nursery]:
-    """Have a row computed until the block is left; then wait for the tasks of the nursery."""
-    runner.gate.clear()
-    runner.launching.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit, request(1))
-        await in_thread(runner.launching.wait)
-        yield nursery
-        runner.gate.set()
 
 
 async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batches(scripted, mock_clock, monkeypatch):
@@ -88,7 +53,7 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
         loop.run_sync_soon(returned.release)
 
     monkeypatch.setattr(worker, "return_freed_memory", return_memory)
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         await wait_all_tasks_blocked()
         mock_clock.jump(RETURN_EVERY_S)
         await returned.acquire()  # what loading has freed
@@ -101,13 +66,6 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
         mock_clock.jump(RETURN_EVERY_S)
         await returned.acquire()
     assert {thread.name for thread in threads} == {"launch"}
-
-
-async def test_a_row_is_answered_with_its_own_vector_and_times(engine):
-    output = await engine.submit(request(5, 6, 7))
-    np.testing.assert_array_equal(output.values[0], scripted_vector(np.array([5, 6, 7]), 8))
-    assert output.queue_s >= 0
-    assert output.forward_s > 0
 
 
 async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scripted):
@@ -166,17 +124,6 @@ async def test_no_request_is_told_of_rows_that_were_launched_and_then_cancelled(
     assert told == [0], "of the second submission alone"
 
 
-async def test_a_launched_row_that_is_cancelled_is_dropped_and_the_engine_goes_on(engine, scripted):
-    scripted.gate.clear()
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.submit, request(1))
-            await in_thread(scripted.launching.wait)
-            scope.cancel()
-    scripted.gate.set()
-    assert (await engine.submit(request(9))).values[0][2] == 9
-
-
 async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted, monkeypatch):
     copied = trio.Event()
 
@@ -193,7 +140,7 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
         monkeypatch.setattr(worker, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
-        async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
+        async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
             for token in range(1, 4):
                 nursery.start_soon(engine.submit, request(token))
                 await wait_all_tasks_blocked(0.05)
@@ -203,19 +150,15 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
 
 
 async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time_does_not(scripted):
-    release, metrics = threading.Event(), Metrics()
+    release = threading.Event()
 
     class Copying:
         def __await__(self):
             yield from in_thread(release.wait).__await__()
             return [(np.zeros(8, dtype=np.float32),)]
 
-    def busy_s() -> float:
-        return metrics.registry.get_sample_value("trio_pool_serve_busy_seconds_total", {"model": "m"})
-
-    made = Engine(Worker(lambda: scripted, Offload(), metrics.of_engine("m")))
-    async with running(made) as engine:
-        scripted.on_launch = lambda _: Copying()
+    async with running(engine_over(scripted)) as engine:
+        scripted.on_launch, busy_s = lambda _: Copying(), engine.dispatcher.busy._value.get
         before, began = busy_s(), time.perf_counter()
         async with trio.open_nursery() as nursery:
             for token in (1, 2):
@@ -242,7 +185,7 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
         offload.launch = 2
         return runner
 
-    engine = Engine(Worker(load, offload, Metrics().of_engine("m")))
+    engine = engine_over(load, offload=offload)
     outputs: dict[int, PoolingOutput] = {}
 
     async def one(token: int) -> None:
@@ -260,33 +203,6 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
     assert engine.worker.offload.statistics()["launch"].borrowed == 0
 
 
-async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arrive():
-    gates = {length: threading.Event() for length in (300, 301, 3)}
-    launched = {length: threading.Event() for length in gates}
-
-    def compute(batch: Batch) -> None:
-        length = len(batch.requests[0].prompt.token_ids)
-        launched[length].set()
-        assert gates[length].wait(60)
-
-    runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
-    engine = engine_over(lambda: runner, launches=2)
-    async with running(engine), trio.open_nursery() as nursery:
-        gates[3].set()
-        for _ in range(100):  # what makes short rows more than an eighth of all tokens
-            await engine.submit(request(1, 2, 3))
-        nursery.start_soon(engine.submit, request(*range(300)))
-        await in_thread(launched[300].wait)
-        nursery.start_soon(engine.submit, request(*range(301)))
-        launched[3].clear()
-        await engine.submit(request(1, 2, 3))
-        assert launched[3].is_set()
-        assert not launched[301].is_set(), "it waits for the thread that computes the other long row"
-        gates[300].set()
-        await in_thread(launched[301].wait)
-        gates[301].set()
-
-
 async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():
     gates = {token: threading.Event() for token in range(1, 6)}
     launched = {token: threading.Event() for token in gates}
@@ -297,7 +213,7 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
         assert gates[token].wait(60)
 
     runner = ScriptedRunner(has_own_threads=True, on_launch=compute, default_batch_tokens=1000)
-    engine = engine_over(lambda: runner)
+    engine = engine_over(runner)
     outputs: dict[int, PoolingOutput] = {}
 
     async def one(token: int, length: int = 1) -> None:
@@ -325,7 +241,7 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
     assert outputs[3].forward_s < time.perf_counter() - waited
 
     launched[1].clear()
-    async with running(engine_over(lambda: runner)) as engine, trio.open_nursery() as nursery:
+    async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
         for gate in gates.values():
             gate.clear()
         nursery.start_soon(engine.submit, request(5))
@@ -338,32 +254,10 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
     assert launched[1].is_set()
 
 
-async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
-    together = threading.Barrier(2)
-    runner = ScriptedRunner(
-        concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None, default_batch_tokens=300
-    )
-    engine = engine_over(lambda: runner, launches=2)
-    async with running(engine), trio.open_nursery() as nursery:
-        for length in (300, 301):
-            nursery.start_soon(engine.submit, request(*range(length)))
-    assert len(runner.batches) == 2
-
-
-async def test_priority_decides_who_rides_next(engine, scripted):
-    scripted.default_batch_tokens = 1
-    async with computing(engine, scripted) as nursery:
-        nursery.start_soon(engine.submit, request(*[2] * 60, priority=1))
-        await wait_all_tasks_blocked()
-        nursery.start_soon(engine.submit, request(*[3] * 60, priority=0))
-        await wait_all_tasks_blocked()
-    assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
-
-
 @pytest.mark.usefixtures("one_in_flight")
 async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted):
     scripted.default_batch_tokens = 1
-    async with running(engine_over(lambda: scripted)) as engine, computing(engine, scripted) as nursery:
+    async with running(engine_over(scripted)) as engine, computing(engine, scripted) as nursery:
 
         @nursery.start_soon
         async def late() -> None:
@@ -375,22 +269,14 @@ async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted)
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3]
 
 
-async def test_matryoshka_dimensions_reach_the_runner(engine):
-    output = await engine.submit(request(5, params=(Embed(dimensions=2),)))
-    assert output.values[0].tolist() == [1, 5]
-
-
 # -- states -------------------------------------------------------------------------------------------
 
+PROBE = request(5, 6)
 
-async def test_before_the_model_is_loaded_work_is_refused(scripted):
-    loading = threading.Event()
 
-    def load() -> ScriptedRunner:
-        loading.wait()
-        return scripted
-
-    engine = engine_over(load)
+async def test_before_the_model_is_loaded_and_has_computed_a_row_work_is_refused():
+    loading, runner = threading.Event(), ScriptedRunner(probe_request=PROBE)
+    engine = engine_over(lambda: loading.wait() and runner)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         assert engine.statistics().state == "loading"
@@ -402,48 +288,72 @@ async def test_before_the_model_is_loaded_work_is_refused(scripted):
             _ = engine.facts.dimensions
         loading.set()
         await engine.wait_ready()
+        assert [batch.requests for batch in runner.batches] == [(PROBE,)]
         assert engine.statistics().state == "ready"
-        assert engine.facts.dimensions == 8
+        assert (engine.facts.dimensions, engine.facts.probe_request) == (8, PROBE)
         nursery.cancel_scope.cancel()
     assert engine.statistics().state == "dead"
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_engine_as_itself(scripted):
-    def load() -> ScriptedRunner:
-        raise ModelLoadError("no such model")
+def broken(*_) -> None:
+    raise ModelLoadError("broken")
 
-    engine = engine_over(load)
-    with pytest.raises(ModelLoadError, match="no such model"):
+
+NAN = CopiedBatch([(np.array([np.nan], dtype=np.float32),)])
+
+UNUSABLE = {
+    "it cannot be loaded": (broken, "broken"),
+    "it cannot compute its first row": (ScriptedRunner(probe_request=PROBE, on_launch=broken), "cannot compute"),
+    "its first row is not finite": (ScriptedRunner(probe_request=PROBE, on_launch=lambda _: NAN), "not finite"),
+}
+
+
+@pytest.mark.parametrize(("runner", "reason"), UNUSABLE.values(), ids=UNUSABLE)
+async def test_a_model_that_cannot_be_used_ends_the_engine_with_the_reason(runner, reason):
+    engine = engine_over(runner)
+    with pytest.raises(ModelLoadError, match=reason):
         await engine.run()
     with pytest.raises(EngineDeadError):
         await engine.wait_ready()
 
 
-async def test_loading_does_not_keep_a_process_that_is_told_to_leave(scripted):
+async def test_loading_does_not_keep_a_process_that_is_told_to_leave():
     release = threading.Event()
-
-    def load() -> ScriptedRunner:
-        release.wait()
-        return scripted
-
     async with trio.open_nursery() as nursery:
-        await nursery.start(engine_over(load).run)
+        await nursery.start(engine_over(release.wait).run)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     release.set()
 
 
-DEATHS = {"the device is lost": RunnerDeadError("lost"), "the runner exits": SystemExit(3)}
+class NeverCopied:
+    def __await__(self):
+        yield from trio.sleep_forever().__await__()
 
 
-@pytest.mark.parametrize("error", DEATHS.values(), ids=DEATHS)
-async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, error):
-    def die(batch: Batch) -> None:
+def failing_with(error: BaseException) -> Callable[[Batch], None]:
+    def fail(_: Batch) -> None:
         raise error
 
-    scripted.on_launch = die
+    return fail
+
+
+IS_OVER = threading.Event()
+
+DEATHS = {
+    "the device is lost": (failing_with(RunnerDeadError("lost")), math.inf, "lost"),
+    "the runner exits": (failing_with(SystemExit(3)), math.inf, "SystemExit"),
+    "a launch does not return": (lambda _: IS_OVER.wait(60) and None, 0.05, "wedged"),
+    "a copy does not return": (lambda _: NeverCopied(), 0.05, "wedged"),
+}
+
+
+@pytest.mark.parametrize(("on_launch", "timeout_s", "reason"), DEATHS.values(), ids=DEATHS)
+async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, on_launch, timeout_s, reason):
+    scripted.on_launch = on_launch
     scripted.gate.clear()
-    engine = engine_over(lambda: scripted)
+    IS_OVER.clear()
+    engine = engine_over(scripted, batch_timeout_s=timeout_s)
     failed: list[int] = []
 
     async def one(token: int) -> None:
@@ -452,16 +362,15 @@ async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, e
         failed.append(token)
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
+        async with running(engine):
             with trio.CancelScope(shield=True):
                 async with trio.open_nursery() as waiters:
                     for token in range(20):
                         waiters.start_soon(one, token)
                     await in_thread(scripted.launching.wait)
                     scripted.gate.set()
-    assert caught.group_contains(EngineDeadError)
+    IS_OVER.set()
+    assert caught.group_contains(EngineDeadError, match=reason)
     assert sorted(failed) == list(range(20))
     assert engine.statistics().state == "dead"
     assert engine.statistics().queued_rows == 0
@@ -470,38 +379,8 @@ async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, e
         await engine.submit(request(1))
 
 
-@pytest.mark.parametrize("wedged_in", ["launch", "copy"])
-async def test_a_batch_that_never_comes_back_means_that_the_device_is_wedged(scripted, wedged_in):
-    class NeverCopied:
-        def __await__(self):
-            yield from trio.sleep_forever().__await__()
-
-    if wedged_in == "launch":
-        scripted.gate.clear()
-    else:
-        scripted.on_launch = lambda batch: NeverCopied()
-    engine = engine_over(lambda: scripted, batch_timeout_s=0.05)
-    outcome: list[Exception] = []
-
-    async def one() -> None:
-        try:
-            await engine.submit(request(1))
-        except EngineDeadError as error:
-            outcome.append(error)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
-            with trio.CancelScope(shield=True):
-                await one()
-    assert caught.group_contains(EngineDeadError, match="wedged")
-    assert len(outcome) == 1
-    scripted.gate.set()
-
-
 async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
-    async with running(engine_over(lambda: scripted, max_queue_s=1)) as engine:
+    async with running(engine_over(scripted, max_queue_s=1)) as engine:
         with engine.admit(EstimatedWork(tokens=10**9)):
             engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
             await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
@@ -513,18 +392,8 @@ async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
         assert engine.statistics().admitted_tokens == 0
 
 
-async def test_a_row_whose_deadline_has_passed_is_not_computed(scripted):
-    async with running(engine_over(lambda: scripted)) as engine:
-        late = replace(request(1), deadline=trio.current_time())
-        with pytest.raises(DeadlineExceededError):
-            await engine.submit(late)
-        assert scripted.batches == []
-        await engine.submit_all([request(2), replace(request(3), deadline=trio.current_time() + 60)])
-        assert engine.statistics().queued_rows == 0
-
-
 async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_early(scripted):
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         for _ in range(MIN_BATCHES):
             engine.dispatcher.rates.observe(0, 1, 3600.0, left_waiting=True)
         queue, soon = Scheduler(seconds_of=engine.dispatcher.seconds_of), trio.current_time() + 60
@@ -536,13 +405,9 @@ async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_e
         assert isinstance(second.error, DeadlineExceededError)
 
 
-async def test_its_repr_tells_its_state(engine):
-    assert repr(engine) == "<Engine ready, <Scheduler 0 rows, 0 tokens>, 0 batches in flight>"
-
-
 async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(scripted):
     scripted.default_batch_tokens = 10_000
-    engine = engine_over(lambda: scripted)
+    engine = engine_over(scripted)
     answered: list[int] = []
     failed: list[int] = []
     first_answer = trio.Event()
@@ -557,9 +422,7 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest
 
     scripted.gate.clear()
     with trio.fail_after(10):
-        async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
+        async with trio.open_nursery() as waiters, running(engine):
             waiters.start_soon(one, 1)
             await in_thread(scripted.launching.wait)
             for token in range(2, 1002):
@@ -569,7 +432,6 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest
             await first_answer.wait()
             while len(answered) < 2:
                 await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
     assert sorted(answered + failed) == list(range(1, 1002))
     assert failed
 
@@ -579,35 +441,3 @@ async def test_a_row_without_tokens_fails_alone(engine):
     with pytest.raises(BatchFailedError, match="no tokens"):
         await engine.submit(empty)
     assert (await engine.submit(request(1, 2))).values
-
-
-# -- the first row --------------------------------------------------------------------------------------
-
-PROBE = request(5, 6)
-
-
-def broken(_) -> None:
-    raise ValueError("broken")
-
-
-async def test_an_engine_is_ready_once_it_has_computed_a_row():
-    runner = ScriptedRunner(probe_request=PROBE)
-    async with running(engine_over(lambda: runner)) as engine:
-        assert [batch.requests for batch in runner.batches] == [(PROBE,)]
-        assert engine.statistics().state == "ready"
-        assert engine.facts.probe_request is PROBE
-
-
-async def test_a_model_that_cannot_compute_its_first_row_ends_the_engine_as_one_that_cannot_be_loaded():
-    engine = engine_over(lambda: ScriptedRunner(probe_request=PROBE, on_launch=broken))
-    with pytest.raises(ModelLoadError, match="cannot compute"):
-        await engine.run()
-    with pytest.raises(EngineDeadError):
-        await engine.wait_ready()
-
-
-async def test_a_model_that_answers_nan_ends_the_engine_as_one_that_cannot_be_loaded():
-    nan = CopiedBatch([(np.array([np.nan], dtype=np.float32),)])
-    engine = engine_over(lambda: ScriptedRunner(probe_request=PROBE, on_launch=lambda _: nan))
-    with pytest.raises(ModelLoadError, match="not finite"):
-        await engine.run()

@@ -1,5 +1,6 @@
 """Where models will compute, decided from settings, files and the environment."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,35 +103,25 @@ def test_without_openvino_models_compute_in_processes_of_their_own(monkeypatch):
     assert default_placement(config, reads_images=False, cores=2) == "process"
 
 
-def test_a_cpu_build_gets_several_replicas_and_a_given_number_wins():
-    on_cpu = Config(models=("m",), loading=ModelConfig(device="cpu"))
-    assert 1 <= replicas_of(on_cpu) <= 4
-    named = Config(models=("m",), loading=ModelConfig(device="cuda"))
-    assert replicas_of(named) == 1
-    given = Config(models=("m",), loading=ModelConfig(device="cuda"), processes=ProcessesConfig(replicas=3))
-    assert replicas_of(given) == 3
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
-    ("settings", "gpus", "replicas"),
+    ("device", "settings", "gpus", "replicas"),
     [
-        ({}, 8, 8),
-        ({"replicas": "2/gpu"}, 8, 16),
-        ({"replicas": 3}, 8, 3),
-        ({}, 1, 1),
-        ({}, 0, 1),
-        ({"replicas": "2/gpu"}, 0, 2),
+        ("cuda", {}, 8, 8),
+        ("cuda", {"replicas": "2/gpu"}, 8, 16),
+        ("cuda", {"replicas": 3}, 8, 3),
+        ("cuda", {}, 1, 1),
+        ("cuda", {}, 0, 1),  # none is known where only torch can tell which there are
+        ("cuda", {"replicas": "2/gpu"}, 0, 2),
+        ("cpu", {}, 40, min(4, CORES)),
+        ("cpu", {"replicas": 3}, 40, 3),
     ],
     ids=str,
 )
-def test_each_gpu_gets_so_many_replicas_unless_their_number_is_given(settings, gpus, replicas):
-    """No GPU is known where only torch can tell which there are."""
-    config = Config(models=("m",), loading=ModelConfig(device="cuda"), processes=ProcessesConfig(**settings))
+def test_each_gpu_or_core_gets_so_many_replicas_unless_their_number_is_given(device, settings, gpus, replicas):
+    config = Config(models=("m",), loading=ModelConfig(device=device), processes=ProcessesConfig(**settings))
     placed = with_replicas(config, gpus)
     assert placed.processes.replicas == replicas_of(placed) == replicas
     assert decode_config(encode_config(placed)) == placed
-
-
-def test_on_cpu_gpus_do_not_count():
-    config = Config(models=("m",), loading=ModelConfig(device="cpu"))
-    assert replicas_of(with_replicas(config, 40)) == replicas_of(config) <= 4

@@ -1,46 +1,38 @@
-"""The batches of a window depend on the rows of the window alone."""
+"""The batches of a window depend on the rows of the window alone, and are computed beside other rows."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
 import trio
+from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.test_local import engine_over, running
-from tests.engine.windows import Members, compute_window
+from tests.engine.engines import Members, compute_window, engine_over, first_ids, in_thread, row, running
 from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import computing_config
+from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.planned_window import PlannedWindow, planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, EngineProcessDiedError
-from trio_pool_serve.types import ImageFeatures, PoolingRequest, RenderedPrompt
+from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, EngineProcessDiedError
+from trio_pool_serve.types import Batch, ImageFeatures, PooledBatch, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
-
-NO_TOKENS = np.zeros(0, dtype=np.int32)
-
-
-def row(tokens: int, first: int = 1) -> PoolingRequest:
-    ids = np.full(tokens, 1, dtype=np.int32)
-    ids[0] = first
-    return PoolingRequest(RenderedPrompt(ids))
 
 
 def shapes(runner: ScriptedRunner) -> list[list[tuple[int, int]]]:
     """Return length and first id of the rows of each batch."""
-    return [
-        [(request.tokens, int(request.prompt.token_ids[0])) for request in batch.requests] for batch in runner.batches
-    ]
+    return [[*zip(batch.lengths, first_ids(batch), strict=True)] for batch in runner.batches]
 
 
 async def test_batches_are_the_same_in_whatever_order_members_submit_and_whatever_else_waits(scripted):
     rng = random.Random(3)
     members = [[row(rng.randint(1, 30), rng.randint(1, 9)) for _ in range(rng.randint(1, 5))] for _ in range(12)]
     lengths = [[each.tokens for each in of_member] for of_member in members]
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         assert await compute_window(engine, *members, order=range(12)) == lengths
         alone = shapes(scripted)
         scripted.batches.clear()
@@ -54,7 +46,7 @@ async def test_batches_are_the_same_in_whatever_order_members_submit_and_whateve
 
 
 async def test_rows_wait_for_every_member_that_may_still_submit(scripted):
-    async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
+    async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
         members = Members(engine, 3)
         nursery.start_soon(members.submit, 0, row(3))
         nursery.start_soon(members.submit, 1, row(3))
@@ -68,7 +60,7 @@ async def test_rows_wait_for_every_member_that_may_still_submit(scripted):
 
 
 async def test_a_row_that_is_refused_is_in_no_batch_and_keeps_no_other_waiting(scripted):
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         engine.dispatcher.refused.refuse(QueueEntry(row(3, first=7)))
         with trio.fail_after(10):
             refused, computed = await compute_window(engine, [row(3, first=7)], [row(4)])
@@ -85,7 +77,7 @@ async def test_second_stages_are_planned_together_too(scripted):
             await member.submit_all(engine, [row(3 + index)])
             await member.submit_all(engine, [row(5 + index)])
 
-    async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
+    async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
         for index in range(2):
             nursery.start_soon(submit, index)
     assert [[tokens for tokens, _ in batch] for batch in shapes(scripted)] == [[4, 3], [6, 5]]
@@ -93,7 +85,7 @@ async def test_second_stages_are_planned_together_too(scripted):
 
 async def test_a_cancelled_member_lets_the_others_go_on(scripted):
     """Cancellation: at once, and the rows of the other members do not wait for it."""
-    async with running(engine_over(lambda: scripted)) as engine, trio.open_nursery() as nursery:
+    async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
         members = Members(engine, 3)
         nursery.start_soon(members.submit_cancellable, 0, row(3))
         nursery.start_soon(members.submit, 1, row(3))
@@ -107,7 +99,7 @@ async def test_a_cancelled_member_lets_the_others_go_on(scripted):
 
 @pytest.mark.usefixtures("one_in_flight")
 async def test_a_member_cancelled_after_planning_leaves_the_batch_as_it_is(scripted):
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         members = Members(engine, 2)
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
@@ -125,23 +117,15 @@ async def test_a_member_cancelled_after_planning_leaves_the_batch_as_it_is(scrip
 async def test_rows_with_images_do_not_wait_for_the_others(scripted):
     """They hold memory until they are computed, which other members may need to go on."""
     image = ImageFeatures({"pixel_values": np.zeros((1, 3), np.float32)}, (2,))
-    async with running(engine_over(lambda: scripted)) as engine:
+    async with running(engine_over(scripted)) as engine:
         members = Members(engine, 2)
         await members.submit(0, PoolingRequest(RenderedPrompt(np.ones(2, dtype=np.int32), images=image)))
         with members.window.members[1]:
             assert len(scripted.batches) == 1
 
 
-async def test_a_row_without_tokens_fails_alone(scripted):
-    async with running(engine_over(lambda: scripted)) as engine:
-        failed, computed = await compute_window(engine, [replace(row(1), prompt=RenderedPrompt(NO_TOKENS))], [row(3)])
-    assert isinstance(failed, BatchFailedError)
-    assert "has no tokens" in str(failed)
-    assert computed == [3]
-
-
 async def test_what_the_engine_raises_is_the_error_of_all_rows(scripted):
-    engine = engine_over(lambda: scripted)  # not loaded
+    engine = engine_over(scripted)  # not loaded
     assert [type(each) for each in await compute_window(engine, [row(3)], [row(3)])] == [EngineLoadingError] * 2
 
 
@@ -155,3 +139,113 @@ def test_every_row_is_in_one_batch_within_the_budget_and_little_is_padding(lengt
         padded = max(tokens) * len(tokens)
         assert padded <= max_tokens or len(batch) == 1
         assert padded - sum(tokens) <= max(max_tokens // 64, 0.1 * padded)
+
+
+# -- on a runner that computes planned batches at idle priority, for however long that takes -----------
+
+
+@define(eq=False)
+class HeldUp:
+    """Has planned batches wait until they are let go, as they do while others keep the cores busy."""
+
+    launching: threading.Event = field(factory=threading.Event, init=False)
+    let_go: threading.Event = field(factory=threading.Event, init=False)
+
+    def __call__(self, batch: Batch) -> PooledBatch | None:
+        if batch.is_planned:
+            self.launching.set()
+            assert self.let_go.wait(60)
+        return None
+
+
+@pytest.fixture
+def held_up() -> HeldUp:
+    return HeldUp()
+
+
+@pytest.fixture
+def runner(held_up: HeldUp) -> ScriptedRunner:
+    return ScriptedRunner(background_launches=1, on_launch=held_up)
+
+
+async def test_other_rows_are_computed_while_a_planned_batch_is(runner, held_up):
+    async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
+        members = Members(engine, 1)
+        nursery.start_soon(members.submit, 0, row(3), row(2))
+        await in_thread(lambda: held_up.launching.wait(60))
+        assert (await engine.submit(row(5))).values[0][0] == 5
+        assert members.outcomes == {}
+        assert engine.statistics().in_flight_batches == 1
+        held_up.let_go.set()
+    assert members.outcomes == {0: [3, 2]}
+    assert [len(batch.requests) for batch in runner.batches[-2:]] == [2, 1]
+
+
+async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_a_time(runner, held_up):
+    async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
+        before = len(runner.batches)
+        nursery.start_soon(compute_window, engine, [row(40), row(40), row(40)])  # a batch each, by the budget of 64
+        await in_thread(lambda: held_up.launching.wait(60))
+        await engine.submit(row(1))
+        assert len(runner.batches) == before + 2
+        held_up.let_go.set()
+    assert len(runner.batches) == before + 4
+
+
+async def test_other_rows_do_not_wake_those_that_take_planned_batches(runner, held_up, monkeypatch):
+    held_up.let_go.set()
+    looked: list[str] = []
+    take = Dispatcher._take
+    monkeypatch.setattr(
+        Dispatcher, "_take", lambda self, devices: looked.append(devices[0].kind) or take(self, devices)
+    )
+    async with running(engine_over(runner)) as engine:
+        await engine.submit(row(5))
+        looked.clear()
+        for _ in range(10):
+            await engine.submit(row(5))
+        assert {*looked} == {"launch"}
+        await compute_window(engine, [row(3)])
+        assert "background" in looked
+
+
+async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(runner, held_up, mock_clock, monkeypatch):
+    monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-10)
+    engine = engine_over(runner, batch_timeout_s=5.0)
+    async with running(engine), trio.open_nursery() as nursery:
+        nursery.start_soon(compute_window, engine, [row(3)])
+        await in_thread(lambda: held_up.launching.wait(60))
+        mock_clock.jump(1000)
+        assert (await engine.submit(row(5))).values[0][0] == 5
+        assert (engine.state, engine.statistics().oldest_in_flight_s) == ("ready", 0.0)
+        held_up.let_go.set()
+
+
+async def test_how_long_planned_batches_take_is_not_expected_of_others(runner, held_up):
+    held_up.let_go.set()
+    async with running(engine_over(runner)) as engine:
+        known = engine.statistics().tokens_per_s
+        for _ in range(20):
+            await compute_window(engine, [row(3), row(2)])
+        assert engine.statistics().tokens_per_s == known
+        assert engine.statistics().batches >= 20
+
+
+async def test_an_engine_that_is_cancelled_does_not_wait_for_planned_batches(runner, held_up):
+    async with trio.open_nursery() as nursery:
+        async with running(engine_over(runner)) as engine:
+            members = Members(engine, 1)
+            nursery.start_soon(members.submit, 0, row(3))
+            await in_thread(lambda: held_up.launching.wait(60))
+        held_up.let_go.set()
+    assert isinstance(members.outcomes[0], EngineDeadError)
+
+
+async def test_a_planned_batch_that_fails_is_computed_again_in_parts(runner, held_up):
+    def fail_together(batch: Batch) -> None:
+        if batch.is_planned and len(batch.requests) > 1:
+            raise ValueError("too many")
+
+    runner.on_launch = fail_together
+    async with running(engine_over(runner)) as engine:
+        assert await compute_window(engine, [row(3), row(2)]) == [[3, 2]]

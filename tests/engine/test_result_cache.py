@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.test_local import engine_over, request, running
+from tests.engine.engines import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
@@ -25,7 +25,6 @@ from trio_pool_serve.engine.result_cache import (
     Key,
     ModelResults,
     ResultCache,
-    _digest,
     _encoded,
 )
 from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, NotFiniteError
@@ -34,7 +33,6 @@ from trio_pool_serve.types import (
     Classify,
     CopiedBatch,
     Embed,
-    EmbedChunks,
     ImageFeatures,
     MaxSim,
     PooledValue,
@@ -66,38 +64,6 @@ def held(cache: ResultCache) -> list[Key]:
     return [*cache._entries]
 
 
-def test_what_was_put_is_there_and_counted():
-    cache = ResultCache(10 * NBYTES)
-    assert cache.get(key(1)) is None
-    cache.put(key(1), vector(5))
-    (found,) = cache.get(key(1)) or ()
-    assert np.array_equal(found, vector(5)[0])
-    statistics = cache.statistics()
-    assert (statistics.entries, statistics.bytes, statistics.hits, statistics.misses) == (1, NBYTES, 1, 1)
-
-
-def test_what_was_used_longest_ago_goes_first():
-    cache = ResultCache(3 * NBYTES)
-    for number in (1, 2, 3):
-        cache.put(key(number), vector(number))
-    assert cache.get(key(1)) is not None
-    cache.put(key(4), vector(4))
-    assert held(cache) == [key(3), key(1), key(4)]
-    cache.put(key(3), vector(9))  # again: used, and of other numbers
-    cache.put(key(5), vector(5))
-    assert held(cache) == [key(4), key(3), key(5)]
-    assert cache.statistics().evictions == 2
-
-
-def test_several_go_for_one_that_is_larger():
-    cache = ResultCache(4 * NBYTES)
-    for number in range(4):
-        cache.put(key(number), vector(number))
-    cache.put(key(9), vector(9, NUMBERS + NBYTES // 4))  # as many bytes as two
-    assert held(cache) == [key(2), key(3), key(9)]
-    assert cache.statistics().bytes == 4 * NBYTES
-
-
 def test_what_is_larger_than_the_cache_or_than_a_row_may_be_is_not_kept():
     cache = ResultCache(NBYTES)
     cache.put(key(1), vector(1))
@@ -122,17 +88,6 @@ def test_what_is_kept_is_a_copy_that_cannot_be_written_to():
     for array in (dense, weights.indices, weights.values):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 7
-
-
-def test_the_results_of_one_model_are_forgotten():
-    cache = ResultCache(10 * NBYTES)
-    for number in range(3):
-        cache.put(key(number, model=1), vector(1))
-        cache.put(key(number, model=2), vector(2))
-    cache.forget(1)
-    assert held(cache) == [key(number, model=2) for number in range(3)]
-    assert cache.statistics().bytes == 3 * NBYTES
-    assert cache.statistics().evictions == 0
 
 
 OPERATIONS = st.lists(
@@ -190,7 +145,7 @@ def test_python_takes_no_more_than_what_is_counted(count):
 
 @pytest.fixture
 async def engine(scripted: ScriptedRunner) -> AsyncIterator[Engine]:
-    async with running(engine_over(lambda: scripted)) as ready:
+    async with running(engine_over(scripted)) as ready:
         yield ready
 
 
@@ -236,10 +191,10 @@ async def test_only_rows_that_are_not_known_are_computed(results, engine, script
 
 
 async def test_rows_that_are_all_known_reach_no_engine(results, scripted):
-    engine = engine_over(lambda: scripted)
+    engine = engine_over(scripted)
     async with running(engine):
         await compute(results, engine, [request(1)])
-    stopped = engine_over(lambda: scripted)
+    stopped = engine_over(scripted)
     outputs, known = await compute(results, stopped, [request(1), request(1)])
     assert known == "2/2"
     assert [output.values[0][2] for output in outputs] == [1, 1]
@@ -381,22 +336,6 @@ async def test_rows_that_their_request_does_not_accept_are_not_cached(results, e
     assert results.cache.statistics().entries == 0
 
 
-async def test_a_request_that_is_cancelled_leaves_nothing_half(results, engine, scripted):
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(compute, results, engine, [request(number) for number in range(1, 6)])
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    scripted.gate.set()
-    with trio.fail_after(10):
-        while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (launched rows are still computed)
-            await trio.sleep(0.001)
-    assert results.cache.statistics().entries == 0
-    _, known = await compute(results, engine, [request(number) for number in range(1, 6)])
-    assert known == "0/5"
-    assert results.cache.statistics().entries == 5
-
-
 async def test_cancellation_ends_a_request_whose_rows_are_all_known(results, engine):
     await compute(results, engine, [request(1)])
     with trio.move_on_after(0) as scope:
@@ -447,32 +386,3 @@ async def test_many_requests_at_a_time_get_what_is_theirs(engine, scripted):
     assert statistics.hits > 0
     assert statistics.evictions > 0
     assert statistics.bytes <= 10_000
-
-
-IDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda ids: np.array(ids, dtype=np.int32))
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> RenderedPrompt:
-    ids = draw(IDS)
-    return RenderedPrompt(
-        ids,
-        draw(st.integers(0, 1)),
-        type_ids=draw(st.none() | st.just(np.ones_like(ids)) | st.just(np.zeros_like(ids))),
-        attended=draw(st.none() | st.integers(0, 2)),
-        kept=draw(st.none() | st.just(ids > 1)),
-        chunks=draw(st.none() | st.just(np.array([[0, len(ids)]], dtype=np.int32))),
-    )
-
-
-def described(prompt: RenderedPrompt) -> tuple:
-    arrays = (prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks)
-    return prompt.instruction_tokens, prompt.attended, *(None if one is None else one.tolist() for one in arrays)
-
-
-@given(prompts(), prompts(), st.sampled_from([Embed(), Embed(dimensions=3), EmbedChunks()]))
-def test_digests_are_equal_for_equal_rows_and_for_no_others(first, second, params):
-    encoded = _encoded((params,))
-    assert encoded is not None
-    assert (_digest(first, encoded) == _digest(second, encoded)) == (described(first) == described(second))
-    assert _digest(first, encoded) != _digest(first, _encoded((Classify(),)) or b"")

@@ -1,19 +1,37 @@
+import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import trio
-from hypothesis import given
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from trio.testing import wait_all_tasks_blocked
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
-from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, ShortBatchBudget, length_class
+from trio_pool_serve.engine.admission import COMES_AGAIN, Admission, EstimatedWork
+from trio_pool_serve.engine.batching import (
+    FREE_PADDING_DIVISOR,
+    MAX_PADDING_SHARE,
+    BatchBudget,
+    BatchLimits,
+    ShortBatchBudget,
+    length_class,
+)
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
-from trio_pool_serve.engine.waiting_rows import FAIRNESS
-from trio_pool_serve.types import PlannedBatch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
+from trio_pool_serve.types import Client, PlannedBatch, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -36,70 +54,7 @@ def queue_of(*entries: QueueEntry) -> Scheduler:
     return queue
 
 
-def test_a_batch_stays_within_the_padded_budget():
-    entries = [entry(3) for _ in range(6)]
-    queue = queue_of(*entries)
-    assert take(queue, 14) == entries[:4]
-    assert take(queue, 14) == entries[4:]
-    assert take(queue, 14) == []
-
-
-def test_an_entry_longer_than_the_budget_rides_alone():
-    long, short = entry(100), entry(1)
-    queue = queue_of(long, short)
-    assert take(queue, 10) == [short]
-    assert take(queue, 10) == [long]
-
-
-def test_the_smaller_priority_goes_first_and_age_decides_among_equals():
-    late, first, second, urgent = entry(1, 5), entry(1), entry(1), entry(1, -1)
-    assert take(queue_of(late, first, second, urgent), 100) == [urgent, first, second, late]
-
-
-def test_a_withdrawn_entry_leaves_at_once_with_its_tokens():
-    kept, gone = entry(2), entry(5)
-    queue = queue_of(kept, gone)
-    queue.withdraw(gone)
-    queue.withdraw(gone)
-    assert len(queue) == 1
-    assert queue.tokens == 2
-    assert repr(queue) == "<Scheduler 1 rows, 2 tokens>"
-
-
-def test_a_batch_has_its_rows_in_the_queue_s_order():
-    entries = [entry(4), entry(5)]
-    batch = InFlightBatch(take(queue_of(*entries), 100)).batch
-    assert [request.tokens for request in batch.requests] == [4, 5]
-    assert (batch.tokens, batch.longest, batch.padded_tokens) == (9, 5, 10)
-
-
-async def test_waiting_ends_with_the_first_entry_and_takes_nothing():
-    queue = Scheduler()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.changed.park)
-        await wait_all_tasks_blocked()
-        queue.put_nowait(entry(1))
-    assert len(queue) == 1
-
-
-async def test_waiting_can_be_cancelled_and_resumed():
-    queue = Scheduler()
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await queue.changed.park()
-    assert scope.cancelled_caught
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.changed.park)
-        await wait_all_tasks_blocked()
-        queue.changed.unpark_all()
-
-
 # -- whose turn it is ---------------------------------------------------------------------------------
-
-
-def test_a_short_row_goes_before_a_long_one_that_came_earlier():
-    long, short = entry(512), entry(16)
-    assert take(queue_of(long, short), 2048) == [short]
 
 
 def test_a_single_row_goes_before_the_rest_of_a_large_request():
@@ -122,26 +77,6 @@ def test_a_request_s_rows_keep_their_order():
     assert [row for _ in range(10) for row in take(queue, 30 * 7)] == rows
 
 
-def test_the_smaller_priority_opens_a_batch_even_if_it_is_due_later():
-    urgent, ordinary = entry(512, -1), entry(16)
-    queue = queue_of(entry(16))
-    take(queue, 2048)
-    queue.put_nowait(ordinary)
-    queue.put_nowait(urgent)
-    assert take(queue, 2048, 100) == [urgent]
-
-
-def test_a_long_row_is_not_overtaken_for_ever_by_short_ones():
-    long = entry(512)
-    queue = queue_of(long)
-    for _ in range(FAIRNESS * 512 // (16 * 16) + 1):
-        for _ in range(16):
-            queue.put_nowait(entry(16))
-        take(queue, 16 * 16)
-    assert long not in [*queue]
-    assert queue.tokens > 0
-
-
 def test_a_single_row_goes_before_its_client_s_large_request_however_many_others_wait():
     queue = queue_of(*[entry(10, group=1 + client, client=1 + client) for client in range(40) for _ in range(200)])
     for _ in range(400):
@@ -150,17 +85,6 @@ def test_a_single_row_goes_before_its_client_s_large_request_however_many_others
     queue.put_nowait(single)
     taken = iter(lambda: take(queue, 1), [single])
     assert 1 not in {client for batch in taken for client in clients_of(batch)}
-
-
-def test_turns_are_the_same_after_much_has_been_computed():
-    queue = queue_of(entry(100_000))
-    take(queue, 2048)
-    large = [entry(34, group=1) for _ in range(100)]
-    long, single = entry(512, group=2), entry(34, group=3)
-    for row in (long, *large, single):
-        queue.put_nowait(row)
-    assert take(queue, 2 * 34) == [large[0], single]
-    assert take(queue, 2 * 34) == large[1:3]
 
 
 def test_the_rest_of_a_large_request_gets_its_eighth_while_others_never_stop_coming():
@@ -182,24 +106,6 @@ def test_rows_of_other_lengths_ride_along_as_long_as_they_waste_little():
     assert sorted(row.request.tokens for row in take(queue, 900)) == [95, 96, *[100] * 6]
 
 
-def test_lengths_mix_only_as_far_as_little_is_wasted():
-    rng = np.random.default_rng(0)
-    queue = queue_of(*[entry(int(tokens)) for tokens in np.clip(rng.lognormal(3.3, 0.9, 2000), 4, 512)])
-    padded = real = 0
-    while queue:
-        batch = InFlightBatch(take(queue, 2048)).batch
-        padded += batch.padded_tokens
-        real += batch.tokens
-    assert real / padded > 0.9
-
-
-def test_short_and_long_rows_never_ride_together():
-    queue = queue_of(*[entry(512 if index % 20 == 0 else 16) for index in range(400)])
-    while queue:
-        batch = InFlightBatch(take(queue, 2048)).batch
-        assert batch.tokens == batch.padded_tokens
-
-
 def test_a_length_is_rounded_up_by_an_eighth_at_most():
     for tokens in range(9000):
         assert tokens <= length_class(tokens) <= tokens * 9 / 8
@@ -212,20 +118,9 @@ def test_where_padding_is_not_computed_the_budget_is_of_tokens():
     assert not budget.is_full
     assert budget.try_add(1)
     assert budget.is_full
-    queue = Scheduler()
-    entries = [entry(8), entry(1), entry(1)]
-    for each in entries:
-        queue.put_nowait(each)
-    assert len(take(queue, 10, pads=False)) == 3
-
-
-def test_a_budget_is_full_when_no_row_fits():
-    budget = BatchBudget(max_tokens=10, free_padding=0)
-    assert budget.try_add(5)
-    assert not budget.is_full
-    assert budget.try_add(5)
-    assert budget.is_full
-    assert not budget.try_add(1)
+    assert len(take(queue_of(entry(8), entry(1), entry(1)), 10, pads=False)) == 3
+    padding = BatchBudget(max_tokens=10, free_padding=0)
+    assert [(padding.try_add(5), padding.is_full) for _ in range(3)] == [(True, False), (True, True), (False, True)]
 
 
 # -- long work ------------------------------------------------------------------------------------------
@@ -270,15 +165,6 @@ def test_small_requests_that_devices_compute_for_other_processes_keep_batches_of
     assert len(take(queue, 2048, 100)) == 2048 // 34, "none has come for long"
 
 
-def test_only_rows_with_the_key_of_the_first_are_computed_together():
-    plain, images = ([entry(10, group=1), entry(10, group=2)] for _ in range(2))
-    for each in images:
-        each.key = "images"
-    queue = queue_of(plain[0], images[0], plain[1], images[1])
-    assert take(queue, 1000) == plain
-    assert take(queue, 1000) == images
-
-
 def settle(budget: ShortBatchBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:
     """Compute many rows of so many tokens; return how many of them the last batches had."""
     rows = []
@@ -318,53 +204,6 @@ def test_small_and_full_batches_do_not_change_the_budget_of_short_batches():
 
 # -- whatever happens ---------------------------------------------------------------------------------
 
-PUT = st.tuples(st.just("put"), st.integers(0, 600), st.integers(0, 4), st.integers(0, 1))
-WITHDRAW = st.tuples(st.just("withdraw"), st.integers(0, 50))
-TAKE = st.tuples(st.just("take"), st.integers(1, 3000), st.none() | st.integers(0, 400))
-
-
-@given(st.lists(PUT | WITHDRAW | TAKE, max_size=200))
-def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_after_its_deadline(steps):
-    queue = Scheduler()
-    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it its virtual deadline is at the latest
-    of_group: Counter[int] = Counter()
-
-    def take_some(max_tokens: int, short_batch_tokens: int | None) -> None:
-        began = queue.clock
-        taken = take(queue, max_tokens, short_batch_tokens)
-        assert bool(taken) == bool(waiting)
-        if not taken:
-            return
-        opening = taken[0]
-        came, _ = waiting[opening]
-        for row in taken:
-            del waiting[row]  # raises if it was not waiting: nothing is taken twice
-        assert len(taken) == 1 or InFlightBatch(taken).batch.padded_tokens <= max_tokens
-        for row, (_, virtual_deadline) in waiting.items():
-            assert row.request.priority >= opening.request.priority
-            if row.request.priority == opening.request.priority and virtual_deadline <= began:
-                assert came < virtual_deadline
-
-    for step in [*steps, *[("take", 500, None)] * len(steps)]:
-        match step:
-            case "put", tokens, group, priority:
-                row = entry(tokens, priority, group)
-                of_group[group] += tokens
-                weight = of_group[group] if group else tokens
-                waiting[row] = (queue.clock, queue.clock + max(2, 2 * FAIRNESS * weight))
-                queue.put_nowait(row)
-            case "withdraw", index if index < len(waiting):
-                row = list(waiting)[index]
-                del waiting[row]
-                queue.withdraw(row)
-            case "take", max_tokens, short_batch_tokens:
-                take_some(max_tokens, short_batch_tokens)
-        assert len(queue) == len(waiting)
-        assert set(queue) == set(waiting)
-        assert queue.tokens == sum(row.request.tokens for row in waiting)
-    assert not waiting
-    assert (queue.tokens, queue._clients, queue._groups) == (0, {}, {})
-
 
 # -- clients ------------------------------------------------------------------------------------------
 
@@ -383,39 +222,6 @@ def test_clients_take_turns_however_many_rows_each_has():
     assert Counter(clients_of(take(queue, 60))) == {1: 3, 2: 3}
     assert Counter(clients_of(take(queue, 100))) == {1: 8, 2: 2}
     assert clients_of(take(queue, 20)) == [1, 1]
-
-
-def test_turns_are_counted_in_tokens():
-    queue = queue_of(*[entry(100, client=1) for _ in range(50)], *[entry(10, client=2) for _ in range(500)])
-    taken = Counter()
-    for _ in range(40):
-        for row in take(queue, 100):
-            taken[row.request.client] += row.request.tokens
-    assert 0.8 < taken[1] / taken[2] < 1.25
-
-
-def test_a_client_that_begins_anew_has_no_credit_from_when_it_was_idle():
-    queue = queue_of(entry(10, client=2))
-    take(queue, 10)
-    for _ in range(20):
-        queue.put_nowait(entry(10, client=1))
-        take(queue, 10)
-    for _ in range(10):
-        queue.put_nowait(entry(10, client=1))
-        queue.put_nowait(entry(10, client=2))
-    assert Counter(clients_of(take(queue, 100))) == {1: 5, 2: 5}
-
-
-def test_a_priority_counts_among_the_rows_of_its_client_only():
-    queue = queue_of(entry(10, 5, client=1), *[entry(10, -9, client=2) for _ in range(20)], entry(10, 0, client=1))
-    taken = [(row.request.client, row.request.priority) for row in take(queue, 40)]
-    assert taken[0] == (1, 0)
-    assert Counter(taken) == {(1, 0): 1, (1, 5): 1, (2, -9): 2}
-
-
-def test_a_rank_counts_among_all_rows():
-    queue = queue_of(*[entry(10, client=1) for _ in range(9)], *[entry(10, client=2, rank=-1) for _ in range(5)])
-    assert clients_of(take(queue, 60)) == [2] * 5 + [1]
 
 
 def test_a_row_that_has_waited_for_too_long_comes_first_whatever_its_rank():
@@ -469,22 +275,14 @@ def take_any(queue: Scheduler, max_tokens: int, *, leaves_long: bool = False) ->
     return take(queue, max_tokens, leaves_long=leaves_long) or ([] if len(queue) else queue.take_planned())
 
 
-def test_a_planned_batch_is_taken_when_no_other_row_waits():
+def test_planned_batches_are_taken_whole_in_order_when_no_other_row_waits():
     queue = Scheduler()
-    planned = [entry(3, planned=PlannedBatch(7, 2)) for _ in range(2)]
+    first, second = ([entry(40, planned=PlannedBatch(number, 2)) for _ in range(2)] for number in (1, 2))
     other = entry(60)
-    queue.put_nowait(*planned, other)
-    assert take_any(queue, 64) == [other]
-    assert take_any(queue, 64) == planned
-    assert take_any(queue, 64) == []
-
-
-def test_it_is_taken_whole_however_large_and_in_the_order_of_arrival():
-    queue = Scheduler()
-    first, second = ([entry(40, planned=PlannedBatch(number, 3)) for _ in range(3)] for number in (1, 2))
-    queue.put_nowait(*first, *second)
-    assert take_any(queue, 64) == first
-    assert take_any(queue, 64) == second
+    queue.put_nowait(*first, *second, other)
+    assert (len(queue), queue.tokens) == (1, 60), "planned rows do not count as waiting"
+    assert list(queue) == [other, *first, *second], "those that fail with the engine"
+    assert [take_any(queue, 64) for _ in range(4)] == [[other], first, second, []]
 
 
 def test_it_waits_for_its_last_row_without_holding_up_the_next():
@@ -524,9 +322,214 @@ def test_withdrawn_rows_are_computed_with_their_batch_until_all_are_withdrawn():
     assert take_any(queue, 64) == []
 
 
-def test_planned_rows_do_not_count_as_waiting_but_are_among_those_that_fail_with_the_engine():
-    queue = Scheduler()
-    other, planned = entry(5), entry(3, planned=PlannedBatch(1, 1))
-    queue.put_nowait(planned, other)
-    assert (len(queue), queue.tokens) == (1, 5)
-    assert list(queue) == [other, planned]
+# -- whatever happens: queue, fairness and admission against a list, in whichever order ---------------
+
+TOKENS = st.sampled_from([1, 2, 3, 16, 17, 34, 100, 255, 256, 257, 400, 512, 3000]) | st.integers(1, 600)
+
+PRIORITIES = st.sampled_from([0, 0, 0, -1, 1, 2**63 - 1, -(2**63)])
+
+BUDGETS = st.sampled_from([1, 64, 512, 2048, 16_384])
+
+
+CLIENTS = [Client("a"), Client("b"), Client("trusted", may_outrank=True)]
+
+SENDERS = st.sampled_from(CLIENTS)
+
+KEYS = st.sampled_from(["", "", "images"])
+
+SECOND_PER_TOKEN = np.ones(WORK_CLASSES)
+
+
+def row_of(tokens: int, priority: int, group: int, client: Client, key: str) -> QueueEntry:
+    work = EstimatedWork(tokens=tokens, client=client, priority=priority)
+    prompt = RenderedPrompt(np.ones(tokens, dtype=np.int32))
+    group = group and group + 10 * CLIENTS.index(client)  # a request has one client
+    request = PoolingRequest(prompt, priority=priority, group=group, client=client.number, rank=work.rank)
+    return QueueEntry(request, key=key)
+
+
+class QueueModel(RuleBasedStateMachine):
+    """The queue, and what it must hold as a list."""
+
+    entries = Bundle("entries")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Scheduler()
+        self.waiting: list[QueueEntry] = []
+        self.arrived: dict[QueueEntry, int] = {}
+        """Its client's clock at the arrival of each entry that was ever put."""
+        self.gone: Counter[QueueEntry] = Counter()
+        """How often each one was taken or withdrawn."""
+        self.put_of_group: Counter[int] = Counter()
+        """Tokens put for each group since it last had none that wait."""
+        self.taken_tokens = 0
+        self.virtual_times: dict[int, int] = {}
+        """Of the clients that have rows waiting: where each began, plus the tokens taken of it."""
+        self.least_virtual_time = 0
+        self.admission = Admission(math.inf, lambda: SECOND_PER_TOKEN, margin=1.0)
+        self.admitted: dict[QueueEntry, ExitStack] = {}
+
+    def put(self, entry: QueueEntry) -> QueueEntry:
+        request = entry.request
+        self.arrived[entry] = self.virtual_times.setdefault(request.client, self.least_virtual_time)
+        self.admit(entry)
+        self.queue.put_nowait(entry)
+        self.waiting.append(entry)
+        self.put_of_group[request.group] += request.tokens
+        before = self.put_of_group[request.group] if request.group else request.tokens
+        wait = entry.virtual_deadline - self.arrived[entry]
+        assert FAIRNESS * request.tokens <= wait < 2 * FAIRNESS * before, (
+            "neither early nor later than its group allows"
+        )
+        return entry
+
+    def admit(self, entry: QueueEntry) -> None:
+        """Admit a row as a request. How long it waits is tested in ``test_admission``."""
+        request = entry.request
+        (client,) = (client for client in CLIENTS if client.number == request.client)
+        work = EstimatedWork(tokens=request.tokens, client=client, priority=request.priority)
+        waits_for = self.admission.wait_s(work)
+        assert 0 <= waits_for <= COMES_AGAIN * self.queue.tokens * (1 + 1e-9)
+        if request.rank > 0:
+            assert waits_for == pytest.approx(self.queue.tokens)
+        self.admitted[entry] = ExitStack()
+        self.admitted[entry].enter_context(self.admission.admit(work))
+
+    def go(self, entry: QueueEntry) -> None:
+        """Count that an entry has left, which it does once."""
+        self.admitted.pop(entry).close()
+        self.waiting.remove(entry)
+        if entry.request.client not in {other.request.client for other in self.waiting}:
+            del self.virtual_times[entry.request.client]
+        self.gone[entry] += 1
+        if entry.request.group not in {other.request.group for other in self.waiting}:
+            del self.put_of_group[entry.request.group]
+
+    @rule(target=entries, tokens=TOKENS, priority=PRIORITIES, client=SENDERS, key=KEYS)
+    def put_a_row(self, tokens: int, priority: int, client: Client, key: str) -> QueueEntry:
+        return self.put(row_of(tokens, priority, 0, client, key))
+
+    @rule(
+        target=entries,
+        lengths=st.lists(TOKENS, min_size=1, max_size=20),
+        priority=PRIORITIES,
+        group=st.integers(1, 4),
+        client=SENDERS,
+        keys=st.lists(KEYS, min_size=20, max_size=20),
+    )
+    def put_rows_of_a_request(self, lengths: list[int], priority: int, group: int, client: Client, keys: list[str]):
+        rows = [row_of(tokens, priority, group, client, key) for tokens, key in zip(lengths, keys, strict=False)]
+        return multiple(*map(self.put, rows))
+
+    @rule(entry=entries)
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Whether or not it still waits."""
+        if entry in self.waiting:
+            self.go(entry)
+        self.queue.withdraw(entry)
+        self.queue.withdraw(entry)
+
+    @rule(entry=consumes(entries))
+    def withdraw_for_good(self, entry: QueueEntry) -> None:
+        self.withdraw(entry)
+
+    @rule(max_tokens=BUDGETS, short_batch_tokens=st.none() | BUDGETS, leaves_long=st.booleans(), pads=st.booleans())
+    def take_a_batch(self, max_tokens: int, short_batch_tokens: int | None, leaves_long: bool, pads: bool) -> None:
+        before = [*self.waiting]
+        taken = self.queue.take(BatchLimits(max_tokens, short_batch_tokens, pads), leaves_long=leaves_long)
+        virtual_times = dict(self.virtual_times)
+        for entry in taken:
+            self.virtual_times[entry.request.client] += entry.request.tokens
+        last_virtual_time = self.virtual_times[taken[0].request.client] if taken else 0
+        for entry in taken:
+            self.go(entry)
+        self.taken_tokens += sum(entry.request.tokens for entry in taken)
+        if not taken:
+            assert not before or (leaves_long and all(entry.request.tokens > SHORT_TOKENS for entry in before))
+            return
+        least = min(self.virtual_times.values(), default=last_virtual_time)
+        self.least_virtual_time = max(self.least_virtual_time, least)
+        assert {entry.key for entry in taken} == {taken[0].key}
+        self.check_turn(taken, before, virtual_times, leaves_long=leaves_long)
+        self.check_budget(taken, max_tokens, pads=pads)
+
+    def check_turn(
+        self, taken: list[QueueEntry], before: list[QueueEntry], virtual_times: dict[int, int], *, leaves_long: bool
+    ) -> None:
+        """The right row of the right client opens the batch, and no other comes before one that is more urgent."""
+        opening = taken[0].request
+        candidates = [entry for entry in before if not (leaves_long and entry.request.tokens > SHORT_TOKENS)]
+        if opening.tokens > SHORT_TOKENS:
+            candidates = before
+        for other in (entry.request for entry in candidates):
+            assert opening.rank <= other.rank
+            if opening.rank == other.rank:
+                assert virtual_times[opening.client] <= virtual_times[other.client]
+        for other in candidates:
+            if (other.request.client, other.request.rank) == (opening.client, opening.rank):
+                assert opening.priority <= other.request.priority
+                if opening.priority == other.request.priority:
+                    assert taken[0].virtual_deadline <= other.virtual_deadline
+                    assert self.arrived[taken[0]] < other.virtual_deadline, "it came too late to be before the other"
+        ranks = [entry.request.rank for entry in taken]
+        assert ranks == sorted(ranks)
+        for client in CLIENTS:
+            for rank in set(ranks):
+                of_client = [
+                    entry.request.priority
+                    for entry in taken
+                    if (entry.request.client, entry.request.rank) == (client.number, rank)
+                ]
+                assert of_client == sorted(of_client)
+
+    def check_budget(self, taken: list[QueueEntry], max_tokens: int, *, pads: bool) -> None:
+        batch = InFlightBatch(taken).batch
+        if len(taken) == 1:
+            return
+        if pads:
+            free = max_tokens // FREE_PADDING_DIVISOR
+            assert batch.padded_tokens <= max_tokens
+            assert batch.padded_tokens - batch.tokens <= max(free, MAX_PADDING_SHARE * batch.padded_tokens)
+        else:
+            assert batch.tokens <= max_tokens
+
+    @invariant()
+    def holds_what_waits(self) -> None:
+        queue = self.queue
+        assert len(queue) == len(self.waiting)
+        assert Counter(queue) == Counter(self.waiting)
+        assert queue.tokens == sum(entry.request.tokens for entry in self.waiting)
+        assert queue.clock == self.taken_tokens
+        assert self.admission.tokens == queue.tokens
+
+    @invariant()
+    def each_leaves_once(self) -> None:
+        assert not self.gone or max(self.gone.values()) == 1
+        assert len(self.arrived) == len(self.waiting) + len(self.gone)
+
+    def teardown(self) -> None:
+        """Everything that waits is taken in the end, and nothing of it is left behind."""
+        for _ in range(len(self.waiting)):
+            self.take_a_batch(2048, None, leaves_long=False, pads=True)
+        self.holds_what_waits()
+        self.each_leaves_once()
+        assert not self.waiting
+        assert repr(self.queue) == "<Scheduler 0 rows, 0 tokens>"
+        assert not self.queue._groups
+        assert not self.queue._clients
+        assert not self.admission.sizes
+
+
+def run_model(examples: int, steps: int) -> None:
+    quiet = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(QueueModel, settings=quiet)
+
+
+def test_the_queue_does_what_a_list_would():
+    run_model(examples=60, steps=40)
+
+
+@pytest.mark.slow
+def test_the_queue_does_what_a_list_would_for_long():
+    run_model(examples=500, steps=60)

@@ -15,7 +15,7 @@ from tests.conftest import client_of, listening, render_templates_on_the_loop, r
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import until
-from trio_pool_serve.config import Config, ModelChangesConfig, NetworkConfig, TimeLimitsConfig
+from trio_pool_serve.config import Config, ModelChangesConfig, NetworkConfig, ProcessesConfig, TimeLimitsConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.service import Service
 
@@ -127,15 +127,17 @@ async def changing(
     loader: Loader | None = None,
     network: NetworkConfig | None = None,
     drain_timeout_s: float = 30.0,
+    replicas: int | None = None,
     **settings: object,
 ) -> AsyncIterator[Changing]:
     """Run a service with models ``at_start``, and a server over it; folders ``a`` to ``d`` are there to be loaded."""
     loader = loader or Loader()
     for name in "abcd":
-        write_scripted_folder(folder / name)
+        write_scripted_folder(folder / name, max_length=16 if name == "b" else 64)
     config = Config(
         models=tuple(f"{name}={folder / name}" for name in at_start),
         network=network or NetworkConfig(api_key="admin-key"),
+        processes=ProcessesConfig(replicas=replicas),
         time_limits=TimeLimitsConfig(drain_timeout_s=drain_timeout_s),
         model_changes=ModelChangesConfig(**{"model_api": True, **settings}),
     )

@@ -12,9 +12,8 @@ import attrs
 import httpx
 import pytest
 import trio
-import trio.lowlevel
 
-from tests.conftest import assert_idle, running, wait_idle
+from tests.conftest import full_queue, running, wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
@@ -22,7 +21,7 @@ from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelChangesConfig
 from trio_pool_serve.engine.deep_probe import DeepProbe
-from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
+from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
 from trio_pool_serve.models.loading import runner_loader
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, RenderingParams, TextPart
@@ -37,10 +36,65 @@ async def live(tmp_path: Path) -> AsyncIterator[Changing]:
         yield live
 
 
+# -- several models: each has its own queue, all share the threads ------------------------------------
+
+
+async def test_requests_choose_by_name_the_first_is_the_default_and_an_unknown_name_is_404(tmp_path):
+    async with changing(tmp_path, at_start=("a", "b")) as live:
+        for name in ("a", "b", None):
+            assert (await live.embed(name)).json()["model"] == (name or "a")
+        load = (await live.client.get("/load", headers=ADMIN)).json()["models"]
+        assert (load["a"]["batches"], load["b"]["batches"]) == (2, 1)
+        assert await live.metric('trio_pool_serve_queue_seconds_count{model="b"}') == 1.0
+        assert await live.metric('trio_pool_serve_engine{model="b",of="ready"}') == 1.0
+        unknown = await live.embed("c")
+        assert unknown.status_code == 404
+        assert "The model `c` does not exist. This server has: a, b." in unknown.json()["error"]["message"]
+        cards = {card["id"]: card for card in (await live.client.get("/v1/models", headers=ADMIN)).json()["data"]}
+        assert {name: card["max_model_len"] for name, card in cards.items()} == {"a": 64, "b": 16}
+        with full_queue(live.service):
+            assert [(await live.embed(name)).status_code for name in ("a", "b")] == [429, 200]
+
+
+async def test_they_take_turns_on_the_thread_that_computes(tmp_path):
+    """One device, one thread: while one model's batch is launched, the other's waits, and then has its turn."""
+    async with changing(tmp_path, at_start=("a", "b"), replicas=1) as live:
+        (other,) = live.loader.runners["b"]
+        async with live.in_use("a"):
+            await trio.to_thread.run_sync(live.loader.runners["a"][0].launching.wait)
+            async with live.asking(live.embed, "b"):
+                await until(lambda: live.service.served["b"].engine.statistics().in_flight_batches)
+                assert other.batches == []
+                live.loader.runners["a"][0].gate.set()
+        assert len(other.batches) == 1
+
+
+async def test_no_request_is_answered_before_all_are_loaded(tmp_path):
+    """Loading keeps the thread that computes: a request would wait for minutes."""
+    loader = Loader(held={"b"})
+    models = tuple(f"{name}={write_scripted_folder(tmp_path / name)}" for name in "ab")
+    service = Service(Config(models=models), loader.load)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        await loader.wait_entered()
+        assert service.state == "loading"
+        with pytest.raises(EngineLoadingError):
+            service.model("a")
+        with pytest.raises(NotFoundError):
+            service.model("c")
+        loader.gate.set()
+        await service.wait_ready()
+        assert service.model("a").name == "a"
+        nursery.cancel_scope.cancel()
+
+
+# -- changes -------------------------------------------------------------------------------------------
+
+
 async def test_a_model_is_loaded_computes_and_is_unloaded(live):
     assert (await live.embed("bb")).status_code == 404
     card = (await live.load("b")).json()
-    assert (card["id"], card["state"], card["max_model_len"], card["task"]) == ("b", "loaded", 64, "embed")
+    assert (card["id"], card["state"], card["max_model_len"], card["task"]) == ("b", "loaded", 16, "embed")
     answer = (await live.embed("b")).json()
     assert (answer["model"], len(answer["data"][0]["embedding"])) == ("b", 5)
     assert await live.states() == {"a": "loaded", "b": "loaded"}
@@ -62,30 +116,20 @@ async def test_further_names_select_the_same_model_and_are_all_taken(live):
     assert (await live.states()) == {"a": "loaded"}
 
 
-async def test_nothing_refers_to_a_model_that_has_been_unloaded(live):
+async def test_nothing_refers_to_a_model_that_has_been_unloaded_and_a_thread_has_freed_its_runner(live):
     await live.load("b")
     await live.embed("b")
-    (runner,) = live.loader.runners.pop("b")
-    served = weakref.ref(live.service.served["b"])
-    references = weakref.ref(runner), weakref.ref(live.service.model("b").renderer)
-    del runner
+    threads: list[threading.Thread] = []
+    weakref.finalize(live.loader.runners.pop("b")[0], lambda: threads.append(threading.current_thread()))
+    served, renderer = weakref.ref(live.service.served["b"]), weakref.ref(live.service.model("b").renderer)
     await live.unload("b")
     gc.collect()
-    assert [reference() for reference in references] == [None, None]
+    assert [thread.name for thread in threads] == ["load"]
+    assert renderer() is None
     await live.embed()
     gc.collect()
     assert served() is None
     assert 'model="b"' not in (await live.client.get("/metrics", headers=ADMIN)).text
-
-
-async def test_a_runner_is_freed_in_a_thread(tmp_path):
-    async with changing(tmp_path) as changed:
-        assert (await changed.load("b")).status_code == 200
-        threads = []
-        weakref.finalize(changed.loader.runners["b"][0], lambda: threads.append(threading.current_thread()))
-        changed.loader.runners.clear()
-        assert (await changed.unload("b")).status_code == 200
-        assert [thread.name for thread in threads] == ["load"]
 
 
 async def test_a_model_that_is_not_at_the_start_is_loaded_beside_batches_of_others(tmp_path):
@@ -285,7 +329,7 @@ async def test_an_idle_model_is_unloaded_and_loaded_again_by_its_next_request(tm
         await live.wait_state("b", "unloaded")
         assert (await live.client.get("/readyz")).status_code == 200
         card = (await live.client.get("/v1/models/b", headers=ADMIN)).json()
-        assert (card["max_model_len"], card["task"]) == (64, "embed")
+        assert (card["max_model_len"], card["task"]) == (16, "embed")
         assert "memory_bytes" not in card
         assert (await live.client.get("/load", headers=ADMIN)).json()["models"]["b"]["state"] == "unloaded"
         answer = await live.embed("b")
@@ -497,24 +541,6 @@ async def test_the_number_of_models_is_bounded(tmp_path, monkeypatch):
     async with changing(tmp_path) as live:
         assert (await live.load("b")).status_code == 200
         assert (await live.load("c")).status_code == 403
-
-
-@pytest.mark.slow
-async def test_twenty_loads_and_unloads_leave_no_task_and_no_gauge(tmp_path):
-    async with changing(tmp_path) as live:
-        await live.load("b")
-        await live.unload("b")
-        before = trio.lowlevel.current_statistics().tasks_living
-        gauges = len(live.service.metrics._sources)
-        for _ in range(20):
-            await live.load("b")
-            assert (await live.embed("b")).status_code == 200
-            await live.unload("b")
-        assert trio.lowlevel.current_statistics().tasks_living == before
-        assert len(live.service.metrics._sources) == gauges
-        assert_idle(live.service)
-    assert isinstance(live.loader.runners["b"][-1], ScriptedRunner)
-    assert len(live.loader.runners["b"]) == 21
 
 
 async def test_a_process_for_chat_templates_waits_for_the_first_conversation_of_a_model_that_has_one(tmp_path):

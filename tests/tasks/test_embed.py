@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, full_queue, running
+from tests.conftest import assert_idle, running
 from tests.model_folders import write_json, write_scripted_folder
 from tests.tasks.scripted_jobs import embed, ids_of, rows_of, words
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
@@ -23,14 +23,6 @@ pytestmark = pytest.mark.unit
 
 def last_row(scripted) -> list[int]:
     return rows_of(scripted)[-1].prompt.token_ids.tolist()
-
-
-async def test_a_vector_for_each_prompt_and_the_tokens_that_were_read(service):
-    answer = await embed(service, "hello", "hello world", "")
-    assert [vector[0] for (vector,) in answer.rows] == [3, 4, 2]
-    assert all(vector.shape == (8,) and vector.dtype == np.float32 for (vector,) in answer.rows)
-    assert answer.prompt_tokens == 9
-    assert_idle(service)
 
 
 async def test_usage_counts_what_was_read_not_what_was_sent(service):
@@ -175,16 +167,6 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_what_it_is_once
         assert service.default.engine.statistics().admitted_tokens == 3
         scripted.gate.set()
     assert_idle(service)
-
-
-async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(service):
-    hops: list[str] = []
-    service.offload.observe = lambda kind, *_: hops.append(kind)
-    with full_queue(service), pytest.raises(OverloadedError):
-        await embed(service, "hello " * 1000, truncate_to=8)
-    assert hops == []
-    await embed(service, "hello " * 1000, truncate_to=8)
-    assert "render" in hops
 
 
 async def test_vectors_per_token_that_would_fill_the_memory_are_refused(service, scripted, monkeypatch):

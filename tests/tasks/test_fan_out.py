@@ -1,7 +1,7 @@
 """One request is one nursery: its prompts render and compute as children of it."""
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +11,17 @@ from attrs import define, field
 from tokenizers import Tokenizer as Backend
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.engines import engine_over, in_thread, running
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import until
 from tests.tasks.scripted_jobs import words
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     BatchFailedError,
     ContextLengthError,
-    EngineDeadError,
     InvalidRequestError,
-    RunnerDeadError,
 )
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -35,7 +32,6 @@ from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Encoded, TokenizerPool
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowDone, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledBatch
@@ -98,39 +94,20 @@ class Floor:
         assert repr(self.renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
 
 
-def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
-    offload = Offload(render=1)
-    folder = read_model_folder(scripted_folder)
-    tokenizer = NotingTokenizer(scripted_folder)
-    texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
-    renderer = Renderer(texts, offload, loop_characters=0)
-    engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_batch_tokens=16)))
-    return Floor(folder, tokenizer, runner, offload, renderer, engine)
-
-
 @pytest.fixture
 async def floor(scripted_folder: Path, scripted: ScriptedRunner, one_in_flight: None) -> AsyncIterator[Floor]:
-    floor = make_floor(scripted_folder, scripted)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(floor.engine.run)
-        await floor.engine.wait_ready()
-        yield floor
-        nursery.cancel_scope.cancel(reason="the test is over")
-
-
-async def in_thread(wait: Callable[[], object]) -> None:
-    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
-
-
-async def wait_until_queued(floor: Floor, rows: int) -> None:
-    """Wait until the engine has so many rows, those of the one launched batch included."""
-    await in_thread(floor.runner.launching.wait)
-    while floor.engine.statistics().queued_rows + floor.runner.rows[-1] < rows:
-        await trio.lowlevel.checkpoint()
+    offload, folder, tokenizer = Offload(render=1), read_model_folder(scripted_folder), NotingTokenizer(scripted_folder)
+    texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
+    renderer = Renderer(texts, offload, loop_characters=0)
+    async with running(engine_over(scripted, offload=offload, max_batch_tokens=16)) as engine:
+        yield Floor(folder, tokenizer, scripted, offload, renderer, engine)
 
 
 async def open_gate_when_queued(floor: Floor, rows: int) -> None:
-    await wait_until_queued(floor, rows)
+    """Wait until the engine has so many rows, including those of the one launched batch; then compute them."""
+    await in_thread(floor.runner.launching.wait)
+    while floor.engine.statistics().queued_rows + floor.runner.rows[-1] < rows:
+        await trio.lowlevel.checkpoint()
     floor.runner.gate.set()
 
 
@@ -250,25 +227,6 @@ async def test_errors_of_the_server_itself_are_raised_as_they_are(floor):
         await floor.compute(*[TokensPrompt(np.array([1]))] * 2 * CHUNK_ROWS)
 
 
-async def test_an_engine_that_dies_is_told_as_itself(scripted_folder, scripted):
-    def die(_: Batch) -> PooledBatch:
-        raise RunnerDeadError("gone")
-
-    scripted.on_launch = die
-    floor = make_floor(scripted_folder, scripted)
-
-    async def run_engine() -> None:
-        with pytest.raises(EngineDeadError, match="gone"):
-            await floor.engine.run()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_engine)
-        await floor.engine.wait_ready()
-        with pytest.raises(EngineDeadError):
-            await floor.compute("one", "two", "three")
-    await floor.assert_idle()
-
-
 # -- several clients ----------------------------------------------------------------------------------
 
 
@@ -287,42 +245,7 @@ async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor
     assert len(floor.tokenizer.texts) == 301
 
 
-async def test_a_failure_of_one_request_fails_no_other(floor):
-    results: list[str] = []
-
-    async def client(*prompts: str) -> None:
-        try:
-            await floor.compute(*prompts)
-            results.append("good")
-        except ContextLengthError:
-            results.append("bad")
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(10):
-            nursery.start_soon(client, *["good"] * 20)
-            nursery.start_soon(client, *["good"] * 5, TOO_LONG)
-    assert sorted(results) == ["bad"] * 10 + ["good"] * 10
-    await floor.assert_idle()
-
-
 # -- leaving ------------------------------------------------------------------------------------------
-
-
-async def test_leaving_while_rows_wait_empties_the_queue_and_returns_every_permit(floor):
-    floor.runner.gate.clear()
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(floor.compute, *["leaving"] * 30)
-            await wait_until_queued(floor, 30)
-            scope.cancel()
-    assert scope.cancelled_caught
-    engine = floor.engine.statistics()
-    assert (engine.queued_rows, engine.queued_tokens) == (0, 0)
-    assert floor.offload.statistics()["render"].borrowed == 0
-    floor.runner.gate.set()
-    await floor.compute("staying")
-    assert len(floor.runner.batches) == 2, "of the request that left, only what had been launched"
-    await floor.assert_idle()
 
 
 async def test_leaving_while_a_chunk_is_tokenised_renders_no_other(floor):

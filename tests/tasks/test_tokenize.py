@@ -1,15 +1,14 @@
 """Tokens for people to look at."""
 
-import numpy as np
 import pytest
 
 from tests.conftest import assert_idle, full_queue
 from tests.model_folders import VOCABULARY
-from tests.tasks.scripted_jobs import CLS, SEP, ids_of
+from tests.tasks.scripted_jobs import CLS, SEP
 from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
+from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, tokenize
 
 pytestmark = pytest.mark.unit
 
@@ -39,20 +38,6 @@ async def test_special_tokens_may_be_left_out_instructions_put_in_front_and_no_t
 async def test_lone_surrogates_and_more_characters_than_can_be_looked_at_are_refused(service, text, told):
     with pytest.raises(InvalidRequestError, match=told):
         await tokenize(service.model(), [text], RequestContext(), add_special_tokens=True)
-    assert_idle(service)
-
-
-@pytest.mark.parametrize(("skips", "text"), [(True, "hello world"), (False, "[CLS] hello world [SEP]")])
-async def test_ids_become_text_again(service, skips, text):
-    ids = np.array(ids_of("hello world"))
-    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=skips) == [text]
-
-
-@pytest.mark.parametrize("wrong", [-1, len(VOCABULARY), 2**40])
-async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
-    ids = [np.array([5]), np.array([wrong])]
-    with pytest.raises(InvalidRequestError, match=f"{wrong} is outside"):
-        await detokenize(service.model(), ids, RequestContext(), skip_special_tokens=True)
     assert_idle(service)
 
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 from attrs import define, field
 
+from tests.engine.engines import compute_window
 from tests.engine.remote.replicas import Replica, asking, frame_of, request, until
-from tests.engine.windows import compute_window
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL

@@ -12,9 +12,9 @@ import trio
 from attrs import field, frozen
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.engines import Members, compute_window
 from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive, until
 from tests.engine.remote.test_wire import alike, types_of
-from tests.engine.windows import Members, compute_window
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -250,7 +250,7 @@ async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica
     with engine.admit(EstimatedWork(tokens=10**9)):
         engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
         await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
-        assert not np.isnan(engine.seconds_per_token).any()
+        assert not np.isnan(engine.admission.seconds_per_token()).any()
         with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
             pytest.fail("admitted")
     assert engine.statistics().admitted_tokens == 0

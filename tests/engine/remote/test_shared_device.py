@@ -177,7 +177,7 @@ async def test_a_process_with_few_rows_beside_a_busy_one_knows_how_fast_the_devi
             await trio.sleep(0.5)
             await other.submit_all([row(ROW_TOKENS)] * 2)
         share = other.worker.links[0].told.others_share
-        assert other.seconds_per_token[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
+        assert other.admission.seconds_per_token()[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
 
 
 async def test_when_a_process_has_admitted_far_more_the_others_are_told_before_the_next_heartbeat(clock):
