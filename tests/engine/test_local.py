@@ -19,7 +19,7 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.queue_entry import Outputs, QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -111,16 +111,16 @@ async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
 async def test_no_request_is_told_of_rows_that_were_launched_and_then_cancelled(engine, scripted):
     told: list[int] = []
 
-    def row_done(index: int, output: PoolingOutput) -> None:
-        told.append(index)
+    def rows_done(outputs: Outputs) -> None:
+        told.extend(index for index, _ in outputs)
 
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.submit_all, [request(1), request(2)], row_done)
+        nursery.start_soon(engine.submit_all, [request(1), request(2)], rows_done)
         await in_thread(scripted.launching.wait)
         nursery.cancel_scope.cancel()
     scripted.gate.set()
-    await engine.submit_all([request(3)], row_done)
+    await engine.submit_all([request(3)], rows_done)
     assert told == [0], "of the second submission alone"
 
 

@@ -18,6 +18,7 @@ from tests.engine.engines import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.queue_entry import Outputs, require_finite
 from trio_pool_serve.engine.result_cache import (
     ARRAY_BYTES,
     ENTRY_BYTES,
@@ -155,15 +156,15 @@ def results() -> ModelResults:
 
 
 async def compute(
-    results: ModelResults, engine: Engine, requests: Sequence[PoolingRequest], row_done=None
+    results: ModelResults, engine: Engine, requests: Sequence[PoolingRequest], rows_done=None
 ) -> tuple[list[PoolingOutput], str]:
     """Return the outputs, and how many of the rows were cached."""
     timings, outputs = RequestTimings(), dict[int, PoolingOutput]()
 
-    def note(index: int, output: PoolingOutput) -> None:
-        outputs[index] = output
-        if row_done is not None:
-            row_done(index, output)
+    def note(computed: Outputs) -> None:
+        outputs.update(computed)
+        if rows_done is not None:
+            rows_done(computed)
 
     await results.submit_all(engine, requests, note, timings)
     return [outputs[index] for index in range(len(requests))], f"{timings.cached}/{timings.looked_up}"
@@ -179,7 +180,7 @@ async def test_only_rows_that_are_not_known_are_computed(results, engine, script
     scripted.batches.clear()
     done: dict[int, PoolingOutput] = {}
     rows = [request(3), request(4), request(1), request(5), request(2)]
-    outputs, known = await compute(results, engine, rows, done.__setitem__)
+    outputs, known = await compute(results, engine, rows, done.update)
     assert known == "3/5"
     assert sorted(rows_computed(scripted)) == [[4], [5]]
     assert [output.values[0][2] for output in outputs] == [3, 4, 1, 5, 2]
@@ -282,7 +283,7 @@ async def test_rows_that_are_computed_after_their_model_was_unloaded_are_not_cac
     scripted.gate.clear()
     done: list[int] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(compute, results, engine, [request(1)], lambda index, _: done.append(index))
+        nursery.start_soon(compute, results, engine, [request(1)], lambda outputs: done.extend(dict(outputs)))
         await wait_all_tasks_blocked()
         results.clear()
         scripted.gate.set()
@@ -327,12 +328,8 @@ async def test_rows_that_fail_are_not_cached_and_the_others_of_their_request_are
 
 async def test_rows_that_their_request_does_not_accept_are_not_cached(results, engine, scripted):
     scripted.on_launch = lambda batch: CopiedBatch([(np.array([np.nan], np.float32),) for _ in batch.requests])
-
-    def refuse(index: int, output: PoolingOutput) -> None:
-        raise NotFiniteError("not finite")
-
     with pytest.raises(NotFiniteError):
-        await compute(results, engine, [request(1)], refuse)
+        await compute(results, engine, [request(1)], require_finite)
     assert results.cache.statistics().entries == 0
 
 

@@ -1,7 +1,7 @@
 """One request is one nursery: its prompts render and compute as children of it."""
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow,
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledBatch
+from trio_pool_serve.types import Batch, Embed, PooledBatch, PoolingOutput
 
 pytestmark = pytest.mark.unit
 
@@ -57,11 +57,11 @@ class NotingTokenizer(FastTokenizer):
 
 @define(eq=False)
 class RecordedTimings(RequestTimings):
-    recorded: list[dict[str, float]] = field(factory=list, init=False)
+    recorded: list[PoolingOutput] = field(factory=list, init=False)
 
-    def add_row(self, **seconds: float) -> None:
-        self.recorded.append(seconds)
-        super().add_row(**seconds)
+    def add_rows(self, outputs: Sequence[PoolingOutput]) -> None:
+        self.recorded += outputs
+        super().add_rows(outputs)
 
 
 @define(eq=False)
@@ -150,8 +150,8 @@ async def test_timings_are_those_of_the_whole_request(floor):
     await floor.compute(*["hello"] * 9, timings=timings)
     assert timings.render_s > 0
     assert len(timings.recorded) == timings.rows == 9
-    assert timings.queue_s == max(row["queue_s"] for row in timings.recorded) > 0
-    assert timings.forward_s == max(row["forward_s"] for row in timings.recorded) > 0
+    assert timings.queue_s == max(row.queue_s for row in timings.recorded) > 0
+    assert timings.forward_s == max(row.forward_s for row in timings.recorded) > 0
 
 
 async def test_admission_counts_rendered_rows_until_they_are_computed(floor):
@@ -161,7 +161,7 @@ async def test_admission_counts_rendered_rows_until_they_are_computed(floor):
         counted.append(floor.engine.statistics().admitted_tokens)
 
     await floor.compute(*["hello"] * 3, timings=RequestTimings(on_tokens=count), row_done=count)
-    assert counted == [9, 6, 3, 0]
+    assert counted == [9, 0, 0, 0], "all three are of one batch"
 
 
 # -- the first failure --------------------------------------------------------------------------------

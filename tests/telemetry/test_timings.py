@@ -1,14 +1,14 @@
 import pytest
 
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PoolingOutput
 
 pytestmark = pytest.mark.unit
 
 
 def test_rows_overlap_so_the_slowest_of_each_stage_counts():
     timings = RequestTimings()
-    timings.add_row(queue_s=0.001, forward_s=0.004, copy_s=0.0)
-    timings.add_row(queue_s=0.003, forward_s=0.002, copy_s=0.0005)
+    timings.add_rows([PoolingOutput((), 0.001, 0.004, 0.0), PoolingOutput((), 0.003, 0.002, 0.0005)])
     timings.render_s, timings.encode_s = 0.0025, 0.0001
     header = timings.server_timing()
     assert header.startswith(

@@ -9,7 +9,7 @@ from trio_pool_serve.engine.admission import Admission, AdmittedRequest, Estimat
 from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import STOPPED, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
-from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone, Submission
+from trio_pool_serve.engine.queue_entry import QueueEntry, RowsDone, Submission
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.worker import Worker
@@ -88,22 +88,22 @@ class Engine:
     async def submit_all(
         self,
         requests: Sequence[PoolingRequest],
-        row_done: RowDone | None = None,
+        rows_done: RowsDone | None = None,
         submit: Callable[..., object] | None = None,
     ) -> list[PoolingOutput]:
         """Compute rows; return them in the order of the requests.
 
         ``submit(*entries)``, by default ``submit_nowait``, submits them now or later. Raises ``EngineLoadingError``,
         ``EngineDeadError``, or the error of the first row that failed: ``BatchFailedError``, or the exception that
-        ``row_done`` raised. Then, and on cancellation, rows that are not launched leave the queue; launched rows are
+        ``rows_done`` raised. Then, and on cancellation, rows that are not launched leave the queue; launched rows are
         computed, and their outputs dropped.
         """
-        submission = Submission(requests, row_done)
+        submission = Submission(requests, rows_done)
         try:
             (submit or self.submit_nowait)(*submission.entries)
             return await submission.wait()
         finally:
-            submission.row_done = None  # launched rows may still be finished
+            submission.rows_done = None  # launched rows may still be finished
             for entry in submission.entries:
                 self.withdraw(entry)
 

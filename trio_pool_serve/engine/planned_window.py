@@ -17,7 +17,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import QueueEntry, RowDone, fail_unsettled
+from trio_pool_serve.engine.queue_entry import QueueEntry, RowsDone, fail_unsettled
 from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
 
 _numbers = itertools.count(1 + secrets.randbits(62))
@@ -82,7 +82,7 @@ class WindowMember(AbstractContextManager["WindowMember"]):
         self.window.note_waiting()
 
     async def submit_all(
-        self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
+        self, engine: Engine, requests: Sequence[PoolingRequest], rows_done: RowsDone | None = None
     ) -> list[PoolingOutput]:
         """Compute rows together with those of other members; return outputs in the order of the requests.
 
@@ -98,7 +98,7 @@ class WindowMember(AbstractContextManager["WindowMember"]):
                 self.window.note_waiting()
 
         try:
-            return await engine.submit_all(requests, row_done, submit)
+            return await engine.submit_all(requests, rows_done, submit)
         finally:
             if self.waiting is not None:  # cancelled before the batches were planned
                 self.waiting = None

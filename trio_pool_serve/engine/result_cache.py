@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import RowDone
+from trio_pool_serve.engine.queue_entry import Outputs, RowsDone
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
@@ -148,11 +148,11 @@ class ModelResults:
         return evolve(work, tokens=int(work.tokens * self._missing_share))
 
     async def submit_all(
-        self, engine: Engine, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
+        self, engine: Engine, requests: Sequence[PoolingRequest], rows_done: RowsDone, timings: RequestTimings
     ) -> None:
-        """Call ``row_done`` with the outputs of all rows: cached rows at once, others when they are computed.
+        """Call ``rows_done`` with the outputs of all rows: cached rows at once, others when they are computed.
 
-        A row is cached once it is computed and ``row_done`` has accepted it. Raises and is cancelled as
+        A row is cached once it is computed and ``rows_done`` has accepted it. Raises and is cancelled as
         ``Engine.submit_all``; cancelled rows are not cached.
         """
         keys = self._keys_of(requests)
@@ -163,16 +163,16 @@ class ModelResults:
         timings.cached += cached
         if looked_up:
             self._missing_share += (1 - cached / looked_up - self._missing_share) * SHARE_WEIGHT
-        for index, values in enumerate(found):
-            if values is not None:
-                row_done(index, PoolingOutput(values, 0.0, 0.0, 0.0))
+        if cached:
+            rows_done([(index, PoolingOutput(of, 0.0, 0.0, 0.0)) for index, of in enumerate(found) if of is not None])
 
-        def computed(number: int, output: PoolingOutput) -> None:
-            index = missing[number]
-            row_done(index, output)
-            key = keys[index]
-            if key is not None and not self._is_cleared:
-                self.cache.put(key, output.values)
+        def computed(outputs: Outputs) -> None:
+            outputs = [(missing[number], output) for number, output in outputs]
+            rows_done(outputs)
+            for index, output in outputs:
+                key = keys[index]
+                if key is not None and not self._is_cleared:
+                    self.cache.put(key, output.values)
 
         if missing:
             await engine.submit_all([requests[index] for index in missing], computed)

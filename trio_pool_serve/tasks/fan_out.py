@@ -6,12 +6,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.queue_entry import require_finite
+from trio_pool_serve.engine.queue_entry import Outputs, require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
@@ -19,7 +20,6 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestAccounting
 from trio_pool_serve.types import (
     PooledValue,
-    PoolingOutput,
     PoolingParams,
     PoolingRequest,
     RenderedPrompt,
@@ -61,8 +61,7 @@ class RowToCompute:
     in_windows: bool = False
 
 
-@frozen(eq=False)
-class ComputedRow:
+class ComputedRow(NamedTuple):
     """The outputs of a row, in the order of its ``params``, and its number of tokens."""
 
     values: tuple[PooledValue, ...]
@@ -186,28 +185,28 @@ class FanOut:
         with self.accounting.computing(requests):
             await self.model.submit_all(requests, partial(self.collect, windows), self.accounting.timings)
 
-    def collect(self, submitted: Sequence[RenderedWindow], number: int, output: PoolingOutput) -> None:
-        """Store the output of a submitted window; call ``row_done`` after the last window of a row.
+    def collect(self, submitted: Sequence[RenderedWindow], outputs: Outputs) -> None:
+        """Store outputs, by the indices of their windows in ``submitted``; call ``row_done`` for each complete row.
 
-        ``number`` is its index in ``submitted``. Raises ``NotFiniteError``, or ``InvalidRequestError`` if the request
-        has sent token embeddings.
+        Raises ``NotFiniteError``, or ``InvalidRequestError`` if the request has sent token embeddings.
         """
-        index, window, prompt = submitted[number]
-        self.accounting.note_computed(prompt, output)
+        self.accounting.note_computed([submitted[number][2] for number, _ in outputs], [each for _, each in outputs])
         try:
-            require_finite(number, output)
+            require_finite(outputs)
         except NotFiniteError:
-            if prompt.embeds is None:
+            if submitted[0][2].embeds is None:  # else it is the only row
                 raise
             reason = "The model's output for these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None
-        windows = self._windows[index]
-        windows[window] = ComputedRow(output.values, len(prompt.token_ids))
-        computed = [each for each in windows if each is not None]
-        if len(computed) == len(windows):
-            self.computed[index] = computed[0] if len(computed) == 1 else _joined(computed)
-            if self.row_done is not None:
-                self.row_done(index, self.computed[index])
+        for number, output in outputs:
+            index, window, prompt = submitted[number]
+            windows = self._windows[index]
+            windows[window] = ComputedRow(output.values, len(prompt.token_ids))
+            computed = [each for each in windows if each is not None]
+            if len(computed) == len(windows):
+                self.computed[index] = computed[0] if len(computed) == 1 else _joined(computed)
+                if self.row_done is not None:
+                    self.row_done(index, self.computed[index])
 
 
 def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:

@@ -9,7 +9,7 @@ from trio_pool_serve.config.model_config import LongText
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import WindowMember
-from trio_pool_serve.engine.queue_entry import RowDone
+from trio_pool_serve.engine.queue_entry import RowsDone
 from trio_pool_serve.engine.result_cache import ModelResults
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.files.model_digest import fingerprint_of
@@ -48,17 +48,19 @@ class Model:
         admitted = self.engine.admit(work if self.results is None else self.results.to_compute(work))
         return RequestAccounting(admitted, self.renderer.memory, timings)
 
-    async def submit_all(self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings) -> None:
+    async def submit_all(
+        self, requests: Sequence[PoolingRequest], rows_done: RowsDone, timings: RequestTimings
+    ) -> None:
         """Compute the rows of a request, or take them from the cache of results.
 
         Raises and is cancelled as ``Engine.submit_all``.
         """
         if self.window is not None:
-            await self.window.submit_all(self.engine, requests, row_done)
+            await self.window.submit_all(self.engine, requests, rows_done)
         elif self.results is not None:
-            await self.results.submit_all(self.engine, requests, row_done, timings)
+            await self.results.submit_all(self.engine, requests, rows_done, timings)
         else:
-            await self.engine.submit_all(requests, row_done)
+            await self.engine.submit_all(requests, rows_done)
 
     def label(self, index: int) -> str:
         """Return the name of a label; if the model has none, ``LABEL_0`` and so on, as in transformers."""

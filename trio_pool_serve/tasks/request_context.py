@@ -55,7 +55,8 @@ class RequestAccounting(AbstractContextManager["RequestAccounting"]):
         self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         return self.memory.holding((request.prompt for request in requests), self.admitted.work.client)
 
-    def note_computed(self, prompt: RenderedPrompt, output: PoolingOutput) -> None:
-        """Count a row as computed, and add its durations."""
-        self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
-        self.admitted.note_computed(prompt)
+    def note_computed(self, prompts: Sequence[RenderedPrompt], outputs: Sequence[PoolingOutput]) -> None:
+        """Count rows of a batch as computed, and add their durations."""
+        self.timings.add_rows(outputs)
+        for prompt in prompts:
+            self.admitted.note_computed(prompt)

@@ -1,9 +1,11 @@
 """Durations of the stages of one request."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import Factory, define, field
+
+from trio_pool_serve.types import PoolingOutput
 
 
 @define(eq=False)
@@ -47,11 +49,11 @@ class RequestTimings:
         if self.on_tokens is not None:
             self.on_tokens(tokens)
 
-    def add_row(self, *, queue_s: float, forward_s: float, copy_s: float) -> None:
-        """Add the durations of one finished row."""
-        self.queue_s = max(self.queue_s, queue_s)
-        self.forward_s = max(self.forward_s, forward_s)
-        self.copy_s = max(self.copy_s, copy_s)
+    def add_rows(self, outputs: Sequence[PoolingOutput]) -> None:
+        """Add the durations of computed rows."""
+        self.queue_s = max(self.queue_s, *[output.queue_s for output in outputs])
+        self.forward_s = max(self.forward_s, *[output.forward_s for output in outputs])
+        self.copy_s = max(self.copy_s, *[output.copy_s for output in outputs])
 
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage by its name."""

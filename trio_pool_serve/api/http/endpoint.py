@@ -114,12 +114,12 @@ class Endpoint(Generic[Wire, Job]):
     def _its_own(self) -> Callable[[Wire, NetworkConfig], Job]:
         return self.wire.job  # type: ignore[attr-defined, no-any-return]
 
-    def name_of(self, job_field: JobField, wire: Wire) -> str | None:
-        """Return the name by which the client that sent ``wire`` knows a job's field."""
+    def name_of(self, job_field: JobField, wire: Wire | None) -> str | None:
+        """Return the name by which the client that sent ``wire``, if it could be decoded, knows a job's field."""
         names = self.field_names.get(job_field, job_field)
         if names is None or isinstance(names, str):
             return names
-        return next((name for name in names if getattr(wire, name) is not None), names[-1])
+        return next((name for name in names if getattr(wire, name, None) is not None), names[-1])
 
 
 @frozen(eq=False, kw_only=True)
