@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import attrs
 from cyclopts import Group, Parameter, Token
@@ -59,8 +59,11 @@ def with_settings(
     """
     names = [entry.partition(".")[::2] for entry in groups]
     kinds = {group: kind_of(group) for group, _ in names}
-    own = inspect.signature(command).parameters.values()
-    parameters = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [
+        parameter
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     for group, kind in kinds.items():
         single = {name for its_group, name in names if its_group == group} - {""}
         parameters += [
@@ -81,19 +84,15 @@ def with_settings(
 
 def kind_of(group: str) -> type:
     """Return the class of a group's settings."""
-    kind = attrs.fields_dict(Config)[group].type
-    assert kind is not None  # noqa: S101  (it is annotated)
-    return kind
+    return cast("type", attrs.fields_dict(Config)[group].type)
 
 
 def settings_of(kind: type) -> Iterator[tuple["attrs.Attribute[Any]", Setting]]:
     """Yield the fields of a class of settings with their descriptions; ``type`` is the type of a field's values."""
     hints = get_type_hints(kind, include_extras=True)
     for field in attrs.fields(kind):
-        value_type, *extras = get_args(hints[field.name])
-        for setting in extras:
-            if isinstance(setting, Setting):
-                yield field.evolve(type=value_type), setting
+        value_type, setting = get_args(hints[field.name])
+        yield field.evolve(type=value_type), setting
 
 
 def _flag(
@@ -104,7 +103,7 @@ def _flag(
     parameter = Parameter(
         help=setting.text if shows_all else first_sentence,
         group=Group(GROUPS[group], sort_key=1 + list(GROUPS).index(group)),
-        negative=() if setting.is_switch else None,
+        negative=() if field.type is bool else None,  # a switch; only ``bool | None`` has a ``--no-`` form
         show_default=(lambda default: setting.default or shown(field.name, default)) if is_exact else False,
         converter=converter_of(field.name, field.type),
         metavar=_metavar(field),

@@ -10,7 +10,6 @@ import msgspec
 from attrs import Factory, field, frozen
 from attrs.validators import deep_iterable, min_len
 
-from trio_pool_serve.config.batch_config import BatchConfig
 from trio_pool_serve.config.computing_config import (
     HostsConfig,
     Placement,
@@ -18,11 +17,18 @@ from trio_pool_serve.config.computing_config import (
     SchedulingConfig,
     ThreadsConfig,
 )
-from trio_pool_serve.config.limits_config import InputConfig, TimeLimitsConfig
-from trio_pool_serve.config.logging_config import LogFormat, LoggingConfig, LogLevel
 from trio_pool_serve.config.model_config import Dtype, ModelChangesConfig, ModelConfig, Pooling
 from trio_pool_serve.config.model_sources import ANY_NAME, ModelSource, ModelTables, source_of
 from trio_pool_serve.config.network_config import KeyScope, NetworkConfig
+from trio_pool_serve.config.requests_config import (
+    BatchConfig,
+    InputConfig,
+    LogFormat,
+    LoggingConfig,
+    LogLevel,
+    TimeLimitsConfig,
+)
+from trio_pool_serve.config.setting import entries_of
 
 __all__ = (
     "ANY_NAME", "BatchConfig", "Config", "Dtype", "HostsConfig", "InputConfig", "KeyScope", "LogFormat", "LogLevel",
@@ -118,7 +124,7 @@ imported_plugins: list[str] = []
 
 def import_plugins(config: Config) -> None:
     """Import the modules of ``--plugins``. Raises ``ValueError`` if a module cannot be imported."""
-    for name in filter(None, config.processes.plugins.split(",")):
+    for name in entries_of(config.processes.plugins):
         try:
             importlib.import_module(name)
         except Exception as error:

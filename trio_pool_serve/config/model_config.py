@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from attrs import field, frozen
 from attrs.validators import ge, gt, in_, optional
 
-from trio_pool_serve.config.setting import Setting, matches, switch
+from trio_pool_serve.config.setting import Setting, matches
 from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -30,7 +30,7 @@ class ModelConfig:
         str | None,
         Setting("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main"),
     ] = None
-    trust_remote_code: Annotated[bool, switch("Run Python code from the model's repository.")] = False
+    trust_remote_code: Annotated[bool, Setting("Run Python code from the model's repository.")] = False
     dtype: Annotated[
         Dtype,
         Setting(
@@ -142,7 +142,7 @@ class ModelChangesConfig:
 
     model_api: Annotated[
         bool,
-        switch(
+        Setting(
             "Let API keys with `admin` load models by `POST /v1/models` and unload them by `DELETE /v1/models/NAME`. "
             "Requires `--api-key` or `--api-keys-file`. See SECURITY.md."
         ),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from attrs import field, frozen
 from attrs.validators import ge, gt, in_, le
 
-from trio_pool_serve.config.setting import Setting, matches, switch
+from trio_pool_serve.config.setting import Setting, entries_of, matches
 
 UNIX = "unix"
 """Prefix of the path of a Unix socket to listen on; in the trusted proxies: all clients of that socket."""
@@ -94,7 +94,7 @@ class NetworkConfig:
         Setting("PEM file with certificate authorities. Clients need a certificate of one of them.", default="none"),
     ] = None
     strict_requests: Annotated[
-        bool, switch("Refuse requests with unknown fields at the top level, instead of ignoring the fields.")
+        bool, Setting("Refuse requests with unknown fields at the top level, instead of ignoring the fields.")
     ] = False
     max_inputs_per_request: Annotated[int, Setting("Maximum number of inputs in a request.")] = field(
         default=2048, validator=gt(0)
@@ -124,19 +124,14 @@ class NetworkConfig:
     @property
     def api_key_list(self) -> tuple[str, ...]:
         """The keys of ``api_key``."""
-        keys = (key.strip() for key in (self.api_key or "").split(","))
-        return tuple(key for key in keys if key)
+        return tuple(entries_of(self.api_key or ""))
 
     @property
     def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The networks of ``trusted_proxies``. Raises ``ValueError``."""
-        return tuple(ip_network(part) for part in self._proxies if part != UNIX)
+        return tuple(ip_network(entry) for entry in entries_of(self.trusted_proxies) if entry != UNIX)
 
     @property
     def trusts_unix(self) -> bool:
         """Whether clients of a Unix socket are among ``trusted_proxies``."""
-        return UNIX in self._proxies
-
-    @property
-    def _proxies(self) -> list[str]:
-        return [part for part in (part.strip() for part in self.trusted_proxies.split(",")) if part]
+        return UNIX in entries_of(self.trusted_proxies)

@@ -46,10 +46,9 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def settings(self) -> dict[str, Any]:
         """Return the equivalent settings of this server, by name."""
-        of_rows = self.pooling_type or self.seq_pooling_type or ""
         meant = {
             "task": self.task,
-            "pooling": POOLING.get(of_rows),
+            "pooling": POOLING.get(self.pooling_type or self.seq_pooling_type or ""),
             "normalize": self.use_activation if self.normalize is None else self.normalize,
             "long_text": "chunk" if self.enable_chunked_processing else None,
         }

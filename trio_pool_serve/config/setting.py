@@ -15,13 +15,11 @@ class Setting:
 
     text: str
     default: str | None = None
-    is_switch: bool = False
-    """Whether the flag has no ``--no-`` form."""
 
 
-def switch(text: str) -> Setting:
-    """Return the description of a flag that has no ``--no-`` form."""
-    return Setting(text, is_switch=True)
+def entries_of(text: str) -> list[str]:
+    """Return the entries of a list with commas, without the blanks around them."""
+    return [entry for entry in map(str.strip, text.split(",")) if entry]
 
 
 def flag_of(name: str) -> str:
@@ -41,10 +39,9 @@ def plain_message(error: ValueError) -> str:
 
 def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], object], None]":
     """Return a validator for values whose text matches a regular expression; its error names ``what`` is accepted."""
-    compiled = re.compile(pattern, re.ASCII)
 
     def validate(_: object, attribute: "Attribute[Any]", value: object) -> None:
-        if not compiled.fullmatch(str(value)):
+        if not re.fullmatch(pattern, str(value), re.ASCII):
             raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not {what}.")
 
     return validate
