@@ -155,7 +155,7 @@ class MemoryBudget:
     @contextmanager
     def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
-        size = sum(map(_input_bytes, prompts))
+        size = sum(held.nbytes for each in prompts for held in (each.images, each.embeds) if held is not None)
         self._prepared[client.number] += size
         self.add(client, size)
         try:
@@ -168,8 +168,3 @@ class MemoryBudget:
 
     def __repr__(self) -> str:
         return f"<MemoryBudget {self.held_bytes}/{self.max_bytes}>"
-
-
-def _input_bytes(prompt: RenderedPrompt) -> int:
-    image_bytes = 0 if prompt.images is None else prompt.images.nbytes
-    return image_bytes + (0 if prompt.embeds is None else prompt.embeds.nbytes)

@@ -40,7 +40,18 @@ def is_public(address: str) -> bool:
         ip = ip_address(address)
     except ValueError:
         return False
-    return _is_public_v4(ip) if isinstance(ip, IPv4Address) else _is_public_v6(ip)
+    if isinstance(ip, IPv6Address):
+        if ip.scope_id is not None:
+            return False
+        if ip in NAT64:
+            return is_public(str(IPv4Address(int(ip) & 0xFFFF_FFFF)))
+        # Mapped addresses are not accepted: clients can send the IPv4 address.
+        if ip not in GLOBAL_UNICAST or (ip.sixtofour is not None and not is_public(str(ip.sixtofour))):
+            return False
+    # Not global: private, loopback, link-local, carrier-grade NAT, documentation, 0/8 and 240/4.
+    if not ip.is_global or ip.is_multicast or ip.is_reserved:
+        return False
+    return not any(ip in network for network in NOT_GLOBAL) and not is_own(str(ip))
 
 
 def is_own(address: str) -> bool:
@@ -64,26 +75,6 @@ def is_within(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bo
     except ValueError:
         return False
     return any(ip in network for network in networks)
-
-
-def _is_public_v4(ip: IPv4Address) -> bool:
-    # Not global: private, loopback, link-local, carrier-grade NAT, documentation, 0/8 and 240/4.
-    if not ip.is_global or ip.is_multicast or ip.is_reserved:
-        return False
-    return not any(ip in network for network in NOT_GLOBAL) and not is_own(str(ip))
-
-
-def _is_public_v6(ip: IPv6Address) -> bool:
-    if ip.scope_id is not None:
-        return False
-    if ip in NAT64:
-        return _is_public_v4(IPv4Address(int(ip) & 0xFFFF_FFFF))
-    if ip.sixtofour is not None and not _is_public_v4(ip.sixtofour):
-        return False
-    # Mapped addresses are not accepted: clients can send the IPv4 address.
-    if ip not in GLOBAL_UNICAST or not ip.is_global or ip.is_multicast:
-        return False
-    return not any(ip in network for network in NOT_GLOBAL) and not is_own(str(ip))
 
 
 def _can_be_bound(family: socket.AddressFamily, address: str) -> bool:
@@ -141,10 +132,11 @@ class Resolver:
             return ()
 
     async def _look_up(self, host: str, port: int, client: int) -> Sequence[tuple[Any, ...]]:
-        look_up = partial(self.look_up, host, port, type=socket.SOCK_STREAM)
         limiter = cast("trio.CapacityLimiter", TurnLimiter(self._turns, client))  # trio takes any with its methods
         try:
-            return await trio.to_thread.run_sync(look_up, limiter=limiter, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(
+                partial(self.look_up, host, port, type=socket.SOCK_STREAM), limiter=limiter, abandon_on_cancel=True
+            )
         except RuntimeError as error:
             raise StartFailedError("The server cannot start another thread now.") from error
 

@@ -37,7 +37,6 @@ class _Preparation:
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     done: trio.Event = field(factory=trio.Event, init=False)
     waiting: int = field(default=0, init=False)
-    is_cacheable: bool = field(default=True, init=False)
     features: ImageFeatures | None = field(default=None, init=False)
     error: Exception = field(factory=lambda: UnavailableError("The server is shutting down."), init=False)
 
@@ -110,9 +109,7 @@ class MediaCache:
         """Drop all images. Images being prepared are returned to the requests that wait, and not cached."""
         self._cached.clear()
         self._bytes = 0
-        for preparation in list(self._preparations.values()):
-            preparation.is_cacheable = False
-            self._close(preparation)
+        self._preparations.clear()
 
     def statistics(self) -> CacheStatistics:
         """Return the current contents and counters."""
@@ -135,23 +132,23 @@ class MediaCache:
             preparation.error = error
         finally:
             self._in_flight -= 1
-            self._close(preparation)
-            if preparation.features is not None and preparation.is_cacheable:
+            if self._close(preparation) and preparation.features is not None:
                 self._store(preparation.key, preparation.features)
             preparation.done.set()
 
-    def _close(self, preparation: _Preparation) -> None:
-        if self._preparations.get(preparation.key) is preparation:
+    def _close(self, preparation: _Preparation) -> bool:
+        """Let no other request join a preparation; return whether one could, so that its image may be cached."""
+        is_open = self._preparations.get(preparation.key) is preparation
+        if is_open:
             del self._preparations[preparation.key]
+        return is_open
 
     def _store(self, key: Key, features: ImageFeatures) -> None:
         most = min(self.max_bytes, self.memory.free_bytes)
-        if features.nbytes > most:
-            return
-        replaced = self._cached.pop(key, None)
-        self._bytes += features.nbytes - (replaced.nbytes if replaced is not None else 0)
-        self._cached[key] = features
-        self._evict(most)
+        if features.nbytes <= most:
+            self._bytes += features.nbytes
+            self._cached[key] = features
+            self._evict(most)
 
     def _evict(self, most: int) -> None:
         """Drop the images used longest ago until at most ``most`` bytes are cached."""

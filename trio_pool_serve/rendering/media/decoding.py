@@ -65,12 +65,6 @@ def count_scans(encoded: bytes) -> int:
     return 1
 
 
-def has_too_many_scans(scans: int, width: int, height: int, max_pixels: int) -> bool:
-    """Whether an image's scans are more work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image."""
-    units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
-    return scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels
-
-
 def _jpeg_scans(encoded: bytes) -> int:
     scans = filler = 0
     end = 2
@@ -156,7 +150,9 @@ def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
     width, height = image.size
     if not 1 <= width * height <= max_pixels:
         raise MediaError(f"An image has {width} × {height} pixels; at most {max_pixels} are decoded.")
-    if has_too_many_scans(scans, width, height, max_pixels):
+    units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
+    if scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels:
+        # More work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image.
         raise MediaError(f"An image of {width} × {height} pixels has {scans} scans, too many to decode them.")
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow's decoder for these is in Python: 7 s for an image of a kilobyte, holding the interpreter lock.

@@ -1,17 +1,14 @@
-"""Encoded images and their digests; reads them from ``data:`` and ``file:`` URLs.
+"""Reads encoded images from ``data:`` and ``file:`` URLs.
 
 Blocking: runs in ``media`` threads.
 """
 
-import hashlib
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pybase64
-from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 
@@ -22,21 +19,7 @@ MAX_MEDIA_TYPE = 256
 """Characters before the comma of a ``data:`` URL."""
 
 
-@frozen(eq=False)
-class EncodedImage:
-    """An image's bytes as sent or stored; ``digest`` is their SHA-256."""
-
-    content: bytes
-    digest: bytes
-
-
-def image_of_chunks(chunks: Iterable[bytes]) -> EncodedImage:
-    """Return the image of several chunks of bytes."""
-    content = b"".join(chunks)
-    return EncodedImage(content, hashlib.sha256(content).digest())
-
-
-def read_data_url(url: str, max_bytes: int) -> EncodedImage:
+def read_data_url(url: str, max_bytes: int) -> bytes:
     """Return the image in a ``data:`` URL, ignoring its media type: the format is detected from the bytes.
 
     Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for invalid base64 or too many bytes.
@@ -56,13 +39,10 @@ def read_data_url(url: str, max_bytes: int) -> EncodedImage:
         raise MediaError("The base64 of an image is broken.") from error
     if any(len(part) < BASE64_SLICE // 4 * 3 for part in decoded[:-1]):
         raise MediaError("The base64 of an image is broken.")  # padding before the end
-    image = image_of_chunks(decoded)
-    if len(image.content) > max_bytes:
-        raise too_large(max_bytes)
-    return image
+    return _of_limited_size(b"".join(decoded), max_bytes)
 
 
-def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
+def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> bytes:
     """Return the image of a ``file:`` URL.
 
     Raises ``InvalidRequestError`` unless the path, with symbolic links resolved, is under ``allowed``, whether or not
@@ -70,12 +50,10 @@ def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImag
     """
     if allowed is None:
         raise InvalidRequestError("Images are read from files only with --allowed-media-path.")
-    path = _path_of(url)
-    real, root = os.path.realpath(path), os.path.realpath(allowed)
-    if not _is_inside(real, root):
-        raise _outside()
+    real, root = os.path.realpath(_path_of(url)), os.path.realpath(allowed)
+    _require_inside(real, root)
     try:
-        return image_of_chunks([_read(real, root, max_bytes)])
+        return _read(real, root, max_bytes)
     except OSError as error:
         raise MediaError("The file of an image cannot be read.") from error
 
@@ -96,16 +74,9 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor, not a path)
         # A parent folder can have been replaced by a link since the path was resolved.
-        if not _is_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root):
-            raise _outside()
-        status = os.fstat(opened)
-        _require_plain(status)
-        if status.st_size > max_bytes:
-            raise too_large(max_bytes)
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise too_large(max_bytes)
-    return content
+        _require_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root)
+        _require_plain(os.fstat(opened))
+        return _of_limited_size(file.read(max_bytes + 1), max_bytes)
 
 
 def _require_plain(status: os.stat_result) -> None:
@@ -113,12 +84,15 @@ def _require_plain(status: os.stat_result) -> None:
         raise MediaError("The file of an image is not a plain file.")
 
 
-def _is_inside(path: str, root: str) -> bool:
-    return Path(path).is_relative_to(root) and path != root
+def _require_inside(path: str, root: str) -> None:
+    if path == root or not Path(path).is_relative_to(root):
+        raise InvalidRequestError("The file of an image is not under --allowed-media-path.")
 
 
-def _outside() -> InvalidRequestError:
-    return InvalidRequestError("The file of an image is not under --allowed-media-path.")
+def _of_limited_size(content: bytes, max_bytes: int) -> bytes:
+    if len(content) > max_bytes:
+        raise too_large(max_bytes)
+    return content
 
 
 def too_large(max_bytes: int) -> MediaError:

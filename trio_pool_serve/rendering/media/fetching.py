@@ -285,5 +285,4 @@ def _host(url: "httpx.URL") -> str:
 
 
 def _is_among(host: str, domains: AbstractSet[str]) -> bool:
-    parents = (f"*{host[at:]}" for at, character in enumerate(host) if character == ".")
-    return not domains.isdisjoint({"*", host, *parents})
+    return not domains.isdisjoint({"*", host, *(f"*{host[at:]}" for at, letter in enumerate(host) if letter == ".")})

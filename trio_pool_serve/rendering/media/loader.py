@@ -1,5 +1,6 @@
 """Loads images by URL and prepares them for a model."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -10,7 +11,7 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.media.cache import MediaCache
-from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
+from trio_pool_serve.rendering.media.encoded_image import read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
@@ -42,9 +43,10 @@ class MediaLoader:
 
     def __attrs_post_init__(self) -> None:
         self.cache = MediaCache(self.memory.max_bytes // CACHED_PART, self.memory)
-        self.fetcher = ImageFetcher(
-            self.offload, self.max_bytes, domains=self.config.media_domains, networks=self.config.media_networks
-        )
+        # All entries count as domains: with networks alone, no host name is allowed.
+        listed = self.config.media_entries
+        networks = [network for network in listed.values() if network is not None]
+        self.fetcher = ImageFetcher(self.offload, self.max_bytes, domains=frozenset(listed), networks=networks)
 
     @property
     def max_bytes(self) -> int:
@@ -77,22 +79,25 @@ class MediaLoader:
         Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
         """
         async with self.offload.preparing.turn(client.number):
-            image = await self._in_thread(partial(self._read, part))
+            content, digest = await self._in_thread(partial(self._read, part))
 
             async def prepare() -> ImageFeatures:
                 async with self.memory.preparing(client.number):
-                    return await self._in_thread(partial(features_of, image.content, processor))
+                    return await self._in_thread(partial(features_of, content, processor))
 
-            features = await self.cache.get((processor.key, image.digest), prepare)
+            features = await self.cache.get((processor.key, digest), prepare)
             await self.memory.wait_until_below_limit()  # cached features are copied for each row
         return features
 
-    def _read(self, part: ImagePart) -> EncodedImage:
+    def _read(self, part: ImagePart) -> tuple[bytes, bytes]:
+        """Return an image's bytes as sent or stored, and their SHA-256."""
         if part.fetched is not None:
-            return image_of_chunks(part.fetched)
-        if part.url[:5].lower() == "data:":
-            return read_data_url(part.url, self.max_bytes)
-        return read_file_url(part.url, self.config.allowed_media_path, self.max_bytes)
+            content = b"".join(part.fetched)
+        elif part.url[:5].lower() == "data:":
+            content = read_data_url(part.url, self.max_bytes)
+        else:
+            content = read_file_url(part.url, self.config.allowed_media_path, self.max_bytes)
+        return content, hashlib.sha256(content).digest()
 
     async def _in_thread(self, blocking: Callable[[], T]) -> T:
         return await self.offload.run("media", blocking, abandon_on_cancel=True)
