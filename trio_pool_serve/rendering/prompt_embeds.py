@@ -184,8 +184,7 @@ class EmbedsFormat:
         if tensor.nbytes > self.max_bytes or keep > self.max_rows:
             raise self._too_long(f"{rows} rows")
         first = rows - keep if params.truncation_side == "left" else 0
-        embeds = _finite_rows(tensor, first, first + keep)
-        return RenderedPrompt(np.zeros(keep, dtype=np.int32), embeds=embeds)
+        return RenderedPrompt(np.zeros(keep, dtype=np.int32), embeds=_finite_rows(tensor, first, first + keep))
 
     def _decode(self, payload: bytes | memoryview) -> npt.NDArray[np.uint8]:
         """Return the bytes (uint8, one dimension) of strict base64."""

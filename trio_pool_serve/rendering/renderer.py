@@ -69,11 +69,6 @@ class Renderer:
         """Maximum number of tokens of a prompt."""
         return self.texts.max_model_len
 
-    @property
-    def vocab_size(self) -> int:
-        """Size of the vocabulary: token ids are smaller."""
-        return self.texts.vocab_size
-
     def estimated_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens to admit a prompt with: an estimate, for token embeddings an upper bound."""
         if not isinstance(prompt, EmbedsPrompt):
@@ -163,9 +158,8 @@ class Renderer:
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], client: int = 0, *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Cancellation: as ``render``."""
-        ids = token_ids.tolist()
         return await self._with_tokenizer(
-            client, lambda tokenizer: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            client, lambda tokenizer: tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
         )
 
     async def _with_tokenizer(self, client: int, use: Callable[[Tokenizer], T]) -> T:

@@ -83,7 +83,7 @@ async def detokenize(
 
     Raises ``InvalidRequestError`` for ids outside the vocabulary. Cancellation: as ``tokenize``.
     """
-    size = model.renderer.vocab_size
+    size = model.renderer.texts.vocab_size
     for row in ids:
         outside = row[(row < 0) | (row >= size)]
         if len(outside):

@@ -98,9 +98,9 @@ class TokenizerRecord(RecordBase):
             backend,
             frozenset(self.special_ids),
             self.named_ids,
-            self.has_segments,
-            self.chat,
-            self.truncation_side,
+            has_segments=self.has_segments,
+            chat=self.chat,
+            truncation_side=self.truncation_side,
         )
 
 
@@ -179,7 +179,13 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
     chat = chat_templates_of(folder, loaded.chat_template, special_tokens)
     if not loaded.is_fast:
         loaded.add_tokens(_markers(folder, loaded.get_vocab, loaded.tokenize), special_tokens=True)
-        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, loaded.truncation_side)
+        return SlowTokenizer(
+            loaded,
+            folder.lower_case,
+            has_segments=has_segments,
+            chat=chat,
+            truncation_side=loaded.truncation_side,
+        )
     backend = loaded.backend_tokenizer
     _adapt(backend, folder)
     record = TokenizerRecord(

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -72,8 +73,9 @@ class ChatTemplates:
         if _is_small(prompt):
             request = _encoded_request(template, prompt)
         else:
-            encode = partial(_encoded_request, template, prompt)
-            request = await self.offload.run("render", encode, client=client, abandon_on_cancel=True)
+            request = await self.offload.run(
+                "render", partial(_encoded_request, template, prompt), client=client, abandon_on_cancel=True
+            )
         processes = self.request_template_processes if template.is_from_request else self.processes
         try:
             text = await processes.call(
@@ -100,16 +102,15 @@ class ChatTemplates:
 def _is_small(prompt: ChatPrompt) -> bool:
     """Whether encoding takes less time than a thread hop; lists and dicts as variables can have any size."""
     given = prompt.template_kwargs.values()
+    sizes = chain(
+        [len(prompt.chat_template or "")],
+        (len(value) for value in given if isinstance(value, str)),
+        (CHARACTERS_PER_PART * (1 + len(message.parts)) for message in prompt.messages),
+        (len(part.text) for message in prompt.messages for part in message.parts if not isinstance(part, ImagePart)),
+    )
     if any(isinstance(value, list | dict) for value in given):
         return False
-    left = LOOP_CHARACTERS - len(prompt.chat_template or "")
-    left -= sum(len(value) for value in given if isinstance(value, str))
-    for message in prompt.messages:
-        for part in message.parts:
-            left -= CHARACTERS_PER_PART + (0 if isinstance(part, ImagePart) else len(part.text))
-            if left < 0:
-                return False
-    return left >= CHARACTERS_PER_PART * len(prompt.messages)
+    return all(size <= LOOP_CHARACTERS for size in accumulate(sizes))
 
 
 def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
@@ -135,8 +136,9 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     except UnicodeError as error:
         raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
     except (RecursionError, TypeError, ValueError) as error:
-        message = f"{{template_kwargs}} cannot be passed to a template: {error}"
-        raise InvalidRequestError(message, field="template_kwargs") from error
+        raise InvalidRequestError(
+            f"{{template_kwargs}} cannot be passed to a template: {error}", field="template_kwargs"
+        ) from error
 
 
 def _content(parts: Sequence[Part], *, structured: bool) -> str | list[dict[str, str]]:

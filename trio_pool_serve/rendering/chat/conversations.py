@@ -121,10 +121,9 @@ class Conversations:
                 part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, most, client.number))
                 for part in parts
             ]
-        options = dict(self.options)
         chat = ChatPrompt(
             messages=(ChatMessage("user", tuple(parts)),),
-            add_generation_prompt=bool(options.pop("add_generation_prompt", False)),
+            add_generation_prompt=bool(self.options.get("add_generation_prompt", False)),
         )
         return await self._render_chat(chat, evolve(params, add_special_tokens=False), client)
 
@@ -183,10 +182,12 @@ class Conversations:
     def _template(self, prompt: ChatPrompt) -> ChatTemplate:
         """Return the model's default template, one of its templates by name, or the client's template."""
         requested = prompt.chat_template
+        variables = {**self.chat.special_tokens, **self.options}
+        variables.pop("add_generation_prompt", None)  # which prompts have
         text = self.chat.templates.get("default" if requested is None else requested)
         if text is not None:
             structured = expects_content_parts(text) if self.structured is None else self.structured
-            return ChatTemplate(text=text, variables=self._variables, structured=structured)
+            return ChatTemplate(text=text, variables=variables, structured=structured)
         if requested is None:
             names = ", ".join(sorted(self.chat.templates))
             instead = f"no default chat template: set chat_template to one of {names}" if names else "no chat template"
@@ -202,21 +203,17 @@ class Conversations:
                 field="chat_template",
             )
         return ChatTemplate(
-            text=requested, variables=self._variables, structured=expects_content_parts(requested), is_from_request=True
+            text=requested, variables=variables, structured=expects_content_parts(requested), is_from_request=True
         )
-
-    @property
-    def _variables(self) -> dict[str, Any]:
-        options = {name: value for name, value in self.options.items() if name != "add_generation_prompt"}
-        return {**self.chat.special_tokens, **options}
 
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
             raise InvalidRequestError("This model reads texts only.", field="prompts")
         if len(images) > MAX_IMAGES:
-            message = f"An input has {len(images)} images; at most {MAX_IMAGES} are accepted."
-            raise InvalidRequestError(message, field="prompts")
+            raise InvalidRequestError(
+                f"An input has {len(images)} images; at most {MAX_IMAGES} are accepted.", field="prompts"
+            )
         return self.image_format
 
     async def _load(
@@ -283,10 +280,11 @@ def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatM
     if all(message.role != DEVELOPER for message in messages):
         return messages
     instructing = [message for message in messages if message.role in ("system", DEVELOPER)]
-    blank = TextPart("")
-    parts = [part for message in instructing for part in (blank, *message.parts)][1:]
-    others = (message for message in messages if message.role not in ("system", DEVELOPER))
-    return (ChatMessage("system", tuple(parts)), *others)
+    parts = [part for message in instructing for part in (TextPart(""), *message.parts)][1:]
+    return (
+        ChatMessage("system", tuple(parts)),
+        *(message for message in messages if message.role not in ("system", DEVELOPER)),
+    )
 
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:

@@ -39,16 +39,16 @@ class ChatFormat:
         texts = [("query", first), ("document", second)]
         if instruction and not self.instruction_is_variable:
             texts.insert(0, ("system", instruction))
-        return [{"role": role, "content": self._content(text)} for role, text in texts]
+        return [
+            {"role": role, "content": [{"type": "text", "text": text}] if self.structured else text}
+            for role, text in texts
+        ]
 
     def variables(self, instruction: str) -> Mapping[str, Any]:
         """Return the template kwargs of a pair."""
         if instruction and self.instruction_is_variable:
             return {**self.options, "instruction": instruction}
         return self.options
-
-    def _content(self, text: str) -> str | list[dict[str, str]]:
-        return [{"type": "text", "text": text}] if self.structured else text
 
 
 def expects_content_parts(template: str) -> bool:
@@ -90,8 +90,9 @@ class ChatPair:
 
     def _text(self, first: str, second: str, instruction: str) -> str:
         try:
-            messages = self._format.messages(first, second, instruction)
-            return self._render_chat(messages, self._format.variables(instruction))
+            return self._render_chat(
+                self._format.messages(first, second, instruction), self._format.variables(instruction)
+            )
         except UnicodeError:
             raise
         except Exception as error:

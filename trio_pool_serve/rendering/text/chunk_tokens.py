@@ -32,11 +32,10 @@ def tokens_of_chunks(
     without tokens, and for chunks with too many tokens together.
     """
     of_text = np.flatnonzero(positions[:, 0] >= 0)
-    spans = positions[of_text].tolist()
-    first_characters = np.array([_first_character(text, *span) for span in spans], dtype=np.int64) - begin
+    first_characters = [_first_character(text, *span) - begin for span in positions[of_text].tolist()]
     edges = np.array(chunks, dtype=np.int64)
     # Tokens are in the order of the text; tokens of one character have the same position.
-    bounds = np.searchsorted(np.maximum.accumulate(first_characters), edges)
+    bounds = np.searchsorted(np.maximum.accumulate(np.array(first_characters, dtype=np.int64)), edges)
     _refuse_without_tokens(bounds, chunks)
     tokens = np.stack([of_text[bounds[:, 0]], of_text[bounds[:, 1] - 1] + 1], axis=1)
     tokens[edges[:, 1] == len(text) - begin, 1] = len(positions)

@@ -85,7 +85,8 @@ def encode_excerpt(
 ) -> Excerpt:
     """Tokenise enough of ``text`` for the ``keep`` tokens that remain after truncating at ``side``."""
     needed = keep + MARGIN_TOKENS
-    characters, most = needed * CHARACTERS_PER_TOKEN, max_characters_for(keep)
+    characters = needed * CHARACTERS_PER_TOKEN
+    most = min(needed * MAX_CHARACTERS_PER_TOKEN, max(MAX_CHARACTERS, needed * MANY_CHARACTERS_PER_TOKEN))
 
     def encode(characters: int) -> Excerpt:
         part = _cut(text, characters, side)
@@ -125,12 +126,6 @@ def encode_input(
         length = excerpt.tokens + taken
         raise too_long(f"{length}" if excerpt.is_whole else f"more than {length}", max_model_len)
     return excerpt, keep
-
-
-def max_characters_for(keep: int) -> int:
-    """Return the maximum size of the excerpt for ``keep`` tokens."""
-    needed = keep + MARGIN_TOKENS
-    return min(needed * MAX_CHARACTERS_PER_TOKEN, max(MAX_CHARACTERS, needed * MANY_CHARACTERS_PER_TOKEN))
 
 
 def _cut(text: str, characters: int, side: TruncationSide) -> str:

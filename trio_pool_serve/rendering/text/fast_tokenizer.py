@@ -4,26 +4,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tokenizers
-from attrs import Factory, define, field
+from attrs import Factory, define
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.tokenizer import Encoded, ModelChatTemplates, Positions, Token, segments
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Positions, Token, Tokenizer
 from trio_pool_serve.types import TokenIds
 
 
 @define(eq=False)
-class FastTokenizer:
+class FastTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library, which any number of threads may use at a time."""
 
     _backend: tokenizers.Tokenizer
     _special_ids: frozenset[int]
     _named_ids: Mapping[str, int] = Factory(dict)
-    _has_segments: bool = True
-    chat: ModelChatTemplates = Factory(ModelChatTemplates)
-    truncation_side: TruncationSide = "right"
-    odd_to_first: bool = field(default=False, init=False)
-    special_tokens: int = field(init=False)
-    pair_special_tokens: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # tokenizer.json can contain truncation and padding settings from when it was saved.
@@ -78,8 +72,10 @@ class FastTokenizer:
             special = framed.special_tokens_mask
             first, last = special.index(0), len(special) - special[::-1].index(0)
             before, after = framed.ids[:first] + before, framed.ids[last:]
-        begins = range(0, max(1, len(ids)), size)
-        return [np.array(before + ids[begin : begin + size] + after, dtype=np.int32) for begin in begins]
+        return [
+            np.array(before + ids[begin : begin + size] + after, dtype=np.int32)
+            for begin in range(0, max(1, len(ids)), size)
+        ]
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens."""
@@ -111,7 +107,7 @@ class FastTokenizer:
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts as the library's post-processor does."""
         joined = self._backend.post_process(first, second, add_special_tokens=add_special_tokens)
-        return np.array(joined.ids, dtype=np.int32), segments(joined.type_ids) if self._has_segments else None
+        return self._pair(joined.ids, joined.type_ids)
 
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
         """Return the text up to the last character of the last of the tokens."""

@@ -37,14 +37,12 @@ class TextFormat:
             params = evolve(params, truncate_to=most)
         return params, most
 
-    def adds_special_tokens(self, input_type: InputType | None) -> bool:
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:  # noqa: ARG002
         """Whether texts of this input type have special tokens at all."""
-        del input_type
         return True
 
-    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:  # noqa: ARG002
         """Return the model input; ``token_ids`` already include special tokens."""
-        del input_type
         return RenderedPrompt(token_ids)
 
 

@@ -5,36 +5,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import Factory, define, evolve, field
+from attrs import define, evolve
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.tokenizer import Encoded, ModelChatTemplates, Positions, Token, segments
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Positions, Token, Tokenizer
 from trio_pool_serve.types import TokenIds
 
 
 @define(eq=False)
-class SlowTokenizer:
+class SlowTokenizer(Tokenizer):
     """A tokenizer written in Python. Its calls change its state, so copies are deep."""
 
     _tokenizer: Any
     _lower_case: bool = False
-    _has_segments: bool = True
-    chat: ModelChatTemplates = Factory(ModelChatTemplates)
-    truncation_side: TruncationSide = "right"
-    odd_to_first: bool = field(default=True, init=False)
-    special_tokens: int = field(init=False)
-    pair_special_tokens: int = field(init=False)
+    odd_to_first = True
 
     def __attrs_post_init__(self) -> None:
         self.special_tokens = self._tokenizer.num_special_tokens_to_add(pair=False)
         self.pair_special_tokens = self._tokenizer.num_special_tokens_to_add(pair=True)
 
-    def encode(self, text: str, *, positions: bool = False) -> Encoded:
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:  # noqa: ARG002
         """Tokenise without special tokens; there are no positions."""
-        del positions
-        lowered = text.lower() if self._lower_case else text
-        return self._tokenizer.encode(lowered, add_special_tokens=False, verbose=False)
+        return self._tokenizer.encode(
+            text.lower() if self._lower_case else text, add_special_tokens=False, verbose=False
+        )
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
@@ -43,11 +38,8 @@ class SlowTokenizer:
             ids = self._tokenizer.build_inputs_with_special_tokens(ids)
         return np.array(ids, dtype=np.int32)
 
-    def finish_with_positions(
-        self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
-    ) -> tuple[TokenIds, Positions]:
+    def finish_with_positions(self, *_: object, **__: object) -> tuple[TokenIds, Positions]:
         """Raise ``InvalidRequestError``: these tokenizers provide no positions."""
-        del encoded, keep, side, add_special_tokens
         raise InvalidRequestError(
             "Late chunking needs the positions of tokens in the text, which this model's tokenizer does not give.",
             field="chunks",
@@ -64,9 +56,9 @@ class SlowTokenizer:
         """Return the tokens of a text, without positions, which these tokenizers do not provide."""
         encoded = self.encode(text)
         ids = self.finish(encoded, len(encoded), "right", add_special_tokens=add_special_tokens).tolist()
-        pieces = self._tokenizer.convert_ids_to_tokens(ids)
         return [
-            Token(id_, piece, self.is_special(id_), None, None, piece) for id_, piece in zip(ids, pieces, strict=True)
+            Token(id_, piece, self.is_special(id_), None, None, piece)
+            for id_, piece in zip(ids, self._tokenizer.convert_ids_to_tokens(ids), strict=True)
         ]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
@@ -88,11 +80,10 @@ class SlowTokenizer:
             types = self._tokenizer.create_token_type_ids_from_sequences(first, second)
         else:
             ids, types = first + second, [0] * len(first) + [1] * len(second)
-        return np.array(ids, dtype=np.int32), segments(types) if self._has_segments else None
+        return self._pair(ids, types)
 
-    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:  # noqa: ARG002
         """Decode the first tokens, because these tokenizers provide no positions."""
-        del text
         return str(self._tokenizer.decode(encoded[:tokens]))
 
     def is_special(self, token_id: int) -> bool:
@@ -102,8 +93,7 @@ class SlowTokenizer:
     def id_of(self, token: str) -> int | None:
         """Return the id of a token."""
         found: int | None = self._tokenizer.convert_tokens_to_ids(token)
-        is_unknown = found == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token
-        return None if is_unknown else found
+        return None if found == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token else found
 
     def id_named(self, name: str) -> int | None:
         """Return the id of the special token of a name."""

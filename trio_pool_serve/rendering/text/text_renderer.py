@@ -33,6 +33,7 @@ class TextRenderer:
     tokenizers: TokenizerPool
     max_model_len: int = field(kw_only=True)
     vocab_size: int = field(kw_only=True)
+    """Size of the vocabulary: token ids are smaller."""
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
@@ -71,8 +72,9 @@ class TextRenderer:
             pass
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
-            most = MAX_WINDOWS * self.max_model_len
-            read = encode_excerpt(tokenizer, params.instruction + prompt.text, most, "right")
+            read = encode_excerpt(
+                tokenizer, params.instruction + prompt.text, MAX_WINDOWS * self.max_model_len, "right"
+            )
             prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text, read.encoded)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
@@ -121,8 +123,9 @@ class TextRenderer:
             before = self.text_format.prefix + params.instruction
             with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
-                is_chunked = isinstance(prompt, ChunkedPrompt)
-                excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked)
+                excerpt, keep = encode_input(
+                    tokenizer, text, params, most, special, positions=isinstance(prompt, ChunkedPrompt)
+                )
             is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
             positions = None
             if isinstance(prompt, ChunkedPrompt):
@@ -194,8 +197,7 @@ def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: i
     remaining = len(token_ids) - special - of_text
     if remaining <= 0:
         return 0
-    is_last_special = special > 0 and tokenizer.is_special(int(token_ids[-1]))
-    return special - is_last_special + remaining
+    return special - (special > 0 and tokenizer.is_special(int(token_ids[-1]))) + remaining
 
 
 def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: Encoded) -> tuple[Encoded, Encoded]:

@@ -5,10 +5,11 @@ adds them. Truncation never changes a fast tokenizer's truncation state: changin
 raises "Already borrowed".
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,26 +65,32 @@ class ModelChatTemplates:
         return render_conversation(self.templates.get(named, named), messages, variables, **flags)
 
 
-class Tokenizer(Protocol):
+@define(eq=False, kw_only=True)
+class Tokenizer(ABC):
     """Converts texts to token ids and back."""
 
-    special_tokens: int
-    """Number of special tokens around one text."""
-    pair_special_tokens: int
-    """Number of special tokens around a pair."""
-    odd_to_first: bool
-    """Whether the first of two texts that are truncated gets the odd token, even if it is not the longer one."""
-    truncation_side: TruncationSide
-    """Where texts are truncated unless a request says otherwise."""
-    chat: ModelChatTemplates
+    chat: ModelChatTemplates = Factory(ModelChatTemplates)
     """The chat templates of the model's files."""
+    truncation_side: TruncationSide = "right"
+    """Where texts are truncated unless a request says otherwise."""
+    _has_segments: bool = True
+    """Whether the model tells the two texts of a pair apart."""
+    special_tokens: int = field(init=False)
+    """Number of special tokens around one text."""
+    pair_special_tokens: int = field(init=False)
+    """Number of special tokens around a pair."""
+    odd_to_first: ClassVar[bool] = False
+    """Whether the first of two texts that are truncated gets the odd token, even if it is not the longer one."""
 
+    @abstractmethod
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         """Tokenise without special tokens; with ``positions`` for ``finish_with_positions`` and ``beginning``."""
 
+    @abstractmethod
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
 
+    @abstractmethod
     def finish_with_positions(
         self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
     ) -> tuple[TokenIds, Positions]:
@@ -92,50 +99,60 @@ class Tokenizer(Protocol):
         Raises ``InvalidRequestError`` if the tokenizer does not know.
         """
 
+    @abstractmethod
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
         """Return windows of ``size`` tokens, with ``prefix`` and special tokens added to each."""
 
+    @abstractmethod
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text, for display."""
 
+    @abstractmethod
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return the vocabulary's entry of each id, which must be in the vocabulary."""
 
+    @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
 
+    @abstractmethod
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Return at most ``keep`` tokens, truncated at ``side``; ``encoded`` must not be used afterwards."""
 
+    @abstractmethod
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
-        """Return the token ids of two texts, and their segments, ``None`` if all are 0."""
+        """Return the token ids of two texts, and their segments (int32, shape (tokens,)), ``None`` if all are 0."""
 
+    @abstractmethod
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
         """Return the part of ``text`` covered by its first ``tokens`` tokens, of which it has more."""
 
+    @abstractmethod
     def is_special(self, token_id: int) -> bool:
         """Whether an id is one of the special tokens."""
 
+    @abstractmethod
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, ``None`` if the vocabulary lacks it."""
 
+    @abstractmethod
     def id_named(self, name: str) -> int | None:
         """Return the id of a special token by its name, such as ``mask_token``; ``None`` if there is none."""
 
+    @abstractmethod
     def copy(self) -> "Tokenizer":
         """Return a tokenizer that another thread can use at the same time."""
+
+    def _pair(self, token_ids: Sequence[int], type_ids: Sequence[int]) -> tuple[TokenIds, TokenIds | None]:
+        segments = np.array(type_ids, dtype=np.int32) if self._has_segments and any(type_ids) else None
+        return np.array(token_ids, dtype=np.int32), segments
 
 
 def all_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     """Return all token ids of a text that is tokenised, without special tokens."""
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
-
-
-def segments(type_ids: Sequence[int]) -> TokenIds | None:
-    """Return the segments of a pair, int32, shape (tokens,); ``None`` if all are 0."""
-    return np.array(type_ids, dtype=np.int32) if any(type_ids) else None
 
 
 @define(eq=False)
