@@ -13,10 +13,10 @@ from cyclopts.config import Env
 
 import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
-from trio_pool_serve.checking.check_settings import CheckSettings
 from trio_pool_serve.command_line.server_commands import (
     COMMANDS,
     ENVIRONMENT_PREFIX,
+    CheckSettings,
     add_server_commands,
     read_settings,
 )
@@ -148,7 +148,7 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
     if isinstance(settings, CheckSettings):
         from trio_pool_serve.checking.check_model import run_check
 
-        return run_check(settings)
+        return run_check(config, measure=settings.report.measure, as_json=settings.report.json)
     if name == "convert":
         from trio_pool_serve.command_line.convert import run_convert
 

@@ -3,7 +3,6 @@
 import json
 import mmap
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,36 +18,40 @@ from tests.models.model_families import edit_json, pooling, write_family
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT, launched
-from trio_pool_serve.checking.check_model import check_model, lengths_for, peak_bytes, reset_peak
-from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
-from trio_pool_serve.command_line.server_commands import read_settings
+from trio_pool_serve.checking.check_model import check_model, peak_bytes, reset_peak
+from trio_pool_serve.checking.model_report import ModelReport
+from trio_pool_serve.command_line.server_commands import ReportOptions, read_settings
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.processes.allocator import resident_bytes
 
 CHECK = (sys.executable, "-m", "trio_pool_serve", "check")
 
 
-def settings_for(model: Path, *, measure: bool = False, **loading: Any) -> CheckSettings:
-    config = ModelConfig(**{"dtype": "float32", "device": "cpu", "backend": "torch", **loading})
-    return CheckSettings(config=Config(models=(str(model),), loading=config), report=ReportOptions(measure=measure))
+def config_for(model: Path, **loading: Any) -> Config:
+    loading = {"dtype": "float32", "device": "cpu", "backend": "torch", **loading}
+    return Config(models=(str(model),), loading=ModelConfig(**loading))
 
 
-KINDS = [
-    (partial(write_family, name="bert"), "embedding", "embed"),
-    (partial(write_classifier, name="bert", num_labels=3), "sequence_classifier", "classify"),
-    (partial(write_classifier, name="bert", num_labels=1), "cross_encoder", "score"),
-    (pylate_bert, "late_interaction", "score"),
-    (splade_max, "sparse", "sparse_embed"),
-    (clip, "dual_encoder", "embed"),
-]
+async def check(model: Path, **loading: Any) -> ModelReport:
+    """Return the report without speed and memory."""
+    return await check_model(config_for(model, **loading), str, measure=False)
 
 
-@pytest.mark.parametrize(("write", "kind", "task"), KINDS, ids=[kind for _, kind, _ in KINDS])
-async def test_the_report_is_what_a_server_says_of_the_model(
-    tmp_path: Path, write: Callable[[Path], Path], kind: str, task: str
-):
+KINDS = {
+    "embedding": (partial(write_family, name="bert"), "embed"),
+    "sequence_classifier": (partial(write_classifier, name="bert", num_labels=3), "classify"),
+    "cross_encoder": (partial(write_classifier, name="bert", num_labels=1), "score"),
+    "late_interaction": (pylate_bert, "score"),
+    "sparse": (splade_max, "sparse_embed"),
+    "dual_encoder": (clip, "embed"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kind: str):
+    write, task = KINDS[kind]
     model = write(tmp_path / "model")
-    report = await check_model(settings_for(model), str)
+    report = await check(model)
     async with serving_folder(model) as asked:
         (card,) = (await asked.client.get("/v1/models")).json()["data"]
         info = (await asked.client.get("/info")).json()
@@ -56,8 +59,9 @@ async def test_the_report_is_what_a_server_says_of_the_model(
         assert report.max_batch_tokens == info["max_batch_tokens"] == facts.max_batch_tokens
         assert report.dimensions == facts.dimensions
     assert (report.kind, report.task) == (kind, task)
-    assert (report.id, report.task, report.tasks) == (card["id"], card["task"], card["tasks"])
-    assert report.max_model_len == card["max_model_len"] == info["max_input_length"]
+    for name in ("id", "task", "tasks", "max_model_len", "backend", "dtype", "fingerprint"):
+        assert getattr(report, name) == card[name], name
+    assert report.max_model_len == info["max_input_length"]
     if (embedding := info["model_type"].get("embedding")) is not None:
         assert report.pooling == embedding["pooling"]
     else:
@@ -65,7 +69,6 @@ async def test_the_report_is_what_a_server_says_of_the_model(
         assert [labels["id2label"][str(index)] for index in range(len(report.labels))] == report.labels
     assert ("image" in report.accepts) == (kind == "dual_encoder")
     assert (report.backend, report.computation[:8]) == ("torch", "by torch")
-    assert (report.backend, report.dtype, report.fingerprint) == (card["backend"], card["dtype"], card["fingerprint"])
     assert info["model_dtype"] == report.dtype
     assert report.speed == []
     assert report.memory.peak_of_largest_batch is None
@@ -76,8 +79,8 @@ async def test_the_report_is_what_a_server_says_of_the_model(
 async def test_every_length_is_measured(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert")
     steps: list[str] = []
-    report = await check_model(settings_for(model, measure=True), steps.append)
-    assert [speed.tokens for speed in report.speed] == lengths_for(report.max_model_len) == [16, 48]
+    report = await check_model(config_for(model), steps.append)
+    assert [speed.tokens for speed in report.speed] == [16, 48]
     for speed in report.speed:
         assert speed.tokens_per_s == pytest.approx(speed.rows_per_s * speed.tokens)
         assert speed.rows_per_s > 0 < speed.ms_alone
@@ -89,29 +92,26 @@ async def test_every_length_is_measured(tmp_path: Path):
 async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert", modules=[pooling("cls")])
     edit_json(model / "config_sentence_transformers.json", lambda file: file.update(default_prompt_name="query"))
-    declared = await check_model(settings_for(model), str)
-    assert (declared.pooling, declared.pooling_from) == ("cls", "1_Pooling/config.json")
-    assert (declared.normalize, declared.normalize_from) == (False, "modules.json")
+    declared = await check(model)
     assert (declared.prompts, declared.default_prompt_name) == ({"query": "query: "}, "query")
-    assert declared.warnings == []
-    configured = await check_model(settings_for(model, pooling="mean", normalize=True), str)
-    assert (configured.pooling, configured.pooling_from) == ("mean", "--pooling")
-    assert (configured.normalize, configured.normalize_from) == (True, "--normalize")
+    configured = await check(model, pooling="mean", normalize=True)
     (model / "modules.json").unlink()
-    assumed = await check_model(settings_for(model), str)
-    assert (assumed.pooling, assumed.pooling_from) == ("mean", "assumed, as no file declares it")
+    assumed = await check(model)
+    by_assumption = "assumed, as no file declares it"
+    assert [(each.pooling, each.pooling_from) for each in (declared, configured, assumed)] == [
+        ("cls", "1_Pooling/config.json"), ("mean", "--pooling"), ("mean", by_assumption),
+    ]  # fmt: skip
+    assert [(each.normalize, each.normalize_from) for each in (declared, configured, assumed)] == [
+        (False, "modules.json"), (True, "--normalize"), (False, by_assumption),
+    ]  # fmt: skip
+    assert declared.warnings == []
     assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
 
 
 async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert")
     with trio.CancelScope() as scope:
-
-        def cancel_when_measuring(step: str) -> None:
-            if step.startswith("measuring"):
-                scope.cancel()
-
-        await check_model(settings_for(model, measure=True), cancel_when_measuring)
+        await check_model(config_for(model), lambda step: scope.cancel() if step.startswith("measuring") else None)
     assert scope.cancelled_caught
 
 
@@ -139,9 +139,9 @@ async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minil
 
 async def test_a_range_of_replicas_is_checked_by_its_most(tmp_path: Path):
     """A check computes in its own process, where a server with ``--engine ray`` would start more."""
-    settings = settings_for(write_family(tmp_path / "model", "bert"))
-    processes = evolve(settings.config.processes, engine="ray", replicas="1..3")
-    report = await check_model(evolve(settings, config=evolve(settings.config, processes=processes)), str)
+    config = config_for(write_family(tmp_path / "model", "bert"))
+    config = evolve(config, processes=evolve(config.processes, engine="ray", replicas="1..3"))
+    report = await check_model(config, str, measure=False)
     assert (report.engine, report.replicas) == ("ray", 3)
 
 
@@ -181,11 +181,6 @@ def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypat
     assert settings.config.loading == ModelConfig(pooling="cls", dtype="float32")
     assert settings.config.scheduling.max_batch_tokens == 400
     assert settings.report == ReportOptions(measure=False, json=False)
-
-
-def test_lengths_end_at_the_longest_that_a_model_accepts():
-    expected = {8: [8], 128: [16, 128], 300: [16, 128, 300], 32768: [16, 128, 512, 2048]}
-    assert {longest: lengths_for(longest) for longest in expected} == expected
 
 
 def test_the_peak_of_memory_counts_from_where_it_was_reset():

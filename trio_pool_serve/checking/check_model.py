@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +19,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trio_pool_serve.api.routes.models import tasks_of
-from trio_pool_serve.checking.check_settings import CheckSettings
 from trio_pool_serve.checking.model_report import (
     Memory,
     ModelReport,
@@ -45,7 +45,7 @@ from trio_pool_serve.types import PoolingRequest, RenderedPrompt, Runner
 INTERRUPTED = 128 + signal.SIGINT
 
 LENGTHS = (16, 128, 512, 2048)
-"""Tokens of the rows that are computed, up to the model's maximum."""
+"""Tokens of the rows that are computed; longer ones than the model accepts are replaced by its maximum."""
 
 SECONDS = 1.0
 """Time for rows of one length, or for one batch if that takes longer."""
@@ -57,7 +57,7 @@ ROWS_ALONE = 3
 """Minimum number of single rows of one length."""
 
 
-def run_check(settings: CheckSettings) -> int:
+def run_check(config: Config, *, measure: bool, as_json: bool) -> int:
     """Check a model and print the report; return the exit status: 1 if it cannot be served, 130 after Ctrl-C."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     report: ModelReport | Refusal
@@ -65,12 +65,13 @@ def run_check(settings: CheckSettings) -> int:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("")
-            report = trio.run(check_model, settings, lambda step: progress.update(task, description=step))
+            check = partial(check_model, config, lambda step: progress.update(task, description=step), measure=measure)
+            report = trio.run(check)
     except KeyboardInterrupt:
         return INTERRUPTED
     except (PoolServeError, OSError) as error:
         report = Refusal(error=str(error))
-    if settings.report.json:
+    if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(attrs.asdict(report)), indent=2).decode() + "\n")
     elif isinstance(report, ModelReport):
         print_report(report, Console(highlight=False))
@@ -80,13 +81,14 @@ def run_check(settings: CheckSettings) -> int:
     return 1
 
 
-async def check_model(settings: CheckSettings, show: Callable[[str], object]) -> ModelReport:
+async def check_model(config: Config, show: Callable[[str], object], *, measure: bool = True) -> ModelReport:
     """Load the model in this process and return the report; ``show`` is called with each step.
+
+    ``measure``: compute rows of several lengths and the largest batch.
 
     Raises ``ModelLoadError``, and ``EngineDeadError`` if it cannot compute. Cancellation: at once; threads that load or
     compute finish their work.
     """
-    config = settings.config
     placed = await with_engine_placement(config)
     before = resident_bytes()
     began = time.monotonic()
@@ -94,7 +96,7 @@ async def check_model(settings: CheckSettings, show: Callable[[str], object]) ->
     with unwrap_exception_groups(PoolServeError):
         async with open_service(_in_this_process(config, placed)) as service:
             load_s, loaded, weights = time.monotonic() - began, resident_bytes(), _description(service).weight_bytes
-            peak, speed = await _measure(service, show) if settings.report.measure else (None, [])
+            peak, speed = await _measure(service, show) if measure else (None, [])
             memory = Memory(
                 weights=weights, resident_before=before, resident_after_load=loaded, peak_of_largest_batch=peak
             )
@@ -122,15 +124,10 @@ async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int
     show("computing the largest batch")
     peak = await peak_of_largest_batch(model.engine, like, longest, batches_at_once=batches)
     speed = []
-    for length in lengths_for(longest):
+    for length in sorted({min(length, longest) for length in LENGTHS}):
         show(f"measuring rows of {length} tokens")
         speed.append(await measure_speed(model.engine, like, length, batches_at_once=batches))
     return peak, speed
-
-
-def lengths_for(max_model_len: int) -> list[int]:
-    """Return the lengths to measure: longer ones than the model accepts are replaced by its maximum."""
-    return sorted({min(length, max_model_len) for length in LENGTHS})
 
 
 async def measure_speed(engine: Engine, like: PoolingRequest, length: int, *, batches_at_once: int) -> Speed:
@@ -139,8 +136,7 @@ async def measure_speed(engine: Engine, like: PoolingRequest, length: int, *, ba
     ``like`` is a row that the model can compute. Raises as ``Engine.submit_all``. Cancellation: at once.
     """
     alone_s = await _seconds_alone(engine, row_of(like, length))
-    of_batch = max(1, engine.facts.max_batch_tokens // length)
-    rows = [row_of(like, length)] * min(of_batch, max(1, math.ceil(SECONDS / alone_s)))
+    rows = [row_of(like, length)] * max(1, min(engine.facts.max_batch_tokens // length, math.ceil(SECONDS / alone_s)))
     done = 0
     began = time.perf_counter()
 
@@ -185,14 +181,13 @@ async def peak_of_largest_batch(
 
 def row_of(like: PoolingRequest, tokens: int) -> PoolingRequest:
     """Return a row of ``tokens`` tokens, each the first one of ``like``, with the same params."""
-    ids = np.full(tokens, like.prompt.token_ids[0], dtype=np.int32)
-    return msgspec.structs.replace(like, prompt=RenderedPrompt(ids))
+    prompt = RenderedPrompt(np.full(tokens, like.prompt.token_ids[0], dtype=np.int32))
+    return msgspec.structs.replace(like, prompt=prompt)
 
 
 def peak_bytes() -> int:
     """Return the most bytes that were resident since ``reset_peak``."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
@@ -208,13 +203,12 @@ def _report(
     model, description = service.model(), _description(service)
     folder, spec = model.folder, model.folder.spec
     tasks = tasks_of(folder)
-    files = read_folder_files(folder.path)
     replicas = service.offload.launch if placed.processes.computes_here else replicas_of(placed)
     (source,) = config.sources
     return ModelReport(
         id=model.name,
         kind=kind_of(folder),
-        architectures=files.architectures,
+        architectures=read_folder_files(folder.path).architectures,
         model_type=folder.model_type,
         parameters=description.parameters,
         task=folder.task or tasks[0],

@@ -107,16 +107,15 @@ def kind_of(folder: AnyModelFolder) -> str:
 
 def accepted_by(model: Model, config: Config) -> list[Accepted]:
     """Return the kinds of input that requests may have."""
-    folder, spec = model.folder, model.folder.spec
-    accepted: list[Accepted] = ["text"]
-    if folder.reads_images:
-        accepted.append("image")
     conversations = model.renderer.conversations
-    if spec.supports_messages and conversations is not None and conversations.chat.templates:
-        accepted.append("messages")
-    if config.input.enable_prompt_embeds and not isinstance(model.renderer.embeds_format, str):
-        accepted.append("prompt_embeds")
-    return accepted
+    has_template = conversations is not None and bool(conversations.chat.templates)
+    offered: Mapping[Accepted, bool] = {
+        "text": True,
+        "image": model.folder.reads_images,
+        "messages": model.folder.spec.supports_messages and has_template,
+        "prompt_embeds": config.input.enable_prompt_embeds and not isinstance(model.renderer.embeds_format, str),
+    }
+    return [kind for kind, is_accepted in offered.items() if is_accepted]
 
 
 def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:

@@ -5,20 +5,40 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from attrs import evolve
-from cyclopts import App, Parameter
+from attrs import evolve, frozen
+from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict, Env
 
-from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.command_line.flags import GROUPS, with_settings
 from trio_pool_serve.command_line.other_names import refuse_unknown, translate
 from trio_pool_serve.config import Config, ModelTables
+from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_sources import read_toml
 from trio_pool_serve.config.network_config import KEY_PASSWORD
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
+
+
+@Parameter(name="*", group=Group("Report", sort_key=0))
+@frozen(kw_only=True)
+class ReportOptions:
+    """Contents and format of the report of ``check``."""
+
+    measure: Annotated[
+        bool, help_("Compute rows of several lengths and the largest batch, for speed and memory: a few seconds.")
+    ] = True
+    json: Annotated[bool, switch("Print the report as JSON.")] = False
+
+
+@frozen(kw_only=True)
+class CheckSettings:
+    """The settings of a server that would load the model, and the options of the report."""
+
+    config: Config
+    report: ReportOptions
+
 
 REPORT = ReportOptions()
 NO_TABLES = ModelTables()
@@ -37,7 +57,7 @@ def serve(
         ),
     ] = (),
     *,
-    config: Annotated[
+    config: Annotated[  # noqa: ARG001  (``read_settings`` reads the file)
         Path | None,
         Parameter(
             help="TOML file with settings by flag name, and tables [models.NAME] of models with settings of their own."
@@ -51,7 +71,6 @@ def serve(
     Settings are flags, variables such as `TRIO_POOL_SERVE_DTYPE`, or keys of `--config`, the first found. Sizes and
     times take units: `16MiB`, `30s`.
     """
-    del config  # ``read_settings`` reads the file
     return Config(models=model, tables=tables, **settings)
 
 
@@ -81,7 +100,7 @@ def engine(
 def check(
     model: Annotated[str, Parameter(help=MODEL_HELP.format("check"))],
     *,
-    config: Annotated[
+    config: Annotated[  # noqa: ARG001  (``read_settings`` reads the file)
         Path | None, Parameter(help="TOML file of `serve`. Settings that do not matter here are ignored.")
     ] = None,
     report: ReportOptions = REPORT,
@@ -91,7 +110,6 @@ def check(
 
     The exit status is 1 if it cannot be served.
     """
-    del config  # ``read_settings`` reads the file
     return CheckSettings(config=Config(models=(model,), **settings), report=report)
 
 
