@@ -103,8 +103,8 @@ COMPARED: Mapping[str, Callable[[Round], float]] = {
 
 def ratios(result: ServerResult, base: ServerResult) -> dict[str, float]:
     """Return quantities of a server divided by those of another: the medians of each round's ratio."""
-    pairs = [*zip(result.rounds, base.rounds, strict=False)]
-    pairs = [(ours, theirs) for ours, theirs in pairs if ours.latencies_ms and theirs.latencies_ms]
+    both = zip(result.rounds, base.rounds, strict=False)
+    pairs = [(ours, theirs) for ours, theirs in both if ours.latencies_ms and theirs.latencies_ms]
     if not pairs:
         return {}
     return {name: median(of(ours) / of(theirs) for ours, theirs in pairs) for name, of in COMPARED.items()}
@@ -116,8 +116,6 @@ def histogram(latencies: Sequence[float], buckets: int) -> list[tuple[float, flo
     A bucket is its lower bound, its upper bound and the number of latencies in it. ``latencies`` are sorted and
     positive.
     """
-    if not latencies:
-        return []
     if latencies[0] == latencies[-1]:
         return [(latencies[0], latencies[0], len(latencies))]
     counts, bounds = np.histogram(latencies, np.geomspace(latencies[0], latencies[-1], buckets + 1))
@@ -189,9 +187,9 @@ def _ratio_table(results: Sequence[ServerResult]) -> Table:
 
 def as_document(results: Sequence[ServerResult], load: LoadOptions, requests: RequestOptions) -> dict[str, Any]:
     """Return the results and settings for JSON by msgspec, which writes NaN as null, without the API key."""
-    settings = attrs.asdict(load) | attrs.asdict(requests, filter=lambda attribute, _: attribute.name != "api_key")
     return {
-        "settings": settings,
+        "settings": attrs.asdict(load)
+        | attrs.asdict(requests, filter=lambda attribute, _: attribute.name != "api_key"),
         "servers": [
             {
                 "url": result.url,

@@ -8,6 +8,8 @@ import httptools
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.rendering.media.fetching import open_stream
+
 TIMEOUT, RESET, CUT, NO_CONNECTION, NOT_SENT, NOT_HTTP = (
     "timeout", "reset", "cut off", "no connection", "not sent", "not HTTP",
 )  # fmt: skip
@@ -129,16 +131,8 @@ class ClientConnection(trio.abc.AsyncResource):
     @classmethod
     async def open(cls, target: Target, *, keeps_body: bool = False) -> Self:
         """Connect. Raises ``OSError`` and ``trio.BrokenResourceError``. Cancellation: at once."""
-        stream = await trio.open_tcp_stream(target.host, target.port)
-        if target.tls is None:
-            return cls(stream, keeps_body=keeps_body)
-        secured = trio.SSLStream(stream, target.tls, server_hostname=target.host, https_compatible=True)
-        try:
-            await secured.do_handshake()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-        return cls(secured, keeps_body=keeps_body)
+        stream = await open_stream(target.host, target.port, target.host, target.tls)
+        return cls(stream, keeps_body=keeps_body)
 
     async def ask(self, request: bytes) -> Response:
         """Send one request and read its response to the end.
@@ -146,21 +140,20 @@ class ClientConnection(trio.abc.AsyncResource):
         Raises ``NoResponseError``. Cancellation: at once; the connection cannot be used again.
         """
         reader = ResponseReader(self._keeps_body)
-        was_used, self._used = self._used, True
+        is_stale, self._used = self._used, True  # until something arrives
         self.keeps_alive = False  # until there is a whole response
-        arrived = False
         with suppress(trio.BrokenResourceError):  # the server may respond before it has read all: read that
             await self._stream.send_all(request)
         while not reader.is_complete:
             try:
                 data = bytes(await self._stream.receive_some(CHUNK))
             except trio.BrokenResourceError as error:
-                raise NoResponseError(RESET, is_stale=was_used and not arrived) from error
+                raise NoResponseError(RESET, is_stale=is_stale) from error
             if not data:
                 if reader.status and not reader.has_length:
                     return Response(reader.status, bytes(reader.body))
-                raise NoResponseError(CUT, is_stale=was_used and not arrived)
-            arrived = True
+                raise NoResponseError(CUT, is_stale=is_stale)
+            is_stale = False
             reader.feed(data)
         self.keeps_alive = reader.keeps_alive
         return Response(reader.status, bytes(reader.body))

@@ -174,7 +174,10 @@ class LoadRun:
         If the server has closed the idle connection in the meantime, the request is sent again: it has not failed.
         """
         while True:
-            connection = self._idle.pop() if self._idle else await self._open()
+            if self._idle:
+                connection = self._idle.pop()
+            else:
+                connection = await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
             try:
                 return await connection.ask(request)
             except NoResponseError as error:
@@ -186,9 +189,6 @@ class LoadRun:
                 else:
                     with trio.CancelScope(shield=True):  # closing does not wait
                         await connection.aclose()
-
-    async def _open(self) -> ClientConnection:
-        return await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
 
     def count(self, due: float, now: float, response: Response | None = None) -> None:
         """Count a request that was answered with 200."""

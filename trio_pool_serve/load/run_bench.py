@@ -134,12 +134,11 @@ async def measure(
                 rounds[index].append(measured)
             if stop.is_set():
                 break
-    found = [
+    return [
         ServerResult(url=url, rounds=of_server, texts_per_request=requests.texts)
         for url, of_server in zip(urls, rounds, strict=True)
         if of_server
-    ]
-    return found, stop.is_set()
+    ], stop.is_set()
 
 
 def target_of(url: str, route: str) -> Target:
@@ -207,8 +206,9 @@ def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
         return [line.encode() for line in _lines_of(options.body_file)]
     kind = "/" + options.route.rpartition("/")[2]
     if kind not in ROUTES:
-        known = ", ".join(ROUTES)
-        raise BenchError(f"--route {options.route}: its body is not known. Known are {known}; others take --body-file.")
+        raise BenchError(
+            f"--route {options.route}: its body is not known. Known are {', '.join(ROUTES)}; others take --body-file."
+        )
     named = {} if model is None else {"model": model}
     size = options.texts + (kind in WITH_QUERY)
     texts = _texts(options, size)
