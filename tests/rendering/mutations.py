@@ -7,29 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-NUMBERS = (
-    b"0",
-    b"1",
-    b"-1",
-    b"7",
-    b"255",
-    b"65536",
-    b"2147483648",
-    b"4294967295",
-    b"9223372036854775808",
-    b"1e9",
-    b"9" * 40,
-)
+NUMBERS = (*b"0 1 -1 7 255 65536 2147483648 4294967295 9223372036854775808 1e9".split(), b"9" * 40)
 """In place of numbers that are written out, as in the headers of safetensors and npy."""
 
 WORDS = (b"F32", b"F64", b"BF16", b"I8", b"U64", b"BOOL", b"<f4", b">f2", b"|O", b"<U9", b"null", b"[]", b"\xff")
-
 INTEGERS = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
-
 FORMATS = ("<H", ">H", "<I", ">I", "<Q", ">Q", "B")
-
 Mutation = Callable[[bytes], bytes]
-
 SHARE = st.integers(0, 999).map(lambda number: number / 1000)
 """Where in a file."""
 

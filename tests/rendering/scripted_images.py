@@ -18,9 +18,6 @@ class ScriptedProcessor:
 
     key: str = "scripted"
 
-    def __call__(self, image):
-        raise NotImplementedError
-
 
 @define(eq=False)
 class ScriptedLoader:

@@ -12,7 +12,6 @@ from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS,
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
 pytestmark = pytest.mark.unit
-
 CLIENT = Client("a")
 IDS = np.zeros(2, dtype=np.int32)
 OF_IMAGE = RenderedPrompt(IDS, images=ImageFeatures({"pixel_values": np.zeros((2, 8), dtype=np.float32)}, (2,)))
@@ -75,9 +74,6 @@ async def test_who_leaves_holds_nothing():
     assert memory.held_bytes == 0
 
 
-# -- what clients send --------------------------------------------------------------------------------
-
-
 def test_what_does_not_fit_is_refused_and_released_with_its_request():
     budget = MemoryBudget(max_bytes=100)
     with reserving(budget, CLIENT) as first, reserving(budget, Client("b")) as second:
@@ -91,7 +87,7 @@ def test_what_does_not_fit_is_refused_and_released_with_its_request():
     assert not budget._by_client
 
 
-def test_no_client_has_more_than_its_share():
+def test_no_client_has_more_than_its_share_but_a_request_alone_may_be_of_any_size():
     budget = MemoryBudget(max_bytes=100)
     other = Reservation(budget, Client("b"))
     with reserving(budget, CLIENT) as first, reserving(budget, CLIENT) as second:
@@ -100,13 +96,10 @@ def test_no_client_has_more_than_its_share():
             second.grow(21)
         other.grow(50)
         second.grow(20)
-
-
-def test_a_request_has_room_when_no_other_holds_anything_however_large_it_is():
-    budget = MemoryBudget(max_bytes=100)
-    with reserving(budget, CLIENT) as reservation:
-        reservation.grow(60)
-        reservation.grow(60)
+    other.release()
+    with reserving(budget, CLIENT) as alone:
+        alone.grow(60)
+        alone.grow(60)
         with pytest.raises(OverloadedError), reserving(budget, Client("b")) as other:
             other.grow(1)
 
@@ -114,10 +107,9 @@ def test_a_request_has_room_when_no_other_holds_anything_however_large_it_is():
 async def test_the_cache_has_what_requests_leave():
     budget = MemoryBudget(max_bytes=300)
     cache = MediaCache(1000, budget)
-    features = OF_IMAGE.images
 
     async def prepare() -> ImageFeatures:
-        return features
+        return OF_IMAGE.images
 
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
@@ -125,10 +117,9 @@ async def test_the_cache_has_what_requests_leave():
             await cache.get(("", bytes([number])), prepare)
         assert cache.statistics().bytes == 4 * 64
         with reserving(budget, CLIENT) as reservation:
-            reservation.grow(200)
-            assert cache.statistics().bytes == 64
-            reservation.grow(90)
-            assert cache.statistics().bytes == 0
+            for more, left in ((200, 64), (90, 0)):
+                reservation.grow(more)
+                assert cache.statistics().bytes == left
             await cache.get(("", b"0"), prepare)
             assert cache.statistics().entries == 0
         nursery.cancel_scope.cancel()

@@ -1,6 +1,5 @@
 """Prompts to token ids: what is refused, what is cut, what is put in front."""
 
-import io
 import threading
 from functools import partial
 
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import VOCABULARY
+from tests.tensors import numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
@@ -25,7 +25,6 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 
 pytestmark = pytest.mark.unit
-
 MAX_MODEL_LEN = 64
 
 
@@ -66,8 +65,6 @@ async def ids_kept(renderer: Renderer, ids: list[int], **params) -> list[int]:
 BARE = {"add_special_tokens": False}
 LEFT = {"truncation_side": "left"}
 QUERY = {"instruction": "query : "}
-
-# -- texts --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,20 +112,14 @@ async def test_texts_that_cannot_be_rendered_are_refused(renderer, text, params,
     assert caught.value.field == field
 
 
-# -- instructions -------------------------------------------------------------------------------------
-
-
-async def test_instruction_tokens_are_counted_without_the_trailing_special_token(tokenizer):
-    renderer = make_renderer(tokenizer, pools_instruction=False)
+async def test_instruction_tokens_are_counted_without_the_trailing_special_token(tokenizer, renderer):
+    """Unless the model pools them."""
+    leaves_out = make_renderer(tokenizer, pools_instruction=False)
     blanks = {"instruction": "  "}
     counts = [(QUERY, 3), (QUERY | BARE, 2), ({"instruction": ""}, 0), (blanks, 1), (blanks | BARE, 0)]
     for params, expected in counts * 2:  # the second time from memory
-        rendered = await renderer.render(TextPrompt("hello"), RenderingParams(**params))
-        assert rendered.instruction_tokens == expected
-
-
-async def test_instruction_tokens_are_not_counted_for_models_that_pool_them(renderer):
-    assert (await renderer.render(TextPrompt("hello"), RenderingParams(**QUERY))).instruction_tokens == 0
+        for each, counted in ((leaves_out, expected), (renderer, 0)):
+            assert (await each.render(TextPrompt("hello"), RenderingParams(**params))).instruction_tokens == counted
 
 
 async def test_a_limited_number_of_instructions_is_remembered(tokenizer):
@@ -137,9 +128,6 @@ async def test_a_limited_number_of_instructions_is_remembered(tokenizer):
         rendered = await renderer.render(TextPrompt("hello"), RenderingParams(instruction=f"client {n} : "))
         assert rendered.instruction_tokens == 4
     assert len(renderer.texts._instruction_tokens) == MAX_KNOWN_INSTRUCTIONS
-
-
-# -- token ids ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,50 +141,41 @@ async def test_a_limited_number_of_instructions_is_remembered(tokenizer):
         ([5, 6], {"truncate_to": 3, **LEFT}, [5, 6]),
     ],
 )
-async def test_token_ids_are_taken_as_they_are_or_truncated(renderer, ids, params, expected):
+async def test_token_ids_are_taken_as_they_are_or_truncated_without_a_thread(renderer, ids, params, expected):
+    renderer.offload._limiters["render"].acquire_nowait()
     assert await ids_kept(renderer, ids, **params) == expected
 
 
-@pytest.mark.parametrize("outside", [-1, len(VOCABULARY), 2**31 + 5, 2**40, -(2**63)])
-async def test_a_token_id_outside_the_vocabulary_is_refused(renderer, outside):
-    with pytest.raises(InvalidRequestError, match=f"Token id {outside} is outside .* vocabulary of {len(VOCABULARY)}"):
-        await ids_kept(renderer, [1, outside, 2])
+OUTSIDE = [-1, len(VOCABULARY), 2**31 + 5, 2**40, -(2**63)]
 
 
-async def test_too_many_token_ids_or_none_are_refused(renderer):
-    with pytest.raises(ContextLengthError, match=TOO_LONG.format(65)):
-        await ids_kept(renderer, [1] * 65)
-    with pytest.raises(InvalidRequestError, match="no tokens"):
-        await ids_kept(renderer, [])
+@pytest.mark.parametrize(
+    ("ids", "error", "told"),
+    [
+        *(
+            ([1, outside, 2], InvalidRequestError, f"Token id {outside} is outside .* vocabulary of {len(VOCABULARY)}")
+            for outside in OUTSIDE
+        ),
+        ([1] * 65, ContextLengthError, TOO_LONG.format(65)),
+        ([], InvalidRequestError, "no tokens"),
+    ],
+)
+async def test_token_ids_that_cannot_be_rendered_are_refused(renderer, ids, error, told):
+    with pytest.raises(error, match=told):
+        await ids_kept(renderer, ids)
 
 
-async def test_token_ids_need_no_thread(renderer):
-    limiter = renderer.offload._limiters["render"]
-    limiter.acquire_nowait()
-    assert await ids_kept(renderer, [1, 2]) == [1, 2]
-    limiter.release()
-
-
-# -- threads and cancellation -------------------------------------------------------------------------
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return pybase64.b64encode(file.getvalue())
-
-
-EMBEDDINGS = npy(np.ones((3, 2), dtype=np.float32))
 LONG = TextPrompt("hello " * 100)
 ASKED = {
     "texts": lambda renderer: renderer.render_plain([(LONG, RenderingParams(truncate_to=9), False)], 2),
     "a pair": lambda renderer: renderer.render(PairPrompt("hello", "world"), RenderingParams(), Client("b")),
-    "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDDINGS), RenderingParams(), Client("b")),
+    "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDS), RenderingParams(), Client("b")),
     "a text to shorten": lambda renderer: renderer.shorten("hello world", 1, 2),
     "a text to take apart": lambda renderer: renderer.tokenize("hello", 2, add_special_tokens=True),
     "ids": lambda renderer: renderer.pieces(np.array([7, 8]), 2),
     "ids to put together": lambda renderer: renderer.detokenize(np.array([7, 8]), 2, skip_special_tokens=True),
 }
+EMBEDS = pybase64.b64encode(numpy_file(np.ones((3, 2), dtype=np.float32)))
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -72,18 +72,11 @@ def write_chat_folder(folder: Path, template: Any = None, *, max_length: int = 5
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "pad_token": "<pad>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
+    config |= {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     write_json(folder / "tokenizer_config.json", config | ({} if template is None else {"chat_template": template}))
-    write_json(
-        folder / "config.json",
-        {"model_type": "qwen2", "vocab_size": len(vocabulary), "max_position_embeddings": max_length},
-    )
+    sizes = {"vocab_size": len(vocabulary), "max_position_embeddings": max_length}
+    write_json(folder / "config.json", {"model_type": "qwen2", **sizes})
     return folder
 
 

@@ -1,8 +1,8 @@
 """Conversations and contents to token ids, as transformers' own tokenizers make them."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +74,10 @@ HELLO = says(("user", "Hello"))
 
 
 async def refusal(
-    renderer: Renderer,
-    prompt: Any,
-    told: str | None = None,
-    params: RenderingParams = NO_SPECIAL,
-    error: Any = InvalidRequestError,
+    renderer: Renderer, prompt: Any, told: str | None = None, params: RenderingParams = NO_SPECIAL, error: Any = None
 ) -> str:
     """Return the field of the error that rendering raises."""
-    with pytest.raises(error, match=told) as refused:
+    with pytest.raises(error or InvalidRequestError, match=told) as refused:
         await renderer.render(prompt, params)
     return getattr(refused.value, "field", "")
 
@@ -90,8 +86,6 @@ async def text_of(renderer: Renderer, prompt: Any, params: RenderingParams = NO_
     rendered = await renderer.render(prompt, params)
     return await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
 
-
-# -- as transformers has it ------------------------------------------------------------------------------
 
 TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "turns": TURNS, "parts": PARTS}
 
@@ -109,14 +103,13 @@ async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in
         folder = write_chat_folder(tmp_path / name, template)
         theirs = transformers.AutoTokenizer.from_pretrained(folder)
         async with rendering(folder, in_processes=in_processes) as renderer:
-            for said, generates in [(said, flag) for said in CONVERSATIONS.values() for flag in (False, True)]:
+            for said, generates in product(CONVERSATIONS.values(), (False, True)):
                 messages: list[dict] = [{"role": role, "content": text} for role, text in said]
                 if template is PARTS:
                     messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
                 prompt = says(*said, add_generation_prompt=generates)
-                options = {"add_generation_prompt": generates, "tokenize": True, "return_dict": False}
                 try:
-                    expected = theirs.apply_chat_template(messages, **options)
+                    expected = theirs.apply_chat_template(messages, add_generation_prompt=generates, return_dict=False)
                 except Exception as error:
                     assert template is TURNS
                     field = await refusal(renderer, prompt, str(error))
@@ -131,32 +124,29 @@ async def test_the_last_message_can_be_left_open_and_variables_handed_over(tmp_p
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     said = [("user", "Hello"), ("assistant", "Good ")]
     messages = [{"role": role, "content": text} for role, text in said]
+    left_open, begun = {"continue_final_message": True}, {"add_generation_prompt": True}
     async with rendering(folder) as renderer:
-        found = await renderer.render(says(*said, continue_final_message=True), NO_SPECIAL)
-        expected = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
-        assert found.token_ids.tolist() == expected
-        quiet = {"enable_thinking": False}
-        prompt = says(*said, add_generation_prompt=True, template_kwargs=quiet)
-        found = await renderer.render(prompt, NO_SPECIAL)
-        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **quiet)
-        assert found.token_ids.tolist() == expected
-        await refusal(renderer, says(*said, continue_final_message=True, add_generation_prompt=True), "not both")
+        for given, variables in ((left_open, {}), (begun, {"enable_thinking": False})):
+            found = await renderer.render(says(*said, template_kwargs=variables, **given), NO_SPECIAL)
+            expected = theirs.apply_chat_template(messages, return_dict=False, **given, **variables)
+            assert found.token_ids.tolist() == expected
+        await refusal(renderer, says(*said, **left_open, **begun), "not both")
         await refusal(renderer, says(), error=EmptyInputError)
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor"])
+@pytest.mark.parametrize(
+    "where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json"]
+)
 async def test_a_template_is_found_wherever_models_have_it(tmp_path, where):
     folder = write_chat_folder(tmp_path / "model", "{{ 'mine' }}")
+    of_processor = where in ("chat_template.json", "processor_config.json")  # whose own comes before the tokenizer's
     if where == "chat_template.jinja":
         forget_template(folder)
         (folder / where).write_text("{{ 'mine' }}")
-    elif where == "chat_template.json":  # a processor's own comes before the tokenizer's
+    elif of_processor:
         write_json(folder / where, {"chat_template": "{{ 'of the processor' }}"})
-    elif where == "processor":
-        write_json(folder / "processor_config.json", {"chat_template": "{{ 'of the processor' }}"})
     async with rendering(folder) as renderer:
-        expected = "of the processor" if where in ("chat_template.json", "processor") else "mine"
-        assert await text_of(renderer, HELLO) == expected
+        assert await text_of(renderer, HELLO) == ("of the processor" if of_processor else "mine")
 
 
 async def test_one_of_several_templates_is_asked_for_by_name(tmp_path):
@@ -175,27 +165,23 @@ async def test_a_model_without_a_template_reads_no_messages(tmp_path):
         brought = attrs.evolve(HELLO, chat_template="{{ 1 }}")
         assert await refusal(renderer, brought, "--trust-request-chat-template") == "chat_template"
     async with rendering(folder, settings=InputConfig(trust_request_chat_template=True)) as renderer:
-        brought = says(("user", "Hello"), chat_template="{{ bos_token }}{{ messages[0].content }}")
-        assert await text_of(renderer, brought) == "<s>Hello"
-        in_parts = says(("user", "Hello"), chat_template="{{ messages[0].content[0].text }}")
-        assert await text_of(renderer, in_parts) == "Hello"
+        for brought, expected in (
+            ("{{ bos_token }}{{ messages[0].content }}", "<s>Hello"),
+            ("{{ messages[0].content[0].text }}", "Hello"),
+        ):
+            assert await text_of(renderer, attrs.evolve(HELLO, chat_template=brought)) == expected
         long = attrs.evolve(HELLO, chat_template="x" * (MAX_TEMPLATE_CHARACTERS + 1))
         await refusal(renderer, long, f"the limit is {MAX_TEMPLATE_CHARACTERS}")
-
-
-STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 @pytest.mark.parametrize(("form", "expected"), [("structured", "list"), ("flat", "string"), ("auto", "string")])
 async def test_the_files_can_say_how_the_template_wants_texts(tmp_path, form, expected):
     kind = "{% if messages[0].content is string %}{{ 'string' }}{% else %}{{ 'list' }}{% endif %}"
     folder = write_chat_folder(tmp_path / "model", kind)
-    write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form, **STATES}}})
+    states = {"method": "forward", "method_output_name": "last_hidden_state"}
+    write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form, **states}}})
     async with rendering(folder) as renderer:
         assert await text_of(renderer, HELLO) == expected
-
-
-# -- lengths ---------------------------------------------------------------------------------------------
 
 
 async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
@@ -210,17 +196,6 @@ async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
         await refusal(renderer, says(("user", "")), "no tokens")
         most = renderer.conversations.max_characters
         await refusal(renderer, says(("user", "x" * (most + 1))), f"at most {most}", right)
-
-
-async def test_an_instruction_is_a_system_message(tmp_path):
-    async with rendering(write_chat_folder(tmp_path / "model", CHATML)) as renderer:
-        params = RenderingParams(add_special_tokens=False, instruction="Be brief.")
-        assert await text_of(renderer, HELLO, params) == (
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
-        )
-
-
-# -- contents --------------------------------------------------------------------------------------------
 
 
 async def test_texts_that_make_one_input_are_a_line_each(tmp_path):
@@ -247,9 +222,6 @@ async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_p
         assert await refusal(renderer, long, params=params, error=ContextLengthError) == "prompts"
 
 
-# -- images ----------------------------------------------------------------------------------------------
-
-
 def sees(*urls: str, text: str = "look") -> ChatPrompt:
     parts = (*map(ImagePart, urls), TextPart(text))
     return ChatPrompt(messages=(ChatMessage("user", parts),))
@@ -273,14 +245,13 @@ def reads_images(loader: ScriptedLoader, **format_: Any) -> dict[str, Any]:
 
 async def test_images_take_their_places_among_the_tokens_in_order(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
-        rendered = await renderer.render(sees("tokens:3", "tokens:2"), NO_SPECIAL)
-        text = await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
-        assert text == "<|im_start|>user\n" + "<|image|>" * 5 + "look<|im_end|>\n"
-        assert rendered.images.tokens == (3, 2)
-        assert rendered.images.arrays["pixel_values"].tolist() == [[3, 3], [2, 2]]
+        prompt = sees("tokens:3", "tokens:2")
+        assert await text_of(renderer, prompt) == f"<|im_start|>user\n{'<|image|>' * 5}look<|im_end|>\n"
+        images = (await renderer.render(prompt, NO_SPECIAL)).images
+        assert images.tokens == (3, 2)
+        assert images.arrays["pixel_values"].tolist() == [[3, 3], [2, 2]]
         content = ContentPrompt((ImagePart("tokens:1"), TextPart("look")))
-        rendered = await renderer.render(content, RenderingParams(instruction="Find it."))
-        text = await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
+        text = await text_of(renderer, content, RenderingParams(instruction="Find it."))
         assert text == "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n<|image|>look<|im_end|>\n"
 
 
@@ -322,16 +293,13 @@ async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(fol
     assert loader.loading == 0
 
 
-async def test_too_many_images_and_images_for_a_model_of_texts_are_refused_before_any_is_loaded(folder, loader):
+async def test_images_that_the_model_does_not_take_are_refused_before_any_is_loaded(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
         await refusal(renderer, sees(*["tokens:1"] * 17), "17 images; at most 16")
     async with rendering(folder) as renderer:
         for prompt in (sees("tokens:1"), ContentPrompt((ImagePart("tokens:1"),))):
             await refusal(renderer, prompt, "texts only")
     assert loader.loaded == []
-
-
-async def test_places_that_are_no_image_s_are_refused(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
         await refusal(renderer, sees("tokens:1", text="<|image|>"), "2 places for 1 images")
 
@@ -357,11 +325,3 @@ async def test_a_template_that_fails_ends_the_loading_of_images(tmp_path):
     async with rendering(folder, in_processes=True, **reads_images(loader)) as renderer:
         await refusal(renderer, sees("tokens:1", "tokens:2"), "no")
     assert sorted(loader.cancelled) == ["tokens:1", "tokens:2"]
-
-
-def test_copies_of_a_tokenizer_know_the_templates_too(folder):
-    tokenizer = load_tokenizer(read_model_folder(folder))
-    assert tokenizer.copy().chat == tokenizer.chat
-    assert tokenizer.chat.templates == {"default": PARTS}
-    assert tokenizer.chat.special_tokens["bos_token"] == "<s>"
-    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == PARTS

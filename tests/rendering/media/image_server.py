@@ -13,11 +13,8 @@ Answer = Callable[[trio.abc.Stream], Awaitable[None]]
 def says(body: bytes, *headers: str, status: str = "200 OK", with_length: bool = True) -> Answer:
     """Answer with a body, whole."""
     lines = [f"HTTP/1.1 {status}", *headers, *([f"Content-Length: {len(body)}"] if with_length else [])]
-
-    async def answer(stream: trio.abc.Stream) -> None:
-        await stream.send_all("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1") + body)
-
-    return answer
+    head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
+    return lambda stream: stream.send_all(head + body)
 
 
 def redirects(location: str, status: str = "302 Found") -> Answer:

@@ -7,6 +7,7 @@ import pytest
 from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from transformers import ByT5Tokenizer
 
 from tests.rendering.text.test_tokenizer import FAST_KINDS, TEXTS, fast_tokenizer
 from trio_pool_serve.errors import InvalidRequestError
@@ -17,26 +18,23 @@ from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt
 
+each_kind = pytest.mark.parametrize("kind", FAST_KINDS)
+
 RENDERERS = {
     kind: TextRenderer(TokenizerPool(fast_tokenizer(kind), 1), max_model_len=4096, vocab_size=100_000)
     for kind in FAST_KINDS
 }
 
-SPECIAL_IDS = {"word-piece": {101, 102}, "byte-level": {0}, "unigram": {0, 1, 2, 3}}
 LEAVES_INSTRUCTION_OUT = {
-    kind: TextRenderer(
-        TokenizerPool(evolve(fast_tokenizer(kind), special_ids=frozenset(special_ids)), 1),
-        max_model_len=4096,
-        vocab_size=100_000,
+    kind: evolve(
+        RENDERERS[kind],
+        tokenizers=TokenizerPool(evolve(fast_tokenizer(kind), special_ids=frozenset(special_ids)), 1),
         pools_instruction=False,
     )
-    for kind, special_ids in SPECIAL_IDS.items()
+    for kind, special_ids in {"word-piece": {101, 102}, "byte-level": {0}, "unigram": {0, 1, 2, 3}}.items()
 }
 INSTRUCTION = "Represent the sentence for retrieval please: "
-
 WORDS = st.text(alphabet="ab 🙂é\u0301漢👩\u200d字.\n", min_size=1, max_size=12)
-
-
 NO_LETTERS = dict.fromkeys(map(ord, "▁ĠĊ# "))
 """What vocabularies have in front of words, and of their later pieces."""
 
@@ -53,27 +51,23 @@ def covered(kind: str, text: str, *chunks: tuple[int, int], **params) -> list[st
     return ["".join(pieces[begin:end]).translate(NO_LETTERS) for begin, end in rendered.chunks.tolist()]
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_positions_are_characters_and_not_bytes(kind):
     text = "naïve 🙂 façade 漢字 word"
     spans = [(0, 6), (6, 8), (8, 15), (15, 18), (18, 22)]
     rendered = render(kind, text, *spans)
     assert rendered.token_ids.tolist() == RENDERERS[kind].render(TextPrompt(text), RenderingParams()).token_ids.tolist()
     assert rendered.chunks.dtype == np.int32
-    edges = rendered.chunks.tolist()
-    assert edges[0][0] == 0
-    assert edges[-1][1] == len(rendered.token_ids)
-    assert all(end == begin for (_, end), (begin, _) in pairwise(edges)), edges  # each token is in one of them
     assert covered(kind, text, *spans)[-1] == "word"
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_a_blank_in_front_of_a_word_is_of_its_chunk_on_whichever_side_it_is(kind):
     for text, cut in (("one two", 3), ("one two", 4), ("one  two", 4), ("one \ntwo", 4)):
         assert covered(kind, text, (0, cut), (cut, len(text))) == ["one", "two"], (text, cut)
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_special_tokens_are_of_the_chunks_at_the_ends(kind):
     text = "one two three"
     for params in ({}, {"add_special_tokens": False}):
@@ -87,23 +81,23 @@ def test_special_tokens_are_of_the_chunks_at_the_ends(kind):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_what_is_left_of_a_truncated_document_has_its_chunks(kind, side):
-    text = "word " * 3000 + "end"
-    last = (len(text) - 3, len(text)) if side == "left" else (0, 5)
-    rendered = render(kind, text, last, truncate_to=40, truncation_side=side)
-    assert len(rendered.token_ids) == 40
-    assert covered(kind, text, last, truncate_to=40, truncation_side=side) == ["end" if side == "left" else "word"]
-    cut_off = (0, 5) if side == "left" else (len(text) - 3, len(text))
+    text, params = "word " * 3000 + "end", {"truncate_to": 40, "truncation_side": side}
+    begin, end = (0, 5), (len(text) - 3, len(text))
+    kept, cut_off, word = (end, begin, "end") if side == "left" else (begin, end, "word")
+    assert len(render(kind, text, kept, **params).token_ids) == 40
+    assert covered(kind, text, kept, **params) == [word]
     with pytest.raises(InvalidRequestError, match=r"Chunk 1, .* has no tokens"):
-        render(kind, text, last, cut_off, truncate_to=40, truncation_side=side)
+        render(kind, text, kept, cut_off, **params)
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_an_instruction_is_in_front_of_the_first_chunk(kind):
-    text = "one two"
-    alone = render(kind, text, (0, 4), (4, 7)).chunks.tolist()
-    prompted = render(kind, text, (0, 4), (4, 7), instruction="search: ").chunks.tolist()
+    alone, prompted = (
+        render(kind, "one two", (0, 4), (4, 7), instruction=instruction).chunks.tolist()
+        for instruction in ("", "search: ")
+    )
     assert prompted[0][0] == 0
     more = prompted[1][1] - alone[1][1]
     assert more > 0
@@ -115,7 +109,7 @@ def pooled_without_instruction(kind: str, prompt: ChunkedPrompt | TextPrompt, **
 
 
 @pytest.mark.parametrize("words", [10, 3000])
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_an_instruction_that_is_cut_off_is_not_left_out_of_the_first_chunk(kind, words):
     text = "the " * words + "end"
     cut = text.index("end")
@@ -128,24 +122,23 @@ def test_an_instruction_that_is_cut_off_is_not_left_out_of_the_first_chunk(kind,
         assert begin < middle < end
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_what_is_left_of_an_instruction_is_left_out_of_the_first_chunk(kind):
-    text = "one two three four"
-    prompt = ChunkedPrompt(text, ((0, 8), (8, 18)))
+    prompt = ChunkedPrompt("one two three four", ((0, 8), (8, 18)))
     whole = pooled_without_instruction(kind, prompt)
     tokens, counted = len(whole.token_ids), whole.instruction_tokens
     for cut in range(1, 4):
         rendered = pooled_without_instruction(kind, prompt, truncate_to=tokens - cut, truncation_side="left")
         with LEAVES_INSTRUCTION_OUT[kind].tokenizers.lend() as tokenizer:
-            begin = rendered.chunks[0, 0]
-            document = tokenizer.decode(rendered.token_ids[begin:].tolist(), skip_special_tokens=True)
+            of_document = rendered.token_ids[rendered.chunks[0, 0] :].tolist()
+            document = tokenizer.decode(of_document, skip_special_tokens=True)
         assert document.translate(NO_LETTERS) == "onetwothreefour", cut
         assert rendered.instruction_tokens in (counted - cut, counted - cut - 1)  # alone it has a blank at its end
         assert rendered.chunks[1].tolist() == [edge - cut for edge in whole.chunks[1].tolist()]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_a_chunk_that_is_the_whole_document_has_what_is_pooled_of_the_text(kind, side):
     text = "one two three four five six"
     for keep in (None, 24, 16, 8):
@@ -161,7 +154,7 @@ def test_a_chunk_that_is_the_whole_document_has_what_is_pooled_of_the_text(kind,
         assert rendered.chunks.tolist() == [[skipped if skipped < tokens else 0, tokens]], keep
 
 
-@pytest.mark.parametrize("kind", FAST_KINDS)
+@each_kind
 def test_no_more_tokens_of_an_instruction_are_counted_than_a_row_has(kind):
     for side in ("right", "left"):
         rendered = pooled_without_instruction(kind, TextPrompt("dog"), truncate_to=4, truncation_side=side)
@@ -189,9 +182,8 @@ def test_chunks_without_tokens_are_refused_whatever_they_were_made_of():
 def test_chunks_that_divide_a_text_divide_its_tokens(text, kind, data):
     assume(len(text) > 1)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=4)))
-    chunks = [*pairwise([0, *cuts, len(text)])]
     try:
-        rendered = render(kind, text, *chunks)
+        rendered = render(kind, text, *pairwise([0, *cuts, len(text)]))
     except InvalidRequestError as error:
         assert "has no tokens" in str(error)  # noqa: PT017  (some cuts leave a chunk without any)
         return
@@ -207,13 +199,6 @@ def test_special_tokens_that_the_text_has_are_its_own():
 
 
 def test_tokenizers_without_positions_refuse():
-    class NoTokens:
-        def num_special_tokens_to_add(self, *, pair: bool) -> int:
-            return 2 + pair
-
-        def encode(self, text: str, **_: object) -> list[int]:
-            return [ord(letter) for letter in text]
-
-    renderer = TextRenderer(TokenizerPool(SlowTokenizer(NoTokens()), 1), max_model_len=64, vocab_size=1000)
+    renderer = TextRenderer(TokenizerPool(SlowTokenizer(ByT5Tokenizer()), 1), max_model_len=64, vocab_size=1000)
     with pytest.raises(InvalidRequestError, match="this model's tokenizer does not give"):
         renderer.render(ChunkedPrompt("one", ((0, 3),)), RenderingParams())

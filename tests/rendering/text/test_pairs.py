@@ -1,11 +1,9 @@
 """Two texts as one input: joined, cut and numbered as the tokenizers library does it."""
 
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -29,6 +27,7 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
 MAX_MODEL_LEN = 64
+each_side = pytest.mark.parametrize("side", ["right", "left"])
 
 
 def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
@@ -36,11 +35,17 @@ def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
     return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), Offload())
 
 
+@pytest.fixture
+def slow(tmp_path: Path) -> Any:
+    """One token per letter, and no special tokens."""
+    vocab = tmp_path / "vocab.json"
+    vocab.write_text('{"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "|": 4, "<s>": 5, "</s>": 6}')
+    return transformers.Wav2Vec2CTCTokenizer(str(vocab), truncation_side="right")
+
+
 def fast(theirs: Any) -> FastTokenizer:
-    has_segments = "token_type_ids" in theirs.model_input_names
-    return FastTokenizer(
-        theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str()), frozenset(), has_segments=has_segments
-    )
+    backend = theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str())
+    return FastTokenizer(backend, frozenset(), has_segments="token_type_ids" in theirs.model_input_names)
 
 
 def words(count: int) -> str:
@@ -49,6 +54,10 @@ def words(count: int) -> str:
 
 async def render(renderer: Renderer, pair: PairPrompt, **params: Any) -> RenderedPrompt:
     return await renderer.render(pair, RenderingParams(**params))
+
+
+def segments_of(rendered: RenderedPrompt) -> list[int]:
+    return [0] * len(rendered.token_ids) if rendered.type_ids is None else rendered.type_ids.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -67,44 +76,28 @@ def renderer(bert: Any) -> Renderer:
     return make_renderer(fast(bert))
 
 
-@pytest.fixture
-def slow(tmp_path: Path) -> Any:
-    """One token per letter, and no special tokens."""
-    vocab = tmp_path / "vocab.json"
-    vocab.write_text('{"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "|": 4, "<s>": 5, "</s>": 6}')
-    return transformers.Wav2Vec2CTCTokenizer(str(vocab), truncation_side="right")
-
-
-# -- lengths ------------------------------------------------------------------------------------------
-
-
 def test_longest_first_cuts_as_the_tokenizers_library(scripted_folder: Path):
     ours = load_tokenizer(read_model_folder(scripted_folder))
     theirs = tokenizers.Tokenizer.from_file(str(scripted_folder / "tokenizer.json"))
-    chosen = random.Random(5)
-    first_id = VOCABULARY["w0"]
+    first_id, chosen = VOCABULARY["w0"], random.Random(5)
     for _ in range(1500):
-        first, second = chosen.randrange(60), chosen.randrange(60)
-        keep = chosen.randrange(1, 80)
+        first, second, keep = chosen.randrange(60), chosen.randrange(60), chosen.randrange(1, 80)
         theirs.enable_truncation(keep, strategy="longest_first")
-        ids = theirs.encode(" ".join(["w0"] * first), " ".join(["w1"] * second)).ids
+        ids = theirs.encode("w0 " * first, "w1 " * second).ids
         assert (ids.count(first_id), ids.count(first_id + 1)) == longest_first(ours, first, second, keep)
 
 
 def test_longest_first_cuts_as_a_tokenizer_written_in_python(slow: Any):
-    ours = SlowTokenizer(slow)
     chosen = random.Random(6)
     for _ in range(1000):
-        first, second = chosen.randrange(1, 60), chosen.randrange(1, 60)
-        keep = chosen.randrange(2, 80)
-        ids = slow.prepare_for_model([2] * first, [3] * second, truncation="longest_first", max_length=keep)[
-            "input_ids"
-        ]
-        assert (ids.count(2), ids.count(3)) == longest_first(ours, first, second, keep)
+        first, second, keep = chosen.randrange(1, 60), chosen.randrange(1, 60), chosen.randrange(2, 80)
+        joined = slow.prepare_for_model([2] * first, [3] * second, truncation="longest_first", max_length=keep)
+        found = tuple(joined["input_ids"].count(each) for each in (2, 3))
+        assert found == longest_first(SlowTokenizer(slow), first, second, keep)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("side", ["right", "left"])
+@each_side
 async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any):
     theirs = FAMILIES[name].tokenizer()
     theirs.truncation_side = side
@@ -114,19 +107,16 @@ async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any)
     for _ in range(40):
         first, second = ("".join(chosen.choices(letters, k=chosen.randrange(1, 120))) for _ in range(2))
         limit = chosen.randrange(6, 70)
-        expected = theirs(first, second, truncation="longest_first", max_length=limit)
-        ours = await render(renderer, PairPrompt(first, second), truncate_to=limit, truncation_side=side)
-        assert ours.token_ids.tolist() == expected["input_ids"]
-        types = expected.get("token_type_ids", [0] * len(ours.token_ids))
-        assert (ours.type_ids is None and not any(types)) or ours.type_ids.tolist() == types
-        bare = theirs(first, second, truncation="longest_first", max_length=limit, add_special_tokens=False)
-        ours = await render(
-            renderer, PairPrompt(first, second), truncate_to=limit, truncation_side=side, add_special_tokens=False
-        )
-        assert ours.token_ids.tolist() == bare["input_ids"]
+        for special in ({"add_special_tokens": True}, {"add_special_tokens": False}):
+            expected = theirs(first, second, truncation="longest_first", max_length=limit, **special)
+            cut = {"truncate_to": limit, "truncation_side": side, **special}
+            ours = await render(renderer, PairPrompt(first, second), **cut)
+            assert ours.token_ids.tolist() == expected["input_ids"]
+            types = expected.get("token_type_ids", [0] * len(ours.token_ids))
+            assert not special["add_special_tokens"] or segments_of(ours) == types
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@each_side
 @sampled("limit", [20, 21, 63], keep=[21])
 @pytest.mark.parametrize("lengths", [(900, 3), (3, 900), (900, 901), (901, 900), (900, 900), (12, 900)])
 async def test_excerpts_do_not_show(bert: Any, renderer: Renderer, lengths: tuple[int, int], limit: int, side: Any):
@@ -134,9 +124,7 @@ async def test_excerpts_do_not_show(bert: Any, renderer: Renderer, lengths: tupl
     pair = PairPrompt(*map(words, lengths))
     expected = bert(pair.first, pair.second, truncation="longest_first", max_length=limit)
     ours = await render(renderer, pair, truncate_to=limit, truncation_side=side)
-    assert ours.token_ids.tolist() == expected["input_ids"]
-    assert ours.type_ids is not None
-    assert ours.type_ids.tolist() == expected["token_type_ids"]
+    assert (ours.token_ids.tolist(), segments_of(ours)) == (expected["input_ids"], expected["token_type_ids"])
 
 
 async def test_a_pair_that_is_too_long_is_refused(renderer: Renderer, bert: Any):
@@ -152,30 +140,25 @@ async def test_a_pair_that_is_too_long_is_refused(renderer: Renderer, bert: Any)
 
 async def test_truncating_to_the_special_tokens_alone_is_refused(renderer: Renderer):
     for limit in (1, 2, 3):
-        with pytest.raises(
-            InvalidRequestError, match=f"Truncating to {limit} tokens leaves none for the input after 3 special"
-        ):
+        with pytest.raises(InvalidRequestError, match=f"to {limit} tokens leaves none for the input after 3 special"):
             await render(renderer, PairPrompt("yes", "no"), truncate_to=limit)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@each_side
 async def test_each_text_is_cut_to_its_own_limit_first(word_renderer: Renderer, side: Any):
     """The beginning is kept, whatever side the whole is cut at."""
 
-    async def ids(first: int, second: int, **params: Any) -> list[int]:
+    async def cut(first: int, second: int, **params: Any) -> list[int]:
         pair = PairPrompt(words(50), words(3000), max_first_tokens=first, max_second_tokens=second)
-        return (await render(word_renderer, pair, truncation_side=side, **params)).token_ids.tolist()
+        ids = (await render(word_renderer, pair, truncation_side=side, **params)).token_ids
+        return (ids - VOCABULARY["w0"]).tolist()
 
-    w0 = VOCABULARY["w0"]
-    assert await ids(3, 2) == [w0, w0 + 1, w0 + 2, w0, w0 + 1]
-    assert len(await ids(4, 60)) == 64
+    assert await cut(3, 2) == [0, 1, 2, 0, 1]
+    assert len(await cut(4, 60)) == 64
     for first, second in ((5, 60), (4, 150)):
         with pytest.raises(ContextLengthError, match=f"has {first + second} tokens"):
-            await ids(first, second)
-    cut = await ids(5, 60, truncate_to=10)
-    assert len(cut) == 10
-    assert cut[:5] == [w0 + n for n in range(5)]
-    assert cut[5:] == ([w0 + n for n in range(5)] if side == "right" else [w0 + n for n in range(55, 60)])
+            await cut(first, second)
+    assert await cut(5, 60, truncate_to=10) == [*range(5), *(range(5) if side == "right" else range(55, 60))]
 
 
 async def test_an_instruction_stands_before_the_first_text_and_is_not_cut_with_it(word_renderer: Renderer):
@@ -196,29 +179,9 @@ async def test_half_of_a_surrogate_pair_and_texts_without_tokens_are_the_clients
 
 
 async def test_segments_are_left_out_for_models_without_them(bert: Any):
-    with_segments = make_renderer(fast(bert))
-    without = make_renderer(FastTokenizer(fast(bert)._backend, frozenset(), has_segments=False))
-    pair = PairPrompt("yes", "no")
-    assert (await render(with_segments, pair)).type_ids is not None
-    assert (await render(without, pair)).type_ids is None
-
-
-async def test_a_pair_is_rendered_in_a_thread(renderer: Renderer):
-    from trio.testing import wait_all_tasks_blocked
-
-    seen = []
-
-    class Watched:
-        def render(self, *_: Any) -> RenderedPrompt:
-            seen.append(threading.current_thread())
-            return RenderedPrompt(np.ones(1, dtype=np.int32))
-
-    await render(make_renderer(renderer.texts.tokenizers.first, pair_format=Watched()), PairPrompt("a", "b"))
-    await wait_all_tasks_blocked()
-    assert seen != [threading.main_thread()]
-
-
-# -- slow tokenizers ------------------------------------------------------------------------------------
+    for has_segments in (True, False):
+        renderer = make_renderer(FastTokenizer(fast(bert)._backend, frozenset(), has_segments=has_segments))
+        assert ((await render(renderer, PairPrompt("yes", "no"))).type_ids is not None) == has_segments
 
 
 async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow: Any):
@@ -230,9 +193,6 @@ async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow
             assert ours.token_ids.tolist() == expected["input_ids"]
     short = await render(renderer, PairPrompt("ab" * 20, "b" * 40, 3, 2))
     assert short.token_ids.tolist() == [2, 3, 2, 3, 3]
-
-
-# -- templates ----------------------------------------------------------------------------------------------
 
 
 async def test_the_frame_is_whole_and_the_body_is_cut():
@@ -254,12 +214,7 @@ async def test_the_frame_is_whole_and_the_body_is_cut():
         await render(renderer, pair, truncate_to=frame)
 
 
-@pytest.fixture
-def chat() -> ChatFormat:
-    return ChatFormat(structured=False, options={})
-
-
-def chat_renderer(chat: ChatFormat, **settings: Any) -> tuple[Renderer, Any]:
+def chat_renderer(**settings: Any) -> tuple[Renderer, Any]:
     theirs = reranker_tokenizer()
 
     def rendered(messages: Any, _: Any) -> str:
@@ -267,11 +222,12 @@ def chat_renderer(chat: ChatFormat, **settings: Any) -> tuple[Renderer, Any]:
             raise ValueError("no such word, please")
         return "".join(f"<|im_start|>{message['role']}: {message['content']}" for message in messages) + "<|im_end|>end"
 
-    return make_renderer(fast(theirs), pair_format=ChatPair(chat, rendered), **settings), theirs
+    pair_format = ChatPair(ChatFormat(structured=False, options={}), rendered)
+    return make_renderer(fast(theirs), pair_format=pair_format, **settings), theirs
 
 
-async def test_what_a_chat_template_ends_with_is_kept(chat: ChatFormat):
-    renderer, theirs = chat_renderer(chat)
+async def test_what_a_chat_template_ends_with_is_kept():
+    renderer, theirs = chat_renderer()
     suffix = theirs.encode("<|im_end|>end")
     for second in ("b", words(5000)):
         ids = (await render(renderer, PairPrompt("a", second), truncate_to=50)).token_ids.tolist()
@@ -279,19 +235,16 @@ async def test_what_a_chat_template_ends_with_is_kept(chat: ChatFormat):
         assert ids == (whole if len(whole) <= 50 else whole[: 50 - len(suffix)] + suffix)
     with pytest.raises(ContextLengthError, match="has more than"):
         await render(renderer, PairPrompt("a", words(5000)))
-    tiny = (await render(renderer, PairPrompt("a", "b"), truncate_to=2)).token_ids.tolist()
-    assert tiny == suffix[-2:]
+    assert (await render(renderer, PairPrompt("a", "b"), truncate_to=2)).token_ids.tolist() == suffix[-2:]
 
 
-async def test_texts_are_cut_to_their_own_limits_before_a_template_holds_them(chat: ChatFormat):
-    renderer, theirs = chat_renderer(chat, max_model_len=200)
+async def test_texts_are_cut_to_their_own_limits_before_a_template_holds_them():
+    renderer, theirs = chat_renderer(max_model_len=200)
     pair = PairPrompt("größer yes no", words(3000), max_first_tokens=2, max_second_tokens=1)
-    ids = (await render(renderer, pair, instruction="say")).token_ids.tolist()
-    text = theirs.decode(ids)
+    text = theirs.decode((await render(renderer, pair, instruction="say")).token_ids.tolist())
     assert text == "<|im_start|>system: say<|im_start|>query: gr<|im_start|>document: w<|im_end|>end"
 
 
-async def test_what_a_template_refuses_is_the_clients_fault(chat: ChatFormat):
-    renderer, _ = chat_renderer(chat)
+async def test_what_a_template_refuses_is_the_clients_fault():
     with pytest.raises(InvalidRequestError, match="refuses this input: no such word, please"):
-        await render(renderer, PairPrompt("forbidden", "b"))
+        await render(chat_renderer()[0], PairPrompt("forbidden", "b"))

@@ -1,6 +1,6 @@
 """What an input type does to a text: its length, what is added, which tokens count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +17,9 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
 pytestmark = pytest.mark.unit
-
 CLS, SEP, MASK, COLON = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[MASK]", ":"))
 MOST = 64
-
 ColBERT = Callable[..., Renderer]
-
-
-def renderer_for(path: Path) -> Renderer:
-    folder = read_model_folder(path)
-    return renderer_of(folder, load_tokenizer(folder), Offload(), workers=1)
 
 
 @pytest.fixture
@@ -37,6 +30,11 @@ def colbert(tmp_path: Path) -> ColBERT:
         return renderer_for(write_late_interaction_folder(tmp_path / "model", mask, max_length=MOST, **settings))
 
     return make
+
+
+def renderer_for(path: Path) -> Renderer:
+    folder = read_model_folder(path)
+    return renderer_of(folder, load_tokenizer(folder), Offload(), workers=1)
 
 
 def ids_of(text: str) -> list[int]:
@@ -93,39 +91,36 @@ async def test_a_document_has_a_length_of_its_own(colbert: ColBERT):
     assert len((await render(renderer, "w1 w2 w3 w4", None)).token_ids) == 6
 
 
-async def test_words_of_the_skiplist_do_not_count_in_documents(colbert: ColBERT):
-    renderer = colbert({"skiplist_words": [":", "no token"]})
-    for input_type in ("document", None):
-        prompt = await render(renderer, "w1 : w2 :", input_type)
-        assert prompt.kept is not None
-        assert prompt.kept.tolist() == [True, True, False, True, False, True]
-    assert (await render(renderer, "w1 : w2 :", "query")).kept is None
-
-
-async def test_words_of_the_skiplist_do_not_count_in_queries_where_the_model_says_so(colbert: ColBERT):
-    renderer = colbert({"skiplist_words": [":"], "skiplist_tasks": "query"})
-    prompt = await render(renderer, ": w1", "query")
-    assert prompt.kept is not None
-    assert prompt.kept.tolist() == [True, False, True, True]
-    assert (await render(renderer, ": w1", "document")).kept is None
+@pytest.mark.parametrize(
+    ("mask", "text", "kept", "applies", "others"),
+    [
+        ({"skiplist_words": [":", "no token"]}, "w1 : w2 :", [1, 1, 0, 1, 0, 1], ("document", None), "query"),
+        ({"skiplist_words": [":"], "skiplist_tasks": "query"}, ": w1", [1, 0, 1, 1], ("query",), "document"),
+    ],
+)
+async def test_words_of_the_skiplist_do_not_count_where_the_model_says_so(
+    colbert: ColBERT, mask: dict, text: str, kept: list[int], applies: tuple, others: str
+):
+    renderer = colbert(mask)
+    for input_type in applies:
+        assert (await render(renderer, text, input_type)).kept.tolist() == kept
+    assert (await render(renderer, text, others)).kept is None
 
 
 async def test_token_ids_of_a_client_are_treated_as_a_texts(colbert: ColBERT):
     renderer = colbert({"skiplist_words": [":"]}, query_expansion=FIXED, document_length=5)
 
-    async def tokens(ids: list[int], input_type: str, **params) -> RenderedPrompt:
-        prompt = TokensPrompt(np.array(ids, dtype=np.int64))
+    async def tokens(ids: Iterable[int], input_type: str, **params) -> RenderedPrompt:
+        prompt = TokensPrompt(np.array([*ids], dtype=np.int64))
         return await renderer.render(prompt, RenderingParams(input_type=input_type, **params))
 
     query = await tokens([CLS, 9, SEP], "query")
     assert (query.token_ids.tolist(), query.attended) == ([CLS, 9, SEP, MASK, MASK, MASK], 3)
-    document = await tokens([CLS, COLON, SEP], "document")
-    assert document.kept is not None
-    assert document.kept.tolist() == [True, False, True]
+    assert (await tokens([CLS, COLON, SEP], "document")).kept.tolist() == [True, False, True]
     assert len((await tokens([9] * 6, "document")).token_ids) == 5
-    assert (await tokens(list(range(9, 17)), "document", truncate_to=MOST)).token_ids.tolist() == [9, 10, 11, 12, 13]
-    last = await tokens(list(range(9, 17)), "document", truncate_to=MOST, truncation_side="left")
-    assert last.token_ids.tolist() == [12, 13, 14, 15, 16]
+    for side, expected in (("right", range(9, 14)), ("left", range(12, 17))):
+        cut = await tokens(range(9, 17), "document", truncate_to=MOST, truncation_side=side)
+        assert cut.token_ids.tolist() == [*expected]
 
 
 @pytest.fixture

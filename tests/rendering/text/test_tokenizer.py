@@ -1,22 +1,38 @@
-"""Tokenizers against transformers' own truncation, for each kind there is."""
+"""Tokenizers against transformers' own truncation, for each kind there is, and under many threads.
 
-from functools import cache
+Each is lent to one thread at a time, all are given back, and every prompt is as if alone. A fast tokenizer of the
+``tokenizers`` library has one truncation and one padding for all its threads: who sets them while another thread
+encodes is told "Already borrowed". Here they are never set.
+"""
+
+import random
+import threading
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import trio
+from attrs import define, field
 from tokenizers import Encoding, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
-from trio_pool_serve.errors import ModelLoadError
+from tests.lanes import sampled
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.embedding import EMBEDDING, Embedding
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
+from trio_pool_serve.threads.offload import Offload
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and the dog doesn't mind at all.",
@@ -88,30 +104,25 @@ FAST_KINDS = ["word-piece", "byte-level", "unigram"]
 
 
 def model_folder(path: Path, *, lower_case: bool = False) -> ModelFolder[Embedding]:
-    return ModelFolder(
-        path=path,
-        transformer_path=path,
-        transformer_config={},
-        kind=EMBEDDING,
-        spec=Embedding(modules=()),
-        max_model_len=64,
-        lower_case=lower_case,
-    )
+    paths = {"path": path, "transformer_path": path, "transformer_config": {}}
+    spec = Embedding(modules=())
+    return ModelFolder(**paths, kind=EMBEDDING, spec=spec, max_model_len=64, lower_case=lower_case)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> dict[str, Path]:
     """One folder per kind of tokenizer, as a model would ship it."""
     root = tmp_path_factory.mktemp("tokenizers")
-    PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), eos_token="<|endoftext|>").save_pretrained(
-        root / "byte-level"
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=unigram_backend(), bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    ).save_pretrained(root / "unigram")
-    CanineTokenizer().save_pretrained(root / "canine")
-    ByT5Tokenizer().save_pretrained(root / "byt5")
-    return {kind: root / kind for kind in ("byte-level", "unigram", "canine", "byt5")} | {"word-piece": minilm}
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    made = {
+        "byte-level": PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), eos_token="<|endoftext|>"),
+        "unigram": PreTrainedTokenizerFast(tokenizer_object=unigram_backend(), **names),
+        "canine": CanineTokenizer(),
+        "byt5": ByT5Tokenizer(),
+    }
+    for kind, tokenizer in made.items():
+        tokenizer.save_pretrained(root / kind)
+    return {kind: root / kind for kind in made} | {"word-piece": minilm}
 
 
 @cache  # canine's takes a second and more
@@ -184,33 +195,147 @@ def test_truncation_and_padding_saved_in_tokenizer_json_do_not_show(minilm):
 
 @pytest.mark.parametrize("kind", ["byte-level", "unigram", "canine", "byt5"])
 def test_lower_case_of_the_sentence_bert_config_adds_lower_casing(folders, kind):
-    (plain, lowering) = (load_tokenizer(model_folder(folders[kind], lower_case=flag)) for flag in (False, True))
-
-    def ids(tokenizer, text):
-        return tokenizer.finish(tokenizer.encode(text), 99, "right", add_special_tokens=True).tolist()
-
-    assert ids(lowering, "ÜBER The Fox") == ids(plain, "über the fox")
-    assert ids(plain, "ÜBER The Fox") != ids(plain, "über the fox")
-    assert ids(lowering.copy(), "ÜBER The Fox") == ids(plain, "über the fox")
-
-
-@pytest.mark.parametrize("kind", FAST_KINDS)
-def test_a_lone_surrogate_is_a_unicode_error(kind):
-    with pytest.raises(UnicodeError):
-        fast_tokenizer(kind).encode("half of a pair: \ud83d")
+    plain, lowering = (load_tokenizer(model_folder(folders[kind], lower_case=flag)) for flag in (False, True))
+    expected = all_ids(plain, plain.encode("über the fox")).tolist()
+    found = [all_ids(each, each.encode("ÜBER The Fox")).tolist() for each in (lowering, lowering.copy(), plain)]
+    assert found[:2] == [expected] * 2
+    assert found[2] != expected
 
 
 def test_a_copy_of_a_slow_tokenizer_shares_nothing_and_gives_the_same_ids(folders):
     tokenizer = loaded(folders["canine"])
     copy = tokenizer.copy()
-    of_copy, of_first = (
-        t.finish(t.encode("one and the same"), 5, "left", add_special_tokens=True) for t in (copy, tokenizer)
-    )
-    assert copy is not tokenizer
-    assert of_copy.tolist() == of_first.tolist()
     assert copy._tokenizer is not tokenizer._tokenizer
+    ids = [all_ids(each, each.encode("one and the same")).tolist() for each in (copy, tokenizer)]
+    assert ids[0] == ids[1]
 
 
 def test_a_folder_without_a_tokenizer_is_a_model_load_error(tmp_path):
     with pytest.raises(ModelLoadError, match="cannot be loaded"):
         load_tokenizer(model_folder(tmp_path))
+
+
+TASKS = 16
+WORKERS = 4
+Asked: TypeAlias = tuple[Prompt, RenderingParams]
+Answer: TypeAlias = tuple[list[int], list[int] | None] | str
+SENTENCE = "The quick brown fox, naïve and 漢字 alike, jumps over structured concurrency. "
+
+
+def different_prompts(count: int) -> list[Asked]:
+    dice = random.Random(0)
+    return [
+        (
+            dice.choice((TextPrompt, partial(PairPrompt, "who? " * dice.choice((1, 1, 1, 30)))))(
+                f"number {n}: " + SENTENCE * dice.choice((0, 0, 0, 1, 1, 1, 1, 2, 2, 4, 30))
+            ),
+            RenderingParams(
+                truncate_to=dice.choice((None, 5, 17, 64, 256)),
+                truncation_side=dice.choice(("left", "right")),
+                add_special_tokens=dice.random() < 0.8,
+                instruction=dice.choice(("", "query: ", "Represent this sentence: ")),
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+async def answer(renderer: Renderer, asked: Asked) -> Answer:
+    try:
+        rendered = await renderer.render(*asked)
+    except InvalidRequestError as error:
+        return str(error)
+    return rendered.token_ids.tolist(), None if rendered.type_ids is None else rendered.type_ids.tolist()
+
+
+async def wrong_answers(renderer: Renderer, prompts: Sequence[Asked], expected: list[Answer], rounds: int) -> list[int]:
+    """Which of the prompts got a wrong answer, when as many tasks take one after the other."""
+    dice, wrong = random.Random(1), []
+    todo = iter([dice.randrange(len(prompts)) for _ in range(rounds)])
+
+    async def client() -> None:
+        wrong.extend([index for index in todo if await answer(renderer, prompts[index]) != expected[index]])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(TASKS):
+            nursery.start_soon(client)
+    assert next(todo, None) is None
+    return wrong
+
+
+def renderer_over(tokenizer: Tokenizer, workers: int = WORKERS, max_model_len: int = 512) -> Renderer:
+    texts = TextRenderer(TokenizerPool(tokenizer, workers), max_model_len=max_model_len, vocab_size=30_522)
+    return Renderer(texts, Offload(render=workers))
+
+
+async def answers_alone(tokenizer: Tokenizer, prompts: Sequence[Asked]) -> list[Answer]:
+    """The answers by one tokenizer in one thread: many lengths, and some are too long, else it would be easy."""
+    renderer = renderer_over(tokenizer, workers=1)
+    answers = [await answer(renderer, asked) for asked in prompts]
+    assert len({len(found[0]) for found in answers if isinstance(found, tuple)}) > 20
+    assert any(isinstance(found, str) for found in answers), "nothing was too long"
+    return answers
+
+
+@sampled("rounds", [300, 3_000], keep=[300])
+async def test_rounds_of_changing_truncation_from_sixteen_tasks(rounds: int):
+    prompts = different_prompts(500)
+    expected = await answers_alone(fast_tokenizer("word-piece"), prompts)
+    assert await wrong_answers(renderer_over(fast_tokenizer("word-piece")), prompts, expected, rounds) == []
+
+
+@pytest.mark.parametrize("kind", [*FAST_KINDS[1:], "slow"])
+async def test_a_thousand_rounds_with_tokenizers_of_other_kinds(kind: str):
+    tokenizer = SlowTokenizer(ByT5Tokenizer()) if kind == "slow" else fast_tokenizer(kind)
+    prompts, renderer = different_prompts(100), renderer_over(tokenizer)
+    expected = await answers_alone(tokenizer, prompts)
+    assert await wrong_answers(renderer, prompts, expected, 1000) == []
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 4 of 4 free>"
+
+
+@define(eq=False)
+class WatchedTokenizer:
+    """Notes when two threads are in one copy; waits inside until all copies are in use."""
+
+    inner: Tokenizer
+    all_inside: threading.Barrier
+    faults: list[str] = field(factory=list)
+    inside: threading.Lock = field(factory=threading.Lock, init=False)
+    calls: int = field(default=0, init=False)
+
+    def encode(self, text: str, *, positions: bool = False) -> Encoded:
+        if not self.inside.acquire(blocking=False):
+            self.faults.append(text)
+            return self.inner.encode(text, positions=positions)
+        try:
+            self.calls += 1
+            self.all_inside.wait(timeout=60)
+            return self.inner.encode(text, positions=positions)
+        finally:
+            self.inside.release()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def copy(self) -> "WatchedTokenizer":
+        return WatchedTokenizer(self.inner.copy(), self.all_inside, self.faults)
+
+
+async def test_a_slow_tokenizer_is_in_one_thread_at_a_time_while_its_copies_work():
+    first = WatchedTokenizer(SlowTokenizer(ByT5Tokenizer()), threading.Barrier(WORKERS))
+    renderer = renderer_over(first)
+    async with trio.open_nursery() as nursery:
+        for n in range(40 * WORKERS):
+            nursery.start_soon(renderer.render, TextPrompt(f"number {n}"), RenderingParams())
+    assert first.faults == []
+    assert first.calls == 40, "the barrier lets no thread through before every copy is in use"
+
+
+async def test_every_tokenizer_comes_back_after_errors():
+    renderer = renderer_over(fast_tokenizer("word-piece"), workers=2, max_model_len=16)
+    for text, error in (("word " * 50, ContextLengthError), ("\udc00", InvalidRequestError), ("", None)) * 5:
+        params = RenderingParams(add_special_tokens=error is not None)
+        with pytest.raises(error or InvalidRequestError):
+            await renderer.render(TextPrompt(text), params)
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 2 of 2 free>"
+    assert renderer.offload.statistics()["render"].borrowed == 0
