@@ -11,13 +11,9 @@ from benchmarks.report import RESULTS
 from tests.server.server_process import ROOT
 
 pytestmark = pytest.mark.unit
-
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
-
 DOCUMENT = json.loads((RESULTS / "scaling_constants.json").read_text())
-
 Constants = Mapping[str, float]
-
 MEASURED: Constants = DOCUMENT["constants"]
 
 COSTLIEST: Constants = {

@@ -54,12 +54,8 @@ def test_rates_add_up_and_quantiles_are_those_of_all_requests():
     assert merged.requests_per_s == 20.0
     assert (merged.requests, merged.p50_ms, merged.p99_ms) == (4, 200.0, 900.0)
     assert (merged.began, merged.ended, merged.cpu_shares) == (4.0, 7.0, [0.1, 0.5])
-
-
-def test_one_process_without_time_left_makes_a_load_saturated():
-    busy = attrs.evolve(PART, cpu_s=1.9)
-    assert GeneratedLoad.merge([PART, busy]).is_saturated
-    assert not GeneratedLoad.merge([PART, PART]).is_saturated
+    assert not merged.is_saturated
+    assert GeneratedLoad.merge([PART, attrs.evolve(PART, cpu_s=1.9)]).is_saturated
 
 
 def test_no_answer_at_all_and_any_failure_invalidate_the_load():
@@ -70,7 +66,6 @@ def test_no_answer_at_all_and_any_failure_invalidate_the_load():
 
 
 FAST = Aim(row="fast", at_least=1e9)
-
 LOAD = ServerLoad(aim=FAST, tokens=10, clients=2, texts=3, counts_tokens=True, note="published: more")
 
 
@@ -78,33 +73,26 @@ async def test_a_429_is_on_the_row_instead_of_a_value(tmp_path):
     settings = Settings(device="cpu", output_dir=tmp_path)
     subject = Subject(settings=settings, bert=tmp_path, splade=tmp_path)
     measured, findings = Measured(), Findings()
-    merged = GeneratedLoad.merge([PART])
-    measured.results[FAST] = [merged]  # an earlier round does not count, either
+    measured.results[FAST] = [GeneratedLoad.merge([PART])]  # an earlier round does not count, either
     async with raw_server(answering(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n")) as server:
         job = server_load.load_job(Server("a server", server.port), LOAD, "a model", 0.1)
+        assert len(set(job.bodies)) == len(job.bodies) == server_load.DIFFERENT_TEXTS // LOAD.texts
+        assert (job.clients, job.seconds) == (2, 0.1)
         assert await server_load._run(LOAD, job, measured, subject) is None
         answered = len(server.requests)
         assert await server_load._run(LOAD, job, measured, subject) is None, "it is left out from then on"
         assert len(server.requests) == answered
     server_load._judge([LOAD], measured, findings)
-    value, note = findings.values[FAST]
-    assert value is None
-    assert note == "invalid: UnexpectedAnswerError: 429"
+    assert findings.values[FAST] == (None, "invalid: UnexpectedAnswerError: 429")
 
 
 def test_a_row_says_its_rate_and_whether_the_load_processes_were_saturated():
     measured, findings = Measured(), Findings()
     busy = attrs.evolve(PART, cpu_s=2.0)
-    measured.results[FAST] = [GeneratedLoad.merge([PART]), GeneratedLoad.merge([busy]), GeneratedLoad.merge([PART])]
+    measured.results[FAST] = [GeneratedLoad.merge([part]) for part in (PART, busy, PART)]
     measured.busy[FAST] = [80.0, 90.0]
     server_load._judge([LOAD], measured, findings)
     assert findings.values[FAST] == (5.0 * 30, "published: more; the load processes were saturated")
     (table,) = findings.texts
     assert "| 10 tokens × 3, 2 clients | 5 | 150 | 100.0 | 300.0 | 85 % | 100% of a core |" in table
     assert len(findings.details["loads"][0]["rounds"]) == 3
-
-
-async def test_requests_have_different_texts_of_the_length_asked_for():
-    job = server_load.load_job(Server("a server", 1), LOAD, "a model", 0.1)
-    assert len(set(job.bodies)) == len(job.bodies) == server_load.DIFFERENT_TEXTS // LOAD.texts
-    assert (job.clients, job.seconds) == (2, 0.1)

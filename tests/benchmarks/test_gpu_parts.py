@@ -13,7 +13,6 @@ from benchmarks.gpu.part import Part, PartReport, Row, Subject
 from benchmarks.gpu.settings import Settings, without_given
 
 FAST, SMALL, SHOWN = Aim(row="fast", at_least=2.0), Aim(row="small", at_most=1.0), Aim(row="shown")
-
 MACHINE = {"processor": "a processor", "cores": 2, "measured": "today", "commit": "abc"}
 
 
@@ -37,9 +36,7 @@ async def never_ends(subject, findings):
 
 
 PASSING = Part(name="passing", budget_s=60, run=measures_all, aims=(FAST, SMALL, SHOWN))
-
 FAILING = Part(name="failing", budget_s=60, run=fails_after_one, aims=(FAST, SMALL))
-
 ENDLESS = Part(name="endless", budget_s=30, run=never_ends, aims=(FAST, SMALL))
 
 
@@ -70,8 +67,7 @@ async def test_a_part_that_fails_keeps_what_it_has_found_and_others_are_run(subj
 
 async def test_the_page_has_every_row_of_every_part(subject, autojump_clock):
     reports = await run_parts([PASSING, FAILING], subject)
-    left_out = PartReport(part=ENDLESS, failure="left out")
-    write_page([*reports, left_out], subject, MACHINE)
+    write_page([*reports, PartReport(part=ENDLESS, failure="left out")], subject, MACHINE)
     page = (subject.settings.folder / "gpu.md").read_text()
     for line in (
         TRIAL,
@@ -88,35 +84,28 @@ async def test_the_page_has_every_row_of_every_part(subject, autojump_clock):
     assert [part["part"] for part in document["parts"]] == ["passing", "failing", "endless"]
     assert document["parts"][0]["seen"] == [1, 2]
     assert document["parts"][1]["rows"][1]["verdict"] == "not measured"
-
-
-async def test_a_page_of_a_gpu_is_no_trial(subject):
     on_gpu = attrs.evolve(subject, settings=Settings(output_dir=subject.settings.output_dir))
     write_page([], on_gpu, MACHINE)
     assert TRIAL not in (subject.settings.folder / "gpu.md").read_text()
 
 
 def test_a_failure_that_ends_in_a_log_is_told_by_the_last_line_of_that():
-    assert PartReport(part=FAILING, failure="it has ended; its log:\nstarting\nno such flag").reason == (
-        "it has ended; its log: no such flag"
-    )
-    assert PartReport(part=FAILING, failure="no device\nat all").reason == "no device"
-    assert PartReport(part=FAILING).reason == ""
+    for failure, reason in (
+        ("it has ended; its log:\nstarting\nno such flag", "it has ended; its log: no such flag"),
+        ("no device\nat all", "no device"),
+        ("", ""),
+    ):
+        assert PartReport(part=FAILING, failure=failure).reason == reason
 
 
-def test_all_parts_together_take_less_than_eight_minutes():
+def test_all_parts_together_take_less_than_eight_minutes_and_no_two_rows_are_alike():
     assert sum(part.budget_s for part in (MODELS, *PARTS)) < 480
-
-
-def test_no_two_rows_are_alike():
     rows = [aim.row for part in PARTS for aim in part.aims]
     assert len(rows) == len(set(rows))
 
 
 def test_a_value_at_its_limit_is_not_rounded_over_it():
-    assert number(1.0296) == "1.0296"
-    assert number(0.99949) == "0.99949"
-    assert number(1_600_000.4) == "1,600,000"
+    assert [number(value) for value in (1.0296, 0.99949, 1_600_000.4)] == ["1.0296", "0.99949", "1,600,000"]
     assert Row(aim=FAST, value=1.999).verdict == "not reached"
 
 

@@ -11,7 +11,6 @@ from benchmarks.gpu.busy_share import BusyShare, watch
 from benchmarks.gpu.selected_gpu import NoGpuError, SelectedGpu, find_gpu, nvidia_smi_id, visible_id
 
 UUID = "3f2a7c11-8f0e-4d3b-9a52-0c6d1e2f3a4b"
-
 GPU = SelectedGpu(name="a GPU", nvidia_smi_id="0", memory_gib=80.0, capability="9.0", multiprocessors=132, cuda="13.0")
 
 
@@ -25,16 +24,16 @@ GPU = SelectedGpu(name="a GPU", nvidia_smi_id="0", memory_gib=80.0, capability="
         ("cuda:1", " 3 , 1 ", "1"),
         ("cuda:0", f"GPU-{UUID},2", f"GPU-{UUID}"),
         ("cuda:1", f"0,MIG-{UUID}", f"MIG-{UUID}"),
+        *((device, visible, None) for device, visible in (("cuda", ""), ("cuda:1", "3"), ("cuda:1", "0,-1,1"))),
+        ("cuda", "-1", None),
     ],
 )
 def test_a_device_is_the_one_that_is_visible_at_its_place(device, visible, expected):
-    assert visible_id(device, visible) == expected
-
-
-@pytest.mark.parametrize(("device", "visible"), [("cuda", ""), ("cuda:1", "3"), ("cuda:1", "0,-1,1"), ("cuda", "-1")])
-def test_a_device_that_is_not_visible_is_none(device, visible):
-    with pytest.raises(NoGpuError, match="CUDA_VISIBLE_DEVICES"):
-        visible_id(device, visible)
+    if expected is None:
+        with pytest.raises(NoGpuError, match="CUDA_VISIBLE_DEVICES"):
+            visible_id(device, visible)
+    else:
+        assert visible_id(device, visible) == expected
 
 
 def test_nvidia_smi_is_asked_by_the_uuid_that_torch_knows():

@@ -1,9 +1,12 @@
-"""The load generator counts what a server has answered."""
+"""The load generators count what a server has answered, and how each request ended."""
 
+import attrs
 import pytest
 
 from benchmarks.load import Load, LoadJob, UnexpectedAnswerError, run_load
+from benchmarks.open_loop import OpenLoopJob, counts, merged, run_open_loop
 from tests.load.raw_server import ANSWER, answering, raw_server
+from trio_pool_serve.load.client_connection import CUT
 
 
 async def test_every_answer_is_counted_once():
@@ -35,3 +38,35 @@ async def test_a_failed_request_ends_the_load(answer: bytes):
     async with raw_server(answering(answer)) as server:
         with pytest.RaisesGroup(UnexpectedAnswerError, flatten_subgroups=True):
             await Load(LoadJob(port=server.port, seconds=60)).run()
+
+
+WITH_STATUS = b"HTTP/1.1 %s\r\ncontent-length: 2\r\n%s\r\nok"
+
+
+@pytest.mark.parametrize(
+    ("respond", "outcome"),
+    [
+        (answering(WITH_STATUS % (b"200 OK", b"")), "200"),
+        (answering(WITH_STATUS % (b"429 Busy", b"Retry-After: 1\r\n")), "429"),
+        (answering(b""), CUT),
+    ],
+    ids=["answered", "refused", "closed"],
+)
+async def test_each_request_is_counted_by_how_it_ended(respond, outcome):
+    async with raw_server(respond) as server:
+        job = OpenLoopJob(port=server.port, bodies=["{}"], per_s=50, seconds=0.2, timeout_s=0.5)
+        result = await run_open_loop(job)
+    assert counts(result) == {outcome: 10}
+    assert result.offered == result.wanted == 10
+    assert result.without_retry_after == 0
+    assert result.goodput == (50 if outcome == "200" else 0)
+
+
+async def test_a_refusal_without_retry_after_is_noticed():
+    async with raw_server(answering(WITH_STATUS % (b"429 Busy", b""))) as server:
+        result = await run_open_loop(OpenLoopJob(port=server.port, per_s=50, seconds=0.1))
+    assert result.without_retry_after == 5
+    again = attrs.evolve(result, outcomes={name: [*taken] for name, taken in result.outcomes.items()}, late_s=[])
+    both = merged([result, again])
+    assert both.without_retry_after == 10
+    assert both.count("429") == 10

@@ -19,22 +19,24 @@ from benchmarks.rounds import Rounds, median_difference
 from benchmarks.variants import OURS, known
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_every_script_says_what_it_takes_and_a_quick_run_asks_for_that(script: Script, capsys, tmp_path):
+    assert "--output-dir" in help_of(script.module.main, capsys)
+    assert len(script.question) > 20
+    app = cyclopts.App()
+    app.default(script.module.main)
+    _, bound, _ = app.parse_args(script.command(tmp_path, quick=True)[3:], exit_on_error=False, print_error=False)
+    (settings,) = bound.args or bound.kwargs.values()
+    assert settings.output_dir == tmp_path
+    assert getattr(settings, "rounds", 1) == 1
+
+
 def help_of(main, capsys) -> str:
     app = cyclopts.App()
     app.default(main)
     with contextlib.suppress(SystemExit):
         app(["--help"])
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_every_script_says_what_it_takes(script: Script, capsys):
-    assert "--output-dir" in help_of(script.module.main, capsys)
-    assert len(script.question) > 20
-
-
-def test_the_command_for_all_says_what_it_takes(capsys):
-    assert "--full" in help_of(all_benchmarks.main, capsys)
 
 
 def test_no_benchmark_is_forgotten():
@@ -44,18 +46,8 @@ def test_no_benchmark_is_forgotten():
     assert names - {"benchmarks"} == {script.name for script in SCRIPTS}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_quick_run_asks_for_what_the_script_has(script: Script, tmp_path):
-    app = cyclopts.App()
-    app.default(script.module.main)
-    command = script.command(tmp_path, quick=True)
-    _, bound, _ = app.parse_args(command[3:], exit_on_error=False, print_error=False)
-    (settings,) = bound.args or bound.kwargs.values()
-    assert settings.output_dir == tmp_path
-    assert getattr(settings, "rounds", 1) == 1
-
-
-def test_full_and_quick_exclude_each_other():
+def test_the_command_for_all_takes_full_or_quick_or_some(capsys):
+    assert "--full" in help_of(all_benchmarks.main, capsys)
     with pytest.raises(ValueError, match="not both"):
         Settings(full=True, quick=True)
     with pytest.raises(ValueError, match="no benchmark nothing"):
@@ -68,15 +60,9 @@ def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
     write_json(tmp_path, script.name, {"machine": {"cores": 2, "packages": {"trio": "1"}}, "settings": {"rounds": 1}})
     (tmp_path / "peers.png").touch()
     written = page(Outcome([script], ["peers: missing"], ["load"]), tmp_path, quick=True)
-    for part in (
-        "mean nothing",
-        "| cores | 2 |",
-        "| ours | 1 |",
-        "![peers](peers.png)",
-        "- peers: missing",
-    ):
+    parts = ("mean nothing", "| cores | 2 |", "| ours | 1 |", "![peers](peers.png)", "- peers: missing")
+    for part in (*parts, "- load: it failed"):
         assert part in written
-    assert "- load: it failed" in written
     assert "| ours | 1 |" in page(Outcome(), tmp_path, quick=False), "a later run of other scripts keeps it"
     assert "**a title**" not in page(Outcome(), tmp_path / "empty", quick=False)
 
@@ -91,21 +77,16 @@ def test_a_ratio_is_the_median_of_those_within_each_round():
     assert median_difference(measured.results["ours"], measured.results["other"], "at_least") == 5
 
 
-def test_an_aim_is_reached_or_not_or_has_no_limit():
-    assert Aim(row="", at_least=2).is_reached(2)
-    assert not Aim(row="", at_least=2).is_reached(1.9)
-    assert Aim(row="", at_most=2).is_reached(2)
-    assert not Aim(row="", at_most=2).is_reached(2.1)
-    assert Aim(row="").is_reached(1) is None
-
-
 def test_a_row_tells_whether_the_bar_or_the_aim_is_reached():
     rate = Aim(row="rate", at_least=0.8, aim=0.9)
     assert [rate.cells(value)[-1] for value in (0.7, 0.85, 0.9)] == ["NO", "bar", "yes"]
+    assert [rate.is_reached(value) for value in (0.7, 0.8)] == [False, True]
     added = Aim(row="added", at_most=2.5, aim=1.5)
     assert [added.cells(value)[-1] for value in (2.6, 2.5, 1.5)] == ["NO", "bar", "yes"]
+    assert [added.is_reached(value) for value in (2.6, 2.5)] == [False, True]
     assert added.cells(2) == ["added", "≤ 2.5", "≤ 1.5", "2", "bar"]
     assert Aim(row="shown").cells(1) == ["shown", "–", "–", "1", "–"]
+    assert Aim(row="shown").is_reached(1) is None
     assert Aim(row="no more", at_most=1).cells(1)[-1] == "yes"
 
 
@@ -124,12 +105,17 @@ def test_aims_in_scheduling_and_bulk_are_of_the_same_commit(tmp_path, capsys):
 
 
 def test_a_peer_is_a_name_a_url_and_perhaps_a_model():
+    loads = PeersSettings().loads
     peer = Peer.parse("vllm=http://10.0.0.1:8001/api/,minilm")
-    job = peer.job([], PeersSettings().loads[0], 1.0)
+    job = peer.job([], loads[0], 1.0)
     assert (peer.name, peer.model, job.host, job.port) == ("vllm", "minilm", "10.0.0.1", 8001)
     assert job.path == "/api/v1/embeddings"
     assert Peer.parse("a=http://localhost").model == "all-MiniLM-L6-v2"
     assert Peer.parse(f"a=http://localhost,,{os.getpid()}").pid == os.getpid()
+    # Each load is sent once.
+    assert len(loads) == len(set(loads)) == 4 + 3 + 2
+    assert {*BARS} <= {(load.clients, load.batch) for load in loads if load.tokens == 32}
+    assert len(PeersSettings(every_combination=True).loads) == 4 * 4 * 3
 
 
 @pytest.mark.parametrize(
@@ -142,13 +128,6 @@ def test_a_peer_is_a_name_a_url_and_perhaps_a_model():
 def test_what_is_no_peer_is_refused(wrong: str):
     with pytest.raises(NotAPeerError):
         Peer.parse(wrong)
-
-
-def test_peers_are_put_through_each_load_once():
-    loads = PeersSettings().loads
-    assert len(loads) == len(set(loads)) == 4 + 3 + 2
-    assert {*BARS} <= {(load.clients, load.batch) for load in loads if load.tokens == 32}
-    assert len(PeersSettings(every_combination=True).loads) == 4 * 4 * 3
 
 
 def test_servers_with_unknown_flags_are_left_out_loudly(capsys):

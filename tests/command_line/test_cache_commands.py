@@ -13,6 +13,7 @@ from trio_pool_serve.cli import make_app
 from trio_pool_serve.storage.model_cache import ModelCache, RecordBase
 
 RECORD = RecordBase(what="backbone in int8", versions={"openvino": "2026.4.1", "torch": "2.9"})
+LIST = [sys.executable, "-m", "trio_pool_serve", "cache", "list", "--cache-dir"]
 
 
 def write(folder: Path) -> RecordBase:
@@ -37,17 +38,14 @@ def run(*arguments: str, cache: Path) -> int:
 
 
 def test_the_list_has_lines_with_tabs_and_a_total_beside(names, tmp_path, capsys):
+    made_with = "openvino 2026.4.1, torch 2.9"
     assert run("list", cache=tmp_path) == 0
     shown = capsys.readouterr()
     assert [line.split("\t") for line in shown.out.splitlines()] == [
-        [names[0], "backbone in int8", "1.5 MB", "2026-01-05 12:34", "openvino 2026.4.1, torch 2.9"],
-        [names[1], "backbone in int8", "1.5 MB", "2026-01-04 12:34", "openvino 2026.4.1, torch 2.9"],
+        [name, "backbone in int8", "1.5 MB", f"2026-01-0{5 - n} 12:34", made_with] for n, name in enumerate(names)
     ]
     assert shown.err == f"2 in {tmp_path}, 3.0 MB in total\n"
-
-
-def test_an_entry_that_no_start_would_read_is_marked(names, tmp_path, capsys):
-    (tmp_path / names[1] / "record.json").write_text("{}")
+    (tmp_path / names[1] / "record.json").write_text("{}")  # which no start would read
     run("list", cache=tmp_path)
     assert f"{names[1]}\tof another version, not used\t1.5 MB\t" in capsys.readouterr().out
 
@@ -66,22 +64,17 @@ def test_the_directory_is_found_as_by_serve(names, tmp_path, capsys, monkeypatch
 
 def test_a_directory_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "trio_pool_serve", "cache", "list", "--cache-dir", str(tmp_path / "file")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run([*LIST, str(tmp_path / "file")], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, f"trio-pool-serve: {tmp_path}/file: Not a directory.\n")
 
 
-def test_named_entries_are_removed(names, tmp_path, capsys):
-    assert run("remove", names[1], names[1], cache=tmp_path) == 0
-    assert capsys.readouterr().out == f"removed {names[1]}, 1.5 MB\n"
-    assert [entry.name for entry in ModelCache(tmp_path).entries()] == names[:1]
-
-
-def test_all_entries_are_removed_and_nothing_else(names, tmp_path, capsys):
+@pytest.mark.parametrize("everything", [False, True])
+def test_named_entries_or_all_are_removed_and_nothing_else(names, tmp_path, capsys, everything):
     (tmp_path / "notes").mkdir()
-    assert run("remove", "--all", cache=tmp_path) == 0
-    assert capsys.readouterr().out == "".join(f"removed {name}, 1.5 MB\n" for name in names)
-    assert {path.name for path in tmp_path.iterdir()} == {"notes", "digests.json"}
+    removed = names if everything else names[1:]
+    assert run("remove", *(["--all"] if everything else removed * 2), cache=tmp_path) == 0
+    assert capsys.readouterr().out == "".join(f"removed {name}, 1.5 MB\n" for name in removed)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "digests.json", *names} - set(removed)
 
 
 @pytest.mark.parametrize("wrong", [["minilm"], ["../notes"], [], ["--all"]])
@@ -105,13 +98,12 @@ def test_an_entry_that_is_locked_stays_which_is_said(names, tmp_path, capsys):
 
 def test_a_terminal_shows_columns_whose_names_can_be_copied(names, tmp_path):
     ours, terminal = pty.openpty()
-    command = [sys.executable, "-m", "trio_pool_serve", "cache", "list", "--cache-dir", str(tmp_path)]
     environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb"}
+    command = [*LIST, str(tmp_path)]
     done = subprocess.run(command, check=True, stdout=terminal, stderr=subprocess.PIPE, env=environment)
     os.close(terminal)
-    shown = os.read(ours, 2**16).decode()
+    heading, *rows = [line.split() for line in os.read(ours, 2**16).decode().splitlines()]
     os.close(ours)
-    heading, *rows = [line.split() for line in shown.splitlines()]
     assert heading == ["name", "what", "size", "last", "used", "made", "with"]
     assert [row[0] for row in rows if row[0] in names] == names  # in 80 columns, where other cells are folded
     assert b"2 in " in done.stderr

@@ -25,12 +25,10 @@ def test_sizes(written, meant, monkeypatch, tmp_path):
     assert read_config(["m"]).network.max_body_bytes == meant
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [("30s", 30), ("500ms", 0.5), ("2m", 120), ("2min", 120), ("1h", 3600), ("1.5", 1.5), ("1d", 86400)],
-)
-def test_durations(written, meant):
-    assert read_config(["m", "--request-timeout-s", written]).time_limits.request_timeout_s == meant
+def test_durations():
+    meant = {"30s": 30, "500ms": 0.5, "2m": 120, "2min": 120, "1h": 3600, "1.5": 1.5, "1d": 86400}
+    read = {each: read_config(["m", "--request-timeout-s", each]).time_limits.request_timeout_s for each in meant}
+    assert read == meant
 
 
 @pytest.mark.parametrize("written", ["", "16 stones", "MiB", "1,5GiB", "0x10", "1e400", "nan", "inf"])
