@@ -103,8 +103,7 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
     from trio_pool_serve.models.loading.runner_loader import load_transformer
     from trio_pool_serve.server.launcher import serve as serve_until_stopped
 
-    configure_logging(config.logging)
-    return _run_until_stopped(serve_until_stopped, config, service, load_runner or load_transformer)
+    return _run_until_stopped(config, serve_until_stopped, config, service, load_runner or load_transformer)
 
 
 def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:
@@ -112,12 +111,12 @@ def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" 
     from trio_pool_serve.models.loading.runner_loader import load_transformer
     from trio_pool_serve.server.engine_server import serve_engine_alone
 
-    configure_logging(settings.config.logging)
-    return _run_until_stopped(serve_engine_alone, settings, load_runner or load_transformer)
+    return _run_until_stopped(settings.config, serve_engine_alone, settings, load_runner or load_transformer)
 
 
-def _run_until_stopped(serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
+def _run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
     """Run ``serve`` and log its error; return the exit status: 0 without an error."""
+    configure_logging(config.logging)
     gc.freeze()  # imported objects stay: the first collection would take 60 ms to find that out
     gc.enable()  # ``__main__`` has disabled it
     try:

@@ -83,13 +83,6 @@ class ServedModel:
         self.idle_since = trio.current_time()
         self.settled.set()
 
-    def begin_unloading(self) -> None:
-        """Stop its engine. Requests that use it fail; new requests load it again."""
-        if self.loaded is not None and self.loaded.results is not None:
-            self.loaded.results.clear()
-        self.state, self.loaded = "unloading", None
-        self.scope.cancel(reason="the model is unloaded")
-
     @property
     def shown_state(self) -> ModelState:
         """The state as shown to clients."""
@@ -105,11 +98,6 @@ class ServedModel:
         """Return its metrics other than those of its engine."""
         state = "unloaded" if self.state in ("unloading", "unloaded") else self.engine.state
         return {"model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")}}
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is loaded and no request uses it."""
-        return self.state == "loaded" and not self.users and not self.is_leaving
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise what ``Engine.admit`` would raise now. A model that is not loaded at run time refuses nothing."""

@@ -342,8 +342,12 @@ class ServedModels:
         self._begin_unloading(min(self._idle(), key=lambda served: served.idle_since))
 
     def _begin_unloading(self, served: ServedModel) -> None:
+        """Stop a model's engine. Requests that use it fail; new requests load it again."""
         self._unloading.add(served)
-        served.begin_unloading()
+        if served.loaded is not None and served.loaded.results is not None:
+            served.loaded.results.clear()
+        served.state, served.loaded = "unloading", None
+        served.scope.cancel(reason="the model is unloaded")
 
     async def _unload_idle(self, idle_s: float) -> None:
         """Unload models that have had no request for ``idle_s``, forever."""
@@ -356,7 +360,9 @@ class ServedModels:
             await trio.sleep_until(min((served.idle_since for served in self._idle()), default=now) + idle_s)
 
     def _idle(self) -> list[ServedModel]:
-        return [served for served in self.by_name.values() if served.is_idle]
+        """Return the loaded models that no request uses."""
+        loaded = [served for served in self.by_name.values() if served.state == "loaded"]
+        return [served for served in loaded if not served.users and not served.is_leaving]
 
     async def wait_ready(self) -> None:
         """Wait until the initial models are loaded. Raises ``EngineDeadError``. Cancellation: at once."""
