@@ -203,6 +203,33 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
     assert engine.worker.offload.statistics()["launch"].borrowed == 0
 
 
+async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arrive():
+    gates = {length: threading.Event() for length in (300, 301, 3)}
+    launched = {length: threading.Event() for length in gates}
+
+    def compute(batch: Batch) -> None:
+        length = len(batch.requests[0].prompt.token_ids)
+        launched[length].set()
+        assert gates[length].wait(60)
+
+    runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
+    engine = engine_over(runner, launches=2)
+    async with running(engine), trio.open_nursery() as nursery:
+        gates[3].set()
+        for _ in range(100):  # what makes short rows more than an eighth of all tokens
+            await engine.submit(request(1, 2, 3))
+        nursery.start_soon(engine.submit, request(*range(300)))
+        await in_thread(launched[300].wait)
+        nursery.start_soon(engine.submit, request(*range(301)))
+        launched[3].clear()
+        await engine.submit(request(1, 2, 3))
+        assert launched[3].is_set()
+        assert not launched[301].is_set(), "it waits for the thread that computes the other long row"
+        gates[300].set()
+        await in_thread(launched[301].wait)
+        gates[301].set()
+
+
 async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():
     gates = {token: threading.Event() for token in range(1, 6)}
     launched = {token: threading.Event() for token in gates}

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
@@ -150,6 +150,12 @@ class HeldUp:
 
     launching: threading.Event = field(factory=threading.Event, init=False)
     let_go: threading.Event = field(factory=threading.Event, init=False)
+    runner: ScriptedRunner = field(
+        default=Factory(lambda self: ScriptedRunner(background_launches=1, on_launch=self), takes_self=True), init=False
+    )
+
+    async def wait_launching(self) -> None:
+        await in_thread(lambda: self.launching.wait(60))
 
     def __call__(self, batch: Batch) -> PooledBatch | None:
         if batch.is_planned:
@@ -163,43 +169,38 @@ def held_up() -> HeldUp:
     return HeldUp()
 
 
-@pytest.fixture
-def runner(held_up: HeldUp) -> ScriptedRunner:
-    return ScriptedRunner(background_launches=1, on_launch=held_up)
-
-
-async def test_other_rows_are_computed_while_a_planned_batch_is(runner, held_up):
-    async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
+async def test_other_rows_are_computed_while_a_planned_batch_is(held_up):
+    async with running(engine_over(held_up.runner)) as engine, trio.open_nursery() as nursery:
         members = Members(engine, 1)
         nursery.start_soon(members.submit, 0, row(3), row(2))
-        await in_thread(lambda: held_up.launching.wait(60))
+        await held_up.wait_launching()
         assert (await engine.submit(row(5))).values[0][0] == 5
         assert members.outcomes == {}
         assert engine.statistics().in_flight_batches == 1
         held_up.let_go.set()
     assert members.outcomes == {0: [3, 2]}
-    assert [len(batch.requests) for batch in runner.batches[-2:]] == [2, 1]
+    assert [len(batch.requests) for batch in held_up.runner.batches[-2:]] == [2, 1]
 
 
-async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_a_time(runner, held_up):
-    async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
-        before = len(runner.batches)
+async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_a_time(held_up):
+    async with running(engine_over(held_up.runner)) as engine, trio.open_nursery() as nursery:
+        before = len(held_up.runner.batches)
         nursery.start_soon(compute_window, engine, [row(40), row(40), row(40)])  # a batch each, by the budget of 64
-        await in_thread(lambda: held_up.launching.wait(60))
+        await held_up.wait_launching()
         await engine.submit(row(1))
-        assert len(runner.batches) == before + 2
+        assert len(held_up.runner.batches) == before + 2
         held_up.let_go.set()
-    assert len(runner.batches) == before + 4
+    assert len(held_up.runner.batches) == before + 4
 
 
-async def test_other_rows_do_not_wake_those_that_take_planned_batches(runner, held_up, monkeypatch):
+async def test_other_rows_do_not_wake_those_that_take_planned_batches(held_up, monkeypatch):
     held_up.let_go.set()
     looked: list[str] = []
     take = Dispatcher._take
     monkeypatch.setattr(
         Dispatcher, "_take", lambda self, devices: looked.append(devices[0].kind) or take(self, devices)
     )
-    async with running(engine_over(runner)) as engine:
+    async with running(engine_over(held_up.runner)) as engine:
         await engine.submit(row(5))
         looked.clear()
         for _ in range(10):
@@ -209,21 +210,21 @@ async def test_other_rows_do_not_wake_those_that_take_planned_batches(runner, he
         assert "background" in looked
 
 
-async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(runner, held_up, mock_clock, monkeypatch):
+async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(held_up, mock_clock, monkeypatch):
     monkeypatch.setattr(computing_config, "STALL_SHARE", 1e-10)
-    engine = engine_over(runner, batch_timeout_s=5.0)
+    engine = engine_over(held_up.runner, batch_timeout_s=5.0)
     async with running(engine), trio.open_nursery() as nursery:
         nursery.start_soon(compute_window, engine, [row(3)])
-        await in_thread(lambda: held_up.launching.wait(60))
+        await held_up.wait_launching()
         mock_clock.jump(1000)
         assert (await engine.submit(row(5))).values[0][0] == 5
         assert (engine.state, engine.statistics().oldest_in_flight_s) == ("ready", 0.0)
         held_up.let_go.set()
 
 
-async def test_how_long_planned_batches_take_is_not_expected_of_others(runner, held_up):
+async def test_how_long_planned_batches_take_is_not_expected_of_others(held_up):
     held_up.let_go.set()
-    async with running(engine_over(runner)) as engine:
+    async with running(engine_over(held_up.runner)) as engine:
         known = engine.statistics().tokens_per_s
         for _ in range(20):
             await compute_window(engine, [row(3), row(2)])
@@ -231,21 +232,21 @@ async def test_how_long_planned_batches_take_is_not_expected_of_others(runner, h
         assert engine.statistics().batches >= 20
 
 
-async def test_an_engine_that_is_cancelled_does_not_wait_for_planned_batches(runner, held_up):
+async def test_an_engine_that_is_cancelled_does_not_wait_for_planned_batches(held_up):
     async with trio.open_nursery() as nursery:
-        async with running(engine_over(runner)) as engine:
+        async with running(engine_over(held_up.runner)) as engine:
             members = Members(engine, 1)
             nursery.start_soon(members.submit, 0, row(3))
-            await in_thread(lambda: held_up.launching.wait(60))
+            await held_up.wait_launching()
         held_up.let_go.set()
     assert isinstance(members.outcomes[0], EngineDeadError)
 
 
-async def test_a_planned_batch_that_fails_is_computed_again_in_parts(runner, held_up):
+async def test_a_planned_batch_that_fails_is_computed_again_in_parts(held_up):
     def fail_together(batch: Batch) -> None:
         if batch.is_planned and len(batch.requests) > 1:
             raise ValueError("too many")
 
-    runner.on_launch = fail_together
-    async with running(engine_over(runner)) as engine:
+    held_up.runner.on_launch = fail_together
+    async with running(engine_over(held_up.runner)) as engine:
         assert await compute_window(engine, [row(3), row(2)]) == [[3, 2]]
