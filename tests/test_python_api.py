@@ -19,11 +19,12 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, Judge, LateInteraction, serve_as
+from tests.bulk.test_commands import CASES, ROWS, VALUES, WORDS
 from tests.conftest import client_of, full_queue, listening, wait_idle
+from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import VOCABULARY
-from tests.models.classifier_families import write_classifier, write_reranker
-from tests.models.model_families import TEXTS, write_family
-from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.models.classifier_families import write_reranker
+from tests.models.model_families import write_family
 from tests.page_blocks import blocks_of
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import ROOT
@@ -32,93 +33,46 @@ from trio_pool_serve.errors import ContextLengthError, RunnerDeadError, TaskNotS
 from trio_pool_serve.python_api import AsyncModel, open_model
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks import pool
-from trio_pool_serve.types import Batch, SparseVector
+from trio_pool_serve.types import Batch
 
 IN_FLOAT32: Any = {"dtype": "float32", "device": "cpu", "backend": "torch"}
-
-WORDS = [text for text in TEXTS if text.strip()]
 
 
 # -- real models: the same numbers as over HTTP -------------------------------------------------------
 
 
-def sorted_by_index(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(items, key=lambda item: item["index"])
+async def rankings_of(model: AsyncModel) -> list[Any]:
+    every = [await model.rerank(row["query"], row["documents"], top_n=2, truncate=True) for row in ROWS]
+    return [([one.index for one in ranked], [one.score for one in ranked]) for ranked in every]
 
 
-EQUAL_CALLS: dict[str, tuple[Callable[[Path], Path], str, dict[str, Any], Callable[[AsyncModel], Any], Any]] = {
-    "embed": (
-        partial(write_family, name="bert"),
-        "/v1/embeddings",
-        {"input": WORDS, "truncate_prompt_tokens": -1, "dimensions": 8},
-        lambda model: model.embed(WORDS, truncate=True, dimensions=8),
-        lambda answer: [item["embedding"] for item in answer["data"]],
-    ),
-    "tokens": (
-        pylate_bert,
-        "/pooling",
-        {"input": WORDS, "task": "token_embed", "truncate_prompt_tokens": -1},
-        lambda model: model.tokens(WORDS, truncate=True),
-        lambda answer: [item["data"] for item in answer["data"]],
-    ),
-    "sparse": (
-        splade_max,
-        "/embed_sparse",
-        {"inputs": WORDS, "truncate": True},
-        lambda model: model.sparse(WORDS, truncate=True),
-        lambda answer: [sorted_by_index(row) for row in answer],
-    ),
-    "classify": (
-        partial(write_classifier, name="bert", num_labels=3),
-        "/classify",
-        {"input": WORDS, "truncate_prompt_tokens": -1},
-        lambda model: model.classify(WORDS, truncate=True),
-        lambda answer: [item["probs"] for item in sorted_by_index(answer["data"])],
-    ),
-    "score": (
-        partial(write_classifier, name="bert", num_labels=1),
-        "/score",
-        {"text_1": WORDS[0], "text_2": WORDS, "truncate_prompt_tokens": -1},
-        lambda model: model.score(WORDS[0], WORDS, truncate=True),
-        lambda answer: [item["score"] for item in sorted_by_index(answer["data"])],
-    ),
-    "rerank": (
-        pylate_bert,
-        "/v1/rerank",
-        {"query": WORDS[0], "documents": WORDS, "top_n": 3, "truncate_prompt_tokens": -1},
-        lambda model: model.rerank(WORDS[0], WORDS, top_n=3, truncate=True),
-        lambda answer: [(item["index"], item["relevance_score"]) for item in answer["results"]],
-    ),
+async def probabilities_of(model: AsyncModel) -> list[Any]:
+    return list((await model.classify(WORDS, truncate=True)).probabilities)
+
+
+async def weights_of(model: AsyncModel) -> list[Any]:
+    return [(row.indices, row.values) for row in await model.sparse(WORDS, truncate=True)]
+
+
+CALLS: dict[str, Callable[[AsyncModel], Any]] = {
+    "embed": lambda model: model.embed(WORDS, truncate=True),
+    "token-embed": lambda model: model.tokens(WORDS, truncate=True),
+    "sparse": weights_of,
+    "classify": probabilities_of,
+    "score": lambda model: model.score(WORDS[0], WORDS, truncate=True),
+    "rerank": rankings_of,
 }
-"""Model, route, body, call, and what the answer has that the call returns."""
 
 
-def numbers_of(result: Any) -> list[Any]:
-    match result:
-        case python_api.Classes():
-            return list(result.probabilities)
-        case [python_api.RankedDocument(), *_]:
-            return [(ranked.index, ranked.score) for ranked in result]
-        case [SparseVector(), *_]:
-            return [np.stack([row.indices, row.values], axis=1) for row in result]
-    return list(result)
-
-
-@pytest.mark.parametrize("method", EQUAL_CALLS)
-async def test_each_method_returns_what_the_server_responds(tmp_path: Path, method: str):
-    write, route, body, call, expected = EQUAL_CALLS[method]
+@pytest.mark.parametrize(("task", "write", "column"), CASES, ids=[case[0].task for case in CASES])
+async def test_each_method_returns_what_the_server_responds(tmp_path: Path, task, write, column):
     async with (
         open_model(write(tmp_path / "model"), **IN_FLOAT32) as model,
         listening(model.service) as url,
         client_of(url) as client,
     ):
-        result, answer = await call(model), await client.post(route, json=body)
-    assert answer.status_code == 200, answer.text
-    theirs = expected(answer.json())
-    if method == "sparse":
-        theirs = [[(item["index"], item["value"]) for item in row] for row in theirs]
-    ours = numbers_of(result)
-    assert len(ours) == len(theirs)
+        ours = await CALLS[task.task](model)
+        theirs = await VALUES[task.task](AskedFolder(client, model.service), task)
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=0, atol=1e-5)
 
@@ -166,11 +120,8 @@ async def test_shapes_and_types_of_the_results(model: AsyncModel):
     ids = sorted(VOCABULARY[word] for word in ("[CLS]", "[SEP]", "hello"))
     assert (weights.indices.tolist(), weights.indices.dtype, weights.values.dtype) == (ids, np.int32, np.float32)
     classes = await model.classify(["hello", "hello world"])
-    assert (classes.labels, classes.probabilities.shape, classes.probabilities.dtype) == (
-        ("no", "yes"),
-        (2, 2),
-        np.float32,
-    )
+    assert (classes.labels, classes.probabilities.shape) == (("no", "yes"), (2, 2))
+    assert classes.probabilities.dtype == np.float32
     scores = await model.score(["hello", "world"], ["hello", "w1"])
     assert (scores.shape, scores.dtype) == ((2,), np.float32)
     ranked = await model.rerank("hello", ["w1 w2 w3", "hello", "hello"])
@@ -214,62 +165,37 @@ async def test_the_priority_and_the_parameters_of_vectors_reach_the_engine(model
 
 LONG = "hello " * 100
 
+Invalid, TooLong = InvalidRequestError, ContextLengthError
+
 WRONG: list[tuple[Callable[[AsyncModel], Any], type[Exception], str]] = [
-    (lambda model: model.embed("hello"), TypeError, r"^texts is of type str: pass a list"),
-    (lambda model: model.embed(["hello", None]), TypeError, r"^texts\[1\] is of type NoneType, not str"),
-    (lambda model: model.rerank(b"hello", []), TypeError, "^query is of type bytes, not str"),
-    (lambda model: model.score("hello", "hello"), TypeError, r"^texts_2 is of type str"),
-    (
-        lambda model: model.embed(["hello"], truncated=True),
-        TypeError,
-        "no option 'truncated'. The options are: input_type,",
-    ),
-    (lambda model: model.embed(None), TypeError, r"^texts is of type NoneType: pass a list"),
-    (
-        lambda model: model.embed(["a"], priority=None),
-        InvalidRequestError,
-        "^priority must be an integer of 32",
-    ),
-    (lambda model: model.score("a", ["b"], priority="high"), InvalidRequestError, "^priority must be an integer"),
-    (lambda model: model.embed(["a"], priority=2**40), InvalidRequestError, "^priority must be an integer of 32 bits"),
-    (lambda model: model.embed(["a"], truncate=3.5), InvalidRequestError, "^truncate must be True, False or a number"),
-    (lambda model: model.embed(["a"], instruction=5), InvalidRequestError, "^instruction must be a string, not 5"),
-    (lambda model: model.embed(["a"], dimensions="3"), InvalidRequestError, "^dimensions must be an integer, not '3'"),
-    (lambda model: model.embed(["a"], normalize="x"), InvalidRequestError, "^normalize must be True or False"),
-    (lambda model: model.score("a", ["b"], activation="z"), InvalidRequestError, "^activation must be 'probabilities'"),
-    (lambda model: model.embed(["a", LONG]), ContextLengthError, r"is 64 tokens\. However, texts\[1\] has 102 tokens"),
-    (lambda model: model.tokens([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
-    (lambda model: model.sparse([LONG]), ContextLengthError, r"texts\[0\] has 102 tokens"),
-    (lambda model: model.classify([LONG], truncate=False), ContextLengthError, r"texts\[0\] has 102.*\(truncate\)"),
-    (lambda model: model.rerank("a", ["b", LONG]), ContextLengthError, r"documents\[1\] has 102 tokens"),
-    (lambda model: model.rerank(LONG, ["b"]), ContextLengthError, r"However, query has 104 tokens"),
-    (lambda model: model.score(["a", LONG], ["b", "c"]), ContextLengthError, r"texts_1\[1\] has 104 tokens"),
-    (lambda model: model.embed(["hello", "\ud800"]), InvalidRequestError, r"^texts\[1\] is not valid Unicode"),
-    (
-        lambda model: model.embed(["hello"], dimensions=9),
-        InvalidRequestError,
-        "^dimensions must be from 1 to 8",
-    ),
-    (lambda model: model.tokens(["hello"], dimensions=-1), InvalidRequestError, "^dimensions must be from 1 to 8"),
-    (lambda model: model.embed(["hello"], truncate=65), InvalidRequestError, "^truncate value is greater than"),
-    (lambda model: model.embed(["hello"], truncate=0), InvalidRequestError, "^truncate must be -1 or from 1 to 64"),
-    (
-        lambda model: model.embed(["a"], input_type="a"),
-        InvalidRequestError,
-        "^input_type must be 'query' or",
-    ),
-    (
-        lambda model: model.embed(["a"], truncation_side=1),
-        InvalidRequestError,
-        "^truncation_side must be 'left' or",
-    ),
-    (lambda model: model.embed(["a"], prompt_name="a"), InvalidRequestError, "no prompt named 'a'; it has: passage"),
-    (
-        lambda model: model.rerank("a", ["b"], top_n=0),
-        InvalidRequestError,
-        "^top_n must be an integer of at least 1",
-    ),
-    (lambda model: model.score(["a", "b"], ["c"]), InvalidRequestError, "^texts_1 has 2 texts and texts_2 has 1"),
+    (lambda m: m.embed("hello"), TypeError, r"^texts is of type str: pass a list"),
+    (lambda m: m.embed(None), TypeError, r"^texts is of type NoneType: pass a list"),
+    (lambda m: m.embed(["hello", None]), TypeError, r"^texts\[1\] is of type NoneType, not str"),
+    (lambda m: m.rerank(b"hello", []), TypeError, "^query is of type bytes, not str"),
+    (lambda m: m.score("hello", "hello"), TypeError, r"^texts_2 is of type str"),
+    (lambda m: m.embed(["a"], truncated=True), TypeError, "no option 'truncated'. The options are: input_type,"),
+    (lambda m: m.score("a", ["b"], priority=None), Invalid, "^priority must be an integer of 32 bits"),
+    (lambda m: m.embed(["a"], priority=2**40), Invalid, "^priority must be an integer of 32 bits"),
+    (lambda m: m.embed(["a"], truncate=3.5), Invalid, "^truncate must be True, False or a number"),
+    (lambda m: m.embed(["a"], instruction=5), Invalid, "^instruction must be a string, not 5"),
+    (lambda m: m.embed(["a"], dimensions="3"), Invalid, "^dimensions must be an integer, not '3'"),
+    (lambda m: m.embed(["a"], normalize="x"), Invalid, "^normalize must be True or False"),
+    (lambda m: m.score("a", ["b"], activation="z"), Invalid, "^activation must be 'probabilities'"),
+    (lambda m: m.embed(["a", LONG]), TooLong, r"is 64 tokens\. However, texts\[1\] has 102 tokens"),
+    (lambda m: m.classify([LONG], truncate=False), TooLong, r"texts\[0\] has 102.*\(truncate\)"),
+    (lambda m: m.rerank("a", ["b", LONG]), TooLong, r"documents\[1\] has 102 tokens"),
+    (lambda m: m.rerank(LONG, ["b"]), TooLong, r"However, query has 104 tokens"),
+    (lambda m: m.score(["a", LONG], ["b", "c"]), TooLong, r"texts_1\[1\] has 104 tokens"),
+    (lambda m: m.embed(["hello", "\ud800"]), Invalid, r"^texts\[1\] is not valid Unicode"),
+    (lambda m: m.embed(["hello"], dimensions=9), Invalid, "^dimensions must be from 1 to 8"),
+    (lambda m: m.tokens(["hello"], dimensions=-1), Invalid, "^dimensions must be from 1 to 8"),
+    (lambda m: m.embed(["hello"], truncate=65), Invalid, "^truncate value is greater than"),
+    (lambda m: m.embed(["hello"], truncate=0), Invalid, "^truncate must be -1 or from 1 to 64"),
+    (lambda m: m.embed(["a"], input_type="a"), Invalid, "^input_type must be 'query' or"),
+    (lambda m: m.embed(["a"], truncation_side=1), Invalid, "^truncation_side must be 'left' or"),
+    (lambda m: m.embed(["a"], prompt_name="a"), Invalid, "no prompt named 'a'; it has: passage"),
+    (lambda m: m.rerank("a", ["b"], top_n=0), Invalid, "^top_n must be an integer of at least 1"),
+    (lambda m: m.score(["a", "b"], ["c"]), Invalid, "^texts_1 has 2 texts and texts_2 has 1"),
 ]
 
 
@@ -394,19 +320,18 @@ async def test_an_engine_that_dies_ends_the_block(loading_scripted: None, script
 
 
 async def test_opening_can_be_cancelled_at_any_step(loading_scripted: None, scripted_folder: Path):
+    async def open_forever() -> None:
+        async with open_model(scripted_folder, device="cpu"):
+            await trio.sleep_forever()
+
     for steps in (0, 1, 2, 5, 20, 100):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_open_forever, scripted_folder)
+                nursery.start_soon(open_forever)
                 for _ in range(steps):
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
         assert scope.cancelled_caught
-
-
-async def _open_forever(folder: Path) -> None:
-    async with open_model(folder, device="cpu"):
-        await trio.sleep_forever()
 
 
 async def test_nothing_of_a_model_stays_once_it_is_closed(loading_scripted: None, scripted_folder: Path):
@@ -445,20 +370,18 @@ def test_a_blocking_model_has_the_methods_of_an_async_one_for_any_thread(loading
 
 
 def test_the_inputs_of_a_blocking_call_are_generated_in_its_thread(loading_scripted: None, scripted_folder: Path):
+    threads = []
+
     def texts() -> Iterator[str]:
-        yield threading.current_thread().name
+        yield "hello"
+        threads.append(threading.current_thread())
+        raise ValueError("of the caller")
 
     with Model(scripted_folder) as model:
-        inputs = texts()
-        assert model.embed(inputs).shape == (1, 8)
-        assert inputs.gi_frame is None  # it has been consumed
+        assert model.embed(iter(["hello"])).shape == (1, 8)
         with pytest.raises(ValueError, match="of the caller"):
-            model.embed(_failing())
-
-
-def _failing() -> Iterator[str]:
-    raise ValueError("of the caller" if threading.current_thread() is threading.main_thread() else "of the loop")
-    yield ""
+            model.embed(texts())
+    assert threads == [threading.main_thread()]
 
 
 def test_a_forked_process_is_told_to_open_a_model_of_its_own(loading_scripted: None, scripted_folder: Path):
@@ -500,14 +423,9 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 def test_ctrl_c_cancels_a_call_and_keeps_the_model(folder: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    interruptible = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    command = [sys.executable, "-c", INTERRUPTED, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, preexec_fn=interruptible)
     assert (done.returncode, done.stdout) == (0, "(1, 32) True\n"), done.stderr
 
 

@@ -17,8 +17,11 @@ import pytest
 
 from tests.models.model_families import WORDS, write_family
 from tests.server.server_process import ROOT
+from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import NEEDS
+from trio_pool_serve.bulk.run_table import _arguments
 from trio_pool_serve.cli import make_app
+from trio_pool_serve.runs.tables.table_formats import format_of
 
 PAGE = (ROOT / "docs/bulk.md").read_text()
 
@@ -83,25 +86,18 @@ def test_vectors_and_shards_have_all_rows(folder):
 
 
 @pytest.mark.slow
-def test_lancedb_finds_the_nearest_rows(folder, nearest):
-    pytest.importorskip("lancedb", exc_type=ImportError)
-    assert run_example(folder, "into_lancedb.py") == nearest
-
-
-@pytest.mark.slow
-def test_qdrant_finds_the_nearest_rows(folder, nearest):
-    pytest.importorskip("qdrant_client", exc_type=ImportError)
-    assert run_example(folder, "into_qdrant.py") == nearest
-
-
-@pytest.mark.slow
-def test_pgvector_finds_the_nearest_rows(folder, nearest):
-    pytest.importorskip("psycopg", exc_type=ImportError)
-    pytest.importorskip("pgvector", exc_type=ImportError)
+@pytest.mark.parametrize("modules", [("lancedb",), ("qdrant_client",), ("pgvector", "psycopg")])
+def test_a_vector_database_finds_the_nearest_rows(folder, nearest, modules):
+    for module in modules:
+        pytest.importorskip(module, exc_type=ImportError)
+    example = f"into_{modules[0].removesuffix('_client')}.py"
+    if "psycopg" not in modules:
+        assert run_example(folder, example) == nearest
+        return
     if "PGHOST" not in os.environ:
         pytest.skip("PGHOST names no PostgreSQL server")
     with new_database() as name:
-        assert run_example(folder, "into_pgvector.py", {"PGDATABASE": name}) == nearest
+        assert run_example(folder, example, {"PGDATABASE": name}) == nearest
 
 
 @contextmanager
@@ -127,10 +123,6 @@ def test_the_tables_of_options_are_those_of_the_commands():
 
 
 def test_options_are_marked_that_a_run_compares():
-    from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
-    from trio_pool_serve.bulk.run_table import _arguments
-    from trio_pool_serve.runs.tables.table_formats import format_of
-
     task = TaskOptions(task="embed", columns=("text",))
     formats = format_of("in.jsonl"), format_of("out.parquet")
     compared = _arguments(task, RunOptions(), TextOptions(), *formats)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from attrs import evolve
 
-from tests.end_to_end.folder_over_http import farthest, in_order, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, farthest, in_order, serving_folder
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import TEXTS, write_family
 from tests.models.retrieval_families import pylate_bert, splade_max
@@ -23,6 +24,7 @@ from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskO
 from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
 from trio_pool_serve.bulk.run_table import ROWS_FAILED, run_command
 from trio_pool_serve.runs.tables import input_table
+from trio_pool_serve.runs.tables.input_table import open_input
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
 
@@ -44,25 +46,21 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 async def run(
-    source: Path | str, target: Path | str, task: TaskOptions, *, truncate: bool = True, **options: Any
+    source: Path, target: Path, task: TaskOptions, *, truncate: bool = True, own: OwnModelOptions = OWN, **options: Any
 ) -> int:
-    return await run_command(str(source), str(target), task, RunOptions(**options), TextOptions(truncate=truncate), OWN)
+    return await run_command(str(source), str(target), task, RunOptions(**options), TextOptions(truncate=truncate), own)
 
 
 EMBED = TaskOptions(task="embed", columns=("text",))
 
 
-scorer = partial(write_classifier, name="bert", num_labels=1)
+classifier, scorer = (partial(write_classifier, name="bert", num_labels=labels) for labels in (3, 1))
 
 CASES = [
     (EMBED, partial(write_family, name="bert"), "embedding"),
     (TaskOptions(task="token-embed", columns=("text",)), pylate_bert, "embeddings"),
     (TaskOptions(task="sparse", columns=("text",)), splade_max, "sparse_embedding"),
-    (
-        TaskOptions(task="classify", columns=("text",)),
-        partial(write_classifier, name="bert", num_labels=3),
-        "probabilities",
-    ),
+    (TaskOptions(task="classify", columns=("text",)), classifier, "probabilities"),
     (TaskOptions(task="score", columns=("query", "document")), scorer, "score"),
     (TaskOptions(task="rerank", columns=("query", "documents"), top_n=2), scorer, "results"),
 ]
@@ -89,45 +87,31 @@ async def test_each_command_gives_what_the_server_gives(
             assert farthest([row[column] for row in results], expected) < 1e-5
 
 
-async def embeddings_of(asked: Any, _: TaskOptions) -> list[Any]:
-    return list(await asked.embeddings(WORDS, truncate_prompt_tokens=-1))
-
-
-async def token_embeddings_of(asked: Any, _: TaskOptions) -> list[Any]:
-    return [np.array(rows, np.float32) for rows in await asked.pooled(WORDS, task="token_embed")]
-
-
 async def sparse_of(asked: Any, _: TaskOptions) -> list[Any]:
     pooled = await asked.pooled(WORDS, task="sparse_embed")
     return [([item["index"] for item in row], [item["value"] for item in row]) for row in pooled]
 
 
 async def probabilities_of(asked: Any, _: TaskOptions) -> list[Any]:
-    answer = await asked.post("/classify", input=WORDS, truncate_prompt_tokens=-1)
+    answer = await asked.post("/classify", input=WORDS, **WHOLE)
     return [item["probs"] for item in in_order(answer["data"])]
 
 
-async def scores_of(asked: Any, _: TaskOptions) -> list[Any]:
-    return list(await asked.scores(WORDS[0], WORDS))
-
-
 async def rankings_of(asked: Any, task: TaskOptions) -> list[Any]:
-    found = []
-    for row in ROWS:
-        scores = await asked.reranked(row["query"], row["documents"])
-        order = np.argsort(-scores, kind="stable")[: task.top_n]
-        found.append((order, scores[order]))
-    return found
+    scores = [await asked.reranked(row["query"], row["documents"]) for row in ROWS]
+    orders = [np.argsort(-each, kind="stable")[: task.top_n] for each in scores]
+    return [(order, each[order]) for order, each in zip(orders, scores, strict=True)]
 
 
-VALUES = {
-    "embed": embeddings_of,
-    "token-embed": token_embeddings_of,
+VALUES: dict[str, Callable[[Any, TaskOptions], Any]] = {
+    "embed": lambda asked, _: asked.embeddings(WORDS, **WHOLE),
+    "token-embed": lambda asked, _: asked.pooled(WORDS, task="token_embed"),
     "sparse": sparse_of,
     "classify": probabilities_of,
-    "score": scores_of,
+    "score": lambda asked, _: asked.scores(WORDS[0], WORDS),
     "rerank": rankings_of,
 }
+"""What the routes of a server respond for the rows."""
 
 
 @pytest.fixture
@@ -161,11 +145,9 @@ async def test_rows_that_fail_are_null_or_left_out_and_listed_with_place_id_and_
             assert [row["id"] for row in written if row["embedding"]] == ["good", "good"]
             assert len(written) == (6 if on_error == "null" else 2)
             errors = read_rows(tmp_path / f"{on_error}.jsonl.errors.jsonl")
+            places = [f"rows.jsonl:{line}" for line in range(2, 6)]
             assert [(row["line"], row["id"]) for row in errors] == [
-                ("rows.jsonl:2", 1),
-                ("rows.jsonl:3", "no text"),
-                ("rows.jsonl:4", 4),
-                ("rows.jsonl:5", "long"),
+                *zip(places, (1, "no text", 4, "long"), strict=True)
             ]
             assert [bool(row["reason"]) for row in errors] == [True] * 4
             assert "is not a text" in errors[2]["reason"]
@@ -174,19 +156,14 @@ async def test_rows_that_fail_are_null_or_left_out_and_listed_with_place_id_and_
 async def test_rows_that_fail_fail_alone_wherever_they_are_in_a_job(tmp_path, model):
     too_long = {0, 1, ROWS_PER_JOB - 1, ROWS_PER_JOB, ROWS_PER_JOB + 100, 2 * ROWS_PER_JOB + 9}
     texts = ["word " * (500 if number in too_long else number % 9 + 1) for number in range(2 * ROWS_PER_JOB + 10)]
-    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
+    path = write_rows(tmp_path / "rows.jsonl", [{"id": number, "text": text} for number, text in enumerate(texts)])
+    out = tmp_path / "out.jsonl"
     assert await run(path, out, EMBED, model=model, truncate=False, on_error="null") == ROWS_FAILED
     written = read_rows(out)
     assert [row["id"] for row in written] == [*range(len(texts))]
     assert {row["id"] for row in written if row["embedding"] is None} == too_long
     errors = read_rows(tmp_path / "out.jsonl.errors.jsonl")
     assert [row["id"] for row in errors] == sorted(too_long)
-
-
-async def test_by_default_the_first_row_that_fails_ends_the_run(tmp_path, model, rows_with_errors, capsys):
-    assert await run(rows_with_errors, tmp_path / "out.jsonl", EMBED, model=model) == ROWS_FAILED
-    assert "rows.jsonl:2" in capsys.readouterr().err
 
 
 async def test_shards_together_have_every_row_once(tmp_path, model):
@@ -206,8 +183,10 @@ async def test_shards_together_have_every_row_once(tmp_path, model):
         ({"limit": 3}, "--limit is 3, where it was None"),
         ({"input": b"other\n"}, "rows.jsonl has 6 bytes"),
         ({"model": "other"}, "the digest of the model's settings and weights"),
+        ({"own": evolve(OWN, max_batch_tokens=128)}, "tokens in a batch is '128', where it was '2048'"),
+        ({"own": evolve(OWN, max_model_len=8)}, "tokens in a text is '8', where it was"),
     ],
-    ids=["argument", "limit", "input", "model"],
+    ids=["argument", "limit", "input", "model", "budget of batches", "length of texts"],
 )
 async def test_a_run_of_something_else_refuses_to_go_on_and_says_what_has_changed(
     tmp_path, model, capsys, change, message
@@ -263,27 +242,8 @@ async def test_rows_of_a_file_that_was_changed_since_its_scan_are_not_computed(t
     assert "was changed while it was being read" in capsys.readouterr().err
 
 
-async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):
-    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
-    assert await run(rows, out, EMBED, model=model) == 0
-    before = out.stat()
-    assert await run(rows, out, EMBED, model=model) == 0
-    assert "is complete" in capsys.readouterr().err
-    assert out.stat() == before
-
-
-async def test_a_file_that_no_journal_knows_is_not_touched(tmp_path, model, capsys):
-    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
-    out.write_text("precious")
-    assert await run(rows, out, EMBED, model=model) == 1
-    assert "--overwrite" in capsys.readouterr().err
-    assert out.read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.jsonl.zst", "out.parquet", "out.arrow"])
 async def test_every_format_has_the_same_vectors(tmp_path, model, name):
-    from trio_pool_serve.runs.tables.input_table import open_input
-
     rows = write_rows(tmp_path / "rows.jsonl")
     assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model) == 0
     assert await run(rows, tmp_path / name, EMBED, model=model, rows_per_file=4) == 0
@@ -291,30 +251,29 @@ async def test_every_format_has_the_same_vectors(tmp_path, model, name):
     found = list(open_input(str(tmp_path / name)).rows(["embedding"], None))
     assert [row.id for row in found] == [row["id"] for row in expected]
     vectors = [json.loads(value) if isinstance(value, str) else value for row in found for value in row.values]
-    np.testing.assert_array_equal(in_float32(vectors), in_float32([row["embedding"] for row in expected]))
+    written = [row["embedding"] for row in expected]
+    np.testing.assert_array_equal(np.array(vectors, np.float32), np.array(written, np.float32))
 
 
-def in_float32(vectors: Sequence[Any]) -> Any:
-    return np.array(vectors, np.float32)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8", "binary"])
-async def test_vectors_are_of_the_type_that_is_asked_for(tmp_path, model, dtype):
-    import pyarrow.parquet
-
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float16", (pyarrow.float16(), 16)), ("int8", (pyarrow.int8(), 16)), ("binary", (pyarrow.int8(), 2))],
+)
+async def test_vectors_are_of_the_type_that_is_asked_for(tmp_path, model, dtype, expected):
     rows = write_rows(tmp_path / "rows.jsonl")
     task = TaskOptions(task="embed", columns=("text",), dimensions=16, dtype=dtype)
     assert await run(rows, tmp_path / "out.parquet", task, model=model) == 0
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-    expected = {"float16": "fixed_size_list<element: halffloat>[16]", "int8": "fixed_size_list<element: int8>[16]",
-                "binary": "fixed_size_list<element: int8>[2]"}[dtype]  # fmt: skip
-    assert str(table.schema.field("embedding").type).replace("item", "element") == expected
+    assert table.schema.field("embedding").type == pyarrow.list_(*expected)
     assert table.num_rows == len(ROWS)
 
 
-async def test_with_another_on_error_a_run_that_has_stopped_for_a_row_goes_on(tmp_path, model, rows_with_errors):
+async def test_a_run_ends_with_the_first_row_that_fails_and_goes_on_with_another_on_error(
+    tmp_path, model, rows_with_errors, capsys
+):
     out = tmp_path / "out.jsonl"
     assert await run(rows_with_errors, out, EMBED, model=model, truncate=False) == ROWS_FAILED
+    assert "rows.jsonl:2" in capsys.readouterr().err
     assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="skip") == ROWS_FAILED
     assert [row["id"] for row in read_rows(out)] == ["good", "good"]
     assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="null") == 1
@@ -331,11 +290,15 @@ async def test_with_another_on_error_a_run_that_has_stopped_for_a_row_goes_on(tm
     ],
     ids=["file deleted", "lines appended", "part deleted", "part appended to", "part added"],
 )
-async def test_a_complete_output_that_was_changed_is_an_error_and_stays_as_it_is(
+async def test_a_complete_output_is_not_computed_again_and_one_that_was_changed_is_an_error(
     tmp_path, model, capsys, name, changed, message
 ):
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / name
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 0
+    whole = content_of(out), out.stat()
+    assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 0
+    assert f"{out} is complete: {len(ROWS)} rows" in capsys.readouterr().err
+    assert (content_of(out), out.stat()) == whole
     if changed is None:
         (out if out.is_file() else out / "part-00001.parquet").unlink()
     else:
@@ -354,20 +317,9 @@ def content_of(out: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-async def test_another_budget_of_batches_is_another_run(tmp_path, model, capsys):
-    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
-    assert await run(rows, out, EMBED, model=model) == 0
-    own = evolve(OWN, max_batch_tokens=128)
-    options = RunOptions(model=model)
-    assert await run_command(str(rows), str(out), EMBED, options, TextOptions(truncate=True), own) == 1
-    assert "the maximum of tokens in a batch is '128', where it was '2048'" in capsys.readouterr().err
-
-
 async def test_a_model_that_cannot_be_loaded_is_said(tmp_path, model, capsys):
-    own = evolve(OWN, max_model_len=10**6)
-    options = RunOptions(model=model)
-    rows = write_rows(tmp_path / "rows.jsonl")
-    assert await run_command(str(rows), str(tmp_path / "out.jsonl"), EMBED, options, TextOptions(), own) == 1
+    own, rows = evolve(OWN, max_model_len=10**6), write_rows(tmp_path / "rows.jsonl")
+    assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model, own=own) == 1
     assert "1000000" in capsys.readouterr().err
 
 
@@ -382,20 +334,8 @@ def test_standard_input_and_output_are_a_dash(model):
 
 
 def test_options_that_do_not_go_together_are_one_line(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "trio_pool_serve",
-        "embed",
-        "in.jsonl",
-        "out.jsonl",
-        "--model",
-        "m",
-        "--shard",
-        "9/3",
-    ]
-    ran = subprocess.run(
-        command, cwd=tmp_path, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    command = ["-m", "trio_pool_serve", "embed", "in.jsonl", "out.jsonl", "--model", "m", "--shard", "9/3"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, *command], cwd=tmp_path, check=False, capture_output=True, env=env)
     assert ran.returncode == 2
     assert ran.stderr.decode().splitlines() == ["trio-pool-serve: --shard 9/3: there are 3 shards, numbered from 1."]

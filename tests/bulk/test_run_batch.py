@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from tests.lanes import sampled
 from tests.models.model_families import write_family
@@ -85,40 +86,29 @@ async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model
     assert ids_in(target) == [f"c{number}" for number in range(1, LINES + 1)]
 
 
-async def test_a_complete_run_says_so_and_does_nothing(tmp_path, model, capsys):
-    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+@pytest.mark.parametrize(
+    ("lines", "name", "message"),
+    [(4, "m", "in.jsonl has"), (3, "n", "--served-model-name is 'n', where it was 'm'")],
+    ids=["input", "name"],
+)
+async def test_a_complete_run_says_so_and_one_of_something_else_says_what_has_changed(
+    tmp_path, model, capsys, lines, name, message
+):
+    source, target, own = (
+        write_lines(tmp_path / "in.jsonl", 3),
+        tmp_path / "out.jsonl",
+        evolve(OWN, served_model_name=name),
+    )
     assert await run(source, target, model) == 0
-    before = target.stat()
+    before = target.read_bytes(), target.stat()
     assert await run(source, target, model) == 0
     assert f"{target} is complete: 3 lines." in capsys.readouterr().err
-    assert target.stat() == before
-
-
-OTHERS = {
-    "input": ({"lines": 4}, "in.jsonl has"),
-    "length": (
-        {"own": BatchModelOptions(served_model_name="m", max_model_len=8)},
-        "the maximum of tokens in a text is '8', where it was",
-    ),
-    "name": ({"own": BatchModelOptions(served_model_name="n")}, "--served-model-name is 'n', where it was 'm'"),
-    "model": ({"model": "roberta"}, "the digest of the model's settings and weights"),
-}
-
-
-@sampled(("change", "message"), OTHERS.values(), keep=[OTHERS["input"], OTHERS["model"]], ids=OTHERS)
-async def test_a_run_of_something_else_refuses_and_says_what_has_changed(tmp_path, model, capsys, change, message):
-    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
-    assert await run(source, target, model) == 0
-    before = target.read_bytes()
-    write_lines(source, change.get("lines", 3))
-    if "model" in change:
-        model = str(write_family(tmp_path / "other", name=change["model"]))
-    own = change.get("own", OWN)
+    write_lines(source, lines)
     assert await run(source, target, model, own) == 1
     assert message in capsys.readouterr().err
-    assert target.read_bytes() == before
+    assert (target.read_bytes(), target.stat()) == before
     assert await run(source, target, model, own, overwrite=True) == 0
-    assert len(ids_in(target)) == change.get("lines", 3)
+    assert len(ids_in(target)) == lines
 
 
 async def test_files_that_are_not_of_a_run_are_not_touched(tmp_path, model, capsys):

@@ -4,8 +4,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -115,15 +116,48 @@ async def load_of(server: ServerProcess) -> dict:
     return model
 
 
+async def until_load(server: ServerProcess, is_so: Callable[[dict], bool]) -> None:
+    """Wait until what the engine processes have said of the model is so."""
+    with trio.fail_after(LIMIT_S):
+        while not is_so(await load_of(server)):  # noqa: ASYNC110  (another process)
+            await trio.sleep(0.05)
+
+
 async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> None:
     """Wait until so many replicas are ready, and have been restarted so often in all."""
-    with trio.fail_after(LIMIT_S):
-        while True:
-            replicas = (await load_of(server)).get("replicas", {}).values()
-            ready = [one for one in replicas if one["state"] == "ready"]
-            if len(ready) == len(replicas) == count and sum(one["restarts"] for one in replicas) >= restarts:
-                return
-            await trio.sleep(0.05)
+
+    def are_ready(load: dict) -> bool:
+        replicas = load.get("replicas", {}).values()
+        has_restarted = sum(one["restarts"] for one in replicas) >= restarts
+        return [one["state"] for one in replicas] == ["ready"] * count and has_restarted
+
+    await until_load(server, are_ready)
+
+
+@asynccontextmanager
+async def asking(server: ServerProcess, inputs: list, clients: int, pause_s: float) -> AsyncIterator[Counter[int]]:
+    """Send requests until the block is left; one without a whole answer fails the test. Gives their statuses."""
+    statuses, is_over = Counter[int](), trio.Event()
+
+    async def keep_asking() -> None:
+        async with client_of(server.url) as client:
+            while not is_over.is_set():
+                statuses[(await client.post("/v1/embeddings", json={"input": inputs})).status_code] += 1
+                await trio.sleep(pause_s)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(keep_asking)
+        yield statuses
+        is_over.set()
+
+
+@asynccontextmanager
+async def leaving_nothing(server: ServerProcess, cluster: ClusterProcess) -> AsyncIterator[None]:
+    """End the server by SIGTERM behind the block: it exits with 0, and nothing of it is left on the nodes."""
+    yield
+    await server.drain()
+    await until(lambda: cluster.is_empty)
 
 
 async def until(condition) -> None:

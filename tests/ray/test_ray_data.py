@@ -65,24 +65,47 @@ def wait_until(is_so: Any) -> None:
     pytest.fail("has not come about within five minutes")
 
 
-def computed(table: pa.Table, model: str) -> pa.Table:
-    """Compute a table; the driver does."""
+def refusal_of(options: dict[str, Any]) -> str:
+    """Return the error that ends a job; the driver does."""
     import ray
 
-    dataset = ray.data.from_arrow(table).repartition(20)
-    done = dataset.map_batches(
-        Embed,
-        fn_constructor_kwargs={"model": model, "column": "text", **CPU},
-        compute=ray.data.ActorPoolStrategy(size=2),
-        batch_size=256,
-        batch_format="pyarrow",
-    ).materialize()
-    return pa.concat_tables(ray.get(done.to_arrow_refs()))
+    dataset = ray.data.from_items([{"text": "a"}], override_num_blocks=1)
+    with pytest.raises(ray.exceptions.RayError) as refused:
+        dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
+    return str(refused.value)
 
 
 @pytest.mark.slow
-def test_of_ten_thousand_rows_only_those_that_cannot_be_computed_have_errors(driver, model):
-    table = driver.run(computed, pa.table({"id": range(N_ROWS), "text": texts()}), model).sort_by("id")
+def test_wrong_options_end_the_job_with_their_reason(driver, model):
+    assert "dimensions must be from 1 to" in driver.run(refusal_of, {"model": model, "dimensions": 9999, **CPU})
+
+
+def computed_while_an_actor_is_killed(table: pa.Table, model: str) -> pa.Table:
+    """Compute rows, kill an actor behind the first ones, and return all; the driver does."""
+    import ray
+
+    before = actors()
+    computed = (
+        ray.data.from_arrow(table)
+        .repartition(20)
+        .map_batches(
+            Embed,
+            fn_constructor_kwargs={"model": model, **CPU},
+            compute=ray.data.ActorPoolStrategy(size=2),
+            batch_size=64,
+            batch_format="pyarrow",
+        )
+    )
+    batches = iter(computed.iter_batches(batch_format="pyarrow", batch_size=256, prefetch_batches=0))
+    done = [next(batches)]
+    os.kill((actors() - before).pop(), signal.SIGKILL)
+    return pa.concat_tables([*done, *batches])
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_costs_no_row_and_only_rows_that_cannot_be_computed_have_errors(driver, model):
+    given = pa.table({"id": range(N_ROWS), "text": texts()})
+    table = driver.run(computed_while_an_actor_is_killed, given, model).sort_by("id")
     assert table["id"].to_pylist() == list(range(N_ROWS))
     assert table["embedding"].type == pa.list_(pa.float32(), HIDDEN)
     errors = {row: error for row, error in enumerate(table["error"].to_pylist()) if error is not None}
@@ -101,63 +124,6 @@ def vectors_of(table: pa.Table) -> np.ndarray:
     column = table["embedding"].combine_chunks()
     assert column.null_count == 0
     return column.flatten().to_numpy().reshape(-1, HIDDEN)
-
-
-def computed_rows(rows: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]] | str:
-    """Compute rows, or return the error that ends it; the driver does."""
-    import ray
-
-    dataset = ray.data.from_items(rows, override_num_blocks=1)
-    try:
-        return dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
-    except ray.exceptions.RayError as error:
-        return str(error)
-
-
-@pytest.mark.slow
-def test_rows_of_several_types_in_the_default_format(driver, model):
-    rows = [{"text": text} for text in ("a", None, 3, ["b"], "c")]
-    computed = driver.run(computed_rows, rows, {"model": model, **CPU})
-    assert [row["error"] for row in computed] == [
-        None,
-        "The column 'text' has null.",
-        "The column text is not a text.",
-        "The column text is not a text.",
-        None,
-    ]
-    assert [row["embedding"] is None for row in computed] == [False, True, True, True, False]
-
-
-@pytest.mark.slow
-def test_wrong_options_end_the_job_with_their_reason(driver, model):
-    error = driver.run(computed_rows, [{"text": "a"}], {"model": model, "dimensions": 9999, **CPU})
-    assert "dimensions must be from 1 to" in error
-
-
-def ids_while_an_actor_is_killed(model: str) -> list[int]:
-    """Compute rows, kill an actor behind the first ones, and return the ids of all; the driver does."""
-    import ray
-
-    before = actors()
-    dataset = ray.data.from_arrow(pa.table({"id": range(N_ROWS), "text": texts()})).repartition(20)
-    computed = dataset.map_batches(
-        Embed,
-        fn_constructor_kwargs={"model": model, **CPU},
-        compute=ray.data.ActorPoolStrategy(size=2),
-        batch_size=64,
-        batch_format="pyarrow",
-    )
-    batches = iter(computed.iter_batches(batch_format="pyarrow", batch_size=256, prefetch_batches=0))
-    ids = next(batches)["id"].to_pylist()
-    os.kill((actors() - before).pop(), signal.SIGKILL)
-    for batch in batches:
-        ids += batch["id"].to_pylist()
-    return ids
-
-
-@pytest.mark.slow
-def test_an_actor_that_is_killed_costs_no_row_and_none_is_there_twice(driver, model):
-    assert sorted(driver.run(ids_while_an_actor_is_killed, model)) == list(range(N_ROWS))
 
 
 # -- runs with a journal -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import trio
 
-from tests.conftest import client_of
 from tests.pipes import read, write
 from tests.ray.cluster_process import (
     ACTOR,
@@ -20,9 +19,12 @@ from tests.ray.cluster_process import (
     LIMIT_S,
     ClusterProcess,
     ask,
+    asking,
+    leaving_nothing,
     load_of,
     ray_cluster,
     until,
+    until_load,
     until_ready,
 )
 from tests.server.programs import script
@@ -64,7 +66,10 @@ async def serving(
     """Have a server whose replicas are all ready, the least number of a range."""
     by_ray = ("--engine", "ray", "--replicas", str(replicas))
     env = cluster.variables | {"OMP_NUM_THREADS": str(threads)}
-    async with launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED, env=env) as server:
+    async with (
+        launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED, env=env) as server,
+        leaving_nothing(server, cluster),
+    ):
         await until_ready(server, int(str(replicas).partition("..")[0]))
         yield server
 
@@ -77,20 +82,10 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
         engines = cluster.processes(ENGINE_PROCESS)
         assert len({cluster.node_of(engine) for engine in engines}) == len(engines) == 2
         assert server.processes(ENGINE_PROCESS) == []
-        statuses: list[int] = []
-
-        async def keep_asking() -> None:
-            while True:
-                statuses.append((await ask(server, 5)).status_code)
-                await trio.sleep(0.02)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(4):
-                nursery.start_soon(keep_asking)
+        async with asking(server, [5], 4, pause_s=0.02) as statuses:
             cluster.processes(ACTOR)[0].kill()
             await until_ready(server, 2, restarts=1)
-            nursery.cancel_scope.cancel()
-        assert 200 in statuses
+        assert statuses[200]
         assert set(statuses) <= {200, 503}
         await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 2)
         assert len({*cluster.processes(ENGINE_PROCESS)} & {*engines}) == 1
@@ -122,12 +117,10 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
 ):
     flags = ("--max-queue-s", "2.5")
     async with serving(tmp_path, scripted_folder, cluster, *flags, replicas="1..2") as server:
-        async with trio.open_nursery() as flood:
-            for _ in range(8):
-                flood.start_soon(keep_embedding, server, [[5] * 64] * 256)
-            await until_of_each(server, 2, "batches", 10)  # rows are sent to both
-            flood.cancel_scope.cancel()
-        await until_queued(server, 0)
+        async with asking(server, [[5] * 64] * 256, 8, pause_s=0) as statuses:
+            await until_load(server, lambda load: of_two(load, "batches") >= 10)  # rows are sent to both
+        assert set(statuses) <= {200, 429}  # the queue may be as long as it is allowed to be
+        await until_load(server, lambda load: load.get("queued_rows") == 0)
         answers: list[int] = []
 
         async def hold(*more: int) -> None:
@@ -138,7 +131,7 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
                 held.start_soon(hold, *more)
                 with trio.fail_after(LIMIT_S):
                     await read(pipes / "launched")
-            await until_of_each(server, 2, "in_flight_batches", 1)
+            await until_load(server, lambda load: of_two(load, "in_flight_batches") >= 1)
             await server.wait_logged("1 replicas in place of 2")
             await trio.sleep(2)  # to end an actor with its rows takes less
             assert len(cluster.processes(ENGINE_PROCESS)) == 2
@@ -148,26 +141,12 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
         await server.wait_logged("is drained")
         await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
         await server.wait_computing()
-        server.signal()
-        assert await server.wait_exit() == 0
-    await until(lambda: cluster.is_empty)
 
 
-async def keep_embedding(server: ServerProcess, rows: list[list[int]]) -> None:
-    async with client_of(server.url) as client:
-        while True:
-            answer = await client.post("/v1/embeddings", json={"input": rows})
-            assert answer.status_code in (200, 429)  # the queue may be as long as it is allowed to be
-
-
-async def until_of_each(server: ServerProcess, replicas: int, what: str, least: int) -> None:
-    """Wait until so many engine processes have said that there are so many of something."""
-    with trio.fail_after(LIMIT_S):
-        while True:
-            found = [each.get(what, 0) for each in (await load_of(server)).get("replicas", {}).values()]
-            if len(found) == replicas and min(found) >= least:
-                return
-            await trio.sleep(0.05)
+def of_two(load: dict, what: str) -> int:
+    """Return the least number of something that two engine processes have said; 0 if there are not two."""
+    found = [each.get(what, 0) for each in load.get("replicas", {}).values()]
+    return min(found) if len(found) == 2 else 0
 
 
 @pytest.mark.slow
@@ -184,17 +163,12 @@ async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_f
         async with trio.open_nursery() as clients:
             for _ in range(8):
                 clients.start_soon(ask, server, 5)
-            await until_queued(server, 8)
+            await until_load(server, lambda load: load.get("queued_rows") == 8)
             clients.cancel_scope.cancel()
-        await until_queued(server, 0)  # though the batch before them is still computed
+        await until_load(
+            server, lambda load: load.get("queued_rows") == 0
+        )  # though the batch before them is still computed
         await write(pipes / "go", "go")
-
-
-async def until_queued(server: ServerProcess, rows: int) -> None:
-    """Wait until the engine process has said that so many rows are queued."""
-    with trio.fail_after(LIMIT_S):
-        while (await load_of(server)).get("queued_rows") != rows:  # noqa: ASYNC110  (another process)
-            await trio.sleep(0.05)
 
 
 @pytest.mark.ray
@@ -210,9 +184,6 @@ async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_
         await until_ready(server, 2)
         await server.wait_computing()
         assert one(server.processes(RAY_PROCESS)) != first
-        server.signal()
-        assert await server.wait_exit() == 0
-    await until(lambda: cluster.is_empty)
 
 
 @pytest.mark.ray
@@ -227,9 +198,6 @@ async def test_only_a_process_for_it_talks_to_ray(tmp_path, scripted_folder, clu
         has_ray = [process for process in family if any("_raylet" in at.path for at in process.memory_maps())]
         assert has_ray == server.processes(RAY_PROCESS)
         assert len(has_ray) == 1
-        server.signal()
-        assert await server.wait_exit() == 0
-    await until(lambda: cluster.is_empty)
 
 
 def one(processes: list[psutil.Process]) -> psutil.Process:

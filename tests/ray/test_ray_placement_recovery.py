@@ -5,7 +5,6 @@ import logging
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,16 @@ import pytest
 import trio
 
 from tests.conftest import client_of
-from tests.ray.cluster_process import ACTOR, LIMIT_S, ClusterProcess, load_of, ray_cluster, until, until_ready
+from tests.ray.cluster_process import (
+    ACTOR,
+    ClusterProcess,
+    asking,
+    leaving_nothing,
+    ray_cluster,
+    until,
+    until_load,
+    until_ready,
+)
 from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerProcess, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -49,24 +57,6 @@ async def embed(server: ServerProcess, texts: list[str]) -> np.ndarray:
     return np.array([row["embedding"] for row in answer.json()["data"]])
 
 
-@asynccontextmanager
-async def asking(server: ServerProcess, texts: list[str], clients: int, pause_s: float) -> AsyncIterator[Counter[int]]:
-    """Send requests until the block is left; one without a whole answer fails the test. Gives their statuses."""
-    statuses, is_over = Counter[int](), trio.Event()
-
-    async def keep_asking() -> None:
-        async with client_of(server.url) as client:
-            while not is_over.is_set():
-                statuses[(await client.post("/v1/embeddings", json={"input": texts})).status_code] += 1
-                await trio.sleep(pause_s)
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(clients):
-            nursery.start_soon(keep_asking)
-        yield statuses
-        is_over.set()
-
-
 async def recover(server: ServerProcess, restarts: int, kill: Callable[[], None]) -> None:
     """Kill, and wait until all replicas are ready again; meanwhile every request is answered."""
     async with asking(server, TEXTS[:2], 2, pause_s=0.05) as statuses:
@@ -85,7 +75,7 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
         tmp_path, str(minilm), "--engine", "local", "--replicas", "1", "--dtype", "float32", command=COMMAND
     ) as server:
         local = await embed(server, TEXTS)
-    async with serving(tmp_path, minilm, cluster, "2") as server:
+    async with serving(tmp_path, minilm, cluster, "2") as server, leaving_nothing(server, cluster):
         await until_ready(server, 2)
         assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
         for restarts, what in enumerate((ACTOR, ENGINE_PROCESS), start=1):
@@ -95,9 +85,6 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
         await recover(server, 3, lambda: cluster.kill_node(nodes.pop()))
         await server.wait_computing()
         assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
-        server.signal()
-        assert await server.wait_exit() == 0
-    await until(lambda: cluster.is_empty)
 
 
 async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_nodes(tmp_path, minilm, cluster):
@@ -116,19 +103,10 @@ async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, mini
     cluster.add_node(1)
     async with serving(tmp_path, minilm, cluster, "2") as server:  # ready with one of them
         await server.wait_logged("waits for a node")
-        await until_states(server, "loading", "ready")
+        states = ["loading", "ready"]
+        await until_load(server, lambda load: sorted(one["state"] for one in load["replicas"].values()) == states)
         cluster.add_node(1)
         await until_ready(server, 2)
-
-
-async def until_states(server: ServerProcess, *states: str) -> None:
-    """Wait until the engines have said that their states are these."""
-    with trio.fail_after(LIMIT_S):
-        while True:
-            replicas = (await load_of(server))["replicas"].values()
-            if sorted(one["state"] for one in replicas) == [*states]:
-                return
-            await trio.sleep(0.05)
 
 
 async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):

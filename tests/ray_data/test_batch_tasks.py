@@ -95,6 +95,7 @@ COLUMNS_WITH_ONE_VALUE_THAT_PYTHON_HAS_NOT = {
     "a date after the year 9999": pa.array([5, 2**31 - 1], pa.int32()).view(pa.date32()),
     "a duration of more than 32 bits of days": pa.array([5, 2**62], pa.duration("s")),
     "an index that is not in its dictionary": dictionary(1, 9),
+    "a list with an index that is not in its dictionary": pa.ListArray.from_arrays([0, 1, 2], dictionary(1, 9)),
     "a time in a dictionary": pa.array([5, 2**62], pa.timestamp("us")).dictionary_encode(),
     "a time in a list": pa.array([[5], [2**62]], pa.list_(pa.timestamp("us"))),
     "a time in a struct": pa.array([{"a": 5}, {"a": 2**62}], pa.struct([("a", pa.timestamp("us"))])),
@@ -109,26 +110,6 @@ def test_a_value_that_python_has_not_is_the_error_of_its_row_alone(embed, column
     other, error = computed["error"].to_pylist()
     assert other == (None if column.startswith("an index") else "The column text is not a text.")
     assert error.startswith("The value of the column 'text' cannot be read: ")
-
-
-@pytest.mark.parametrize(("task", "write", "column"), CASES, ids=[case[0].task for case in CASES])
-def test_no_class_fails_a_batch_because_of_one_value(tmp_path: Path, task, write, column):
-    compute = CLASSES[task.task](str(write(tmp_path / "model")), *task.columns, **CPU)
-    expected = None
-    for bad in task.columns:
-        of_column = {name: dictionary(0, 1, 9 if name == bad else 1, 0) for name in task.columns}
-        if "documents" in of_column:
-            of_column["documents"] = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), of_column["documents"])
-        computed = compute(pa.table(of_column))
-        first, second, error, last = computed["error"].to_pylist()
-        assert (first, second, last) == (None, None, None)
-        assert error.startswith(f"The value of the column {bad!r} cannot be read: ")
-        values = computed[column].to_pylist()
-        assert values.pop(2) is None
-        assert None not in values
-        expected = expected or values
-        assert values == expected
-    compute.close()
 
 
 class RaisesWhenRead:

@@ -1,10 +1,6 @@
 """Runs with a journal, called as an actor calls them, without a cluster."""
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,6 @@ import trio
 from tests.bulk.test_commands import EMBED, ROWS, run, write_rows
 from tests.models.model_families import write_family
 from tests.ray_data.test_batch_tasks import CPU
-from tests.server.server_process import ROOT
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.ray_data import BulkRuns, bulk_runs
 
@@ -44,14 +39,11 @@ def computed(runs: BulkRuns, *rows: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_runs_are_those_of_the_command_which_finds_them_complete(model, source, tmp_path):
     runs = BulkRuns(model=model, **OPTIONS)
-    shards = [
-        {"source": str(source), "target": str(tmp_path / f"{n}.parquet"), "shard": f"{n}/2", "n": n} for n in (1, 2)
-    ]
+    targets = {f"{n}/2": str(tmp_path / f"{n}.parquet") for n in (1, 2)}
+    shards = [{"source": str(source), "target": target, "shard": shard} for shard, target in targets.items()]
     done = computed(runs, *shards)
-    assert [(row["n"], row["rows"], row["failed"], row["error"]) for row in done] == [
-        (1, 350, 1, None),
-        (2, 350, 0, None),
-    ]
+    results = [(row["shard"], row["rows"], row["failed"], row["error"]) for row in done]
+    assert results == [("1/2", 350, 1, None), ("2/2", 350, 0, None)]
     assert all(row["tokens"] > 350 for row in done)
     parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob("?.parquet/*")}
     assert len(parts) == 12
@@ -80,13 +72,12 @@ def test_a_run_that_cannot_be_completed_has_an_error_and_others_go_on(model, sou
             (source, source.name, None, "is the input"),
             (source, "good.jsonl", None, None),
         ]
-        done = computed(
-            runs,
-            *(
-                {"source": None if of is None else str(of), "target": str(tmp_path / target), "shard": shard}
-                for of, target, shard, _ in rows
-            ),
+        columns = (
+            [of and str(of) for of, *_ in rows],
+            [str(tmp_path / row[1]) for row in rows],
+            [row[2] for row in rows],
         )
+        done = runs(pa.table(columns, ["source", "target", "shard"])).to_pylist()
         runs.close()
     for row, (*_, reason) in zip(done, rows, strict=True):
         assert (reason is None) == (row["error"] is None), row
@@ -126,45 +117,3 @@ def test_wrong_options_and_columns_are_refused(model):
     with pytest.raises(BulkInputError, match="no column 'target'"):
         computed(runs, {"source": "a"})
     runs.close()
-
-
-PROGRAM = """
-import os, signal, sys
-import pyarrow as pa
-from trio_pool_serve.runs.journal import Journal
-from trio_pool_serve.ray_data import BulkRuns
-
-model, source, target, kills = sys.argv[1:]
-commits = 0
-
-async def commit(self, progress, original=Journal.commit):
-    global commits
-    await original(self, progress)
-    commits += 1
-    if commits == int(kills):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Journal.commit = commit
-cpu = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
-runs = BulkRuns("embed", model, truncate=True, rows_per_file=64, **cpu)
-print(runs(pa.table({"source": [source], "target": [target]})).to_pylist(), commits)
-"""
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_behind_its_last_commit(model, source, tmp_path):
-    def started(target: Path, kills: int) -> "subprocess.CompletedProcess[str]":
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-c", PROGRAM, model, str(source), str(target), str(kills)]
-        env = {**os.environ, "PYTHONPATH": paths}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
-
-    killed, whole = tmp_path / "killed.parquet", tmp_path / "whole.parquet"
-    assert started(killed, 4).returncode == -signal.SIGKILL
-    assert len(list(killed.glob("part-?????.parquet"))) in (4, 5)  # the next may have been written meanwhile
-    again = started(killed, 0)
-    assert again.stdout.strip().endswith(" 8"), again  # 700 rows are 11 parts, and the end is a commit, too
-    assert f"'rows': {N_ROWS}" in again.stdout
-    assert started(whole, 0).returncode == 0
-    parts = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (killed, whole)]
-    assert parts[0] == parts[1]

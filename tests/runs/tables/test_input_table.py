@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.lanes import sampled
 from tests.runs.tables.table_files import FORMATS, LINE_FORMATS, all_rows, printed, values, write_table
 from trio_pool_serve.errors import BulkInputError, InputChangedError
-from trio_pool_serve.runs.tables import input_table
 from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, open_input
 
 ROWS = [{"id": f"r{number}", "text": f"héllo 😀\n{number}", "other": number} for number in range(50)]
@@ -142,17 +141,6 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, kind):
     for read in (table.check_read, lambda: list(rows)):
         with pytest.raises(InputChangedError, match="it was written to"):
             read()
-
-
-def test_of_many_files_only_the_one_that_is_read_is_looked_at(tmp_path, monkeypatch):
-    for number in range(9):
-        write_table(tmp_path / f"{number}.jsonl", ROWS, COLUMNS)
-    table, fingerprint = scanned(tmp_path)
-    looked_at = []
-    state = input_table._state
-    monkeypatch.setattr(input_table, "_state", lambda file: looked_at.append(file.name) or state(file))
-    assert len(all_rows(table, *COLUMNS)) == 9 * len(ROWS)
-    assert looked_at == [file.name for file in fingerprint.files]
 
 
 def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path):

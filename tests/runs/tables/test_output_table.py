@@ -34,6 +34,8 @@ from trio_pool_serve.runs.tables.table_formats import format_of
 FOLDER_FORMATS = ["parquet", "arrow"]
 FORMATS = [*LINE_FORMATS, *FOLDER_FORMATS]
 
+of_each_format = pytest.mark.parametrize("kind", FORMATS)
+
 COLUMNS = [OutputColumn("id", "string"), OutputColumn("text", "string"), OutputColumn("vector", "vector", 3)]
 
 
@@ -54,11 +56,6 @@ def content(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def written(path: Path, *writes: list[tuple], columns=COLUMNS) -> Path:
-    finish(opened(path, columns=columns), *writes)
-    return path
-
-
 def finish(output: OutputTable, *writes: list[tuple]) -> None:
     for some in writes:
         output.write(some)
@@ -66,7 +63,12 @@ def finish(output: OutputTable, *writes: list[tuple]) -> None:
     output.close()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+def written(path: Path, *writes: list[tuple], columns=COLUMNS) -> Path:
+    finish(opened(path, columns=columns), *writes)
+    return path
+
+
+@of_each_format
 def test_what_is_written_is_what_open_input_reads(tmp_path, kind):
     @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=25))
     def check(texts):
@@ -81,7 +83,7 @@ def test_what_is_written_is_what_open_input_reads(tmp_path, kind):
     check()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_bytes(tmp_path, kind):
     """Rows are written in writes of any size; after some there is a commit; after some commits, a crash."""
     steps = st.lists(st.tuples(st.integers(0, 15), st.booleans(), st.integers(0, 20)), max_size=12)
@@ -117,7 +119,7 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
     assert len(crashes) > 50
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_bytes_do_not_depend_on_how_rows_are_divided_among_writes(tmp_path, kind):
     every = [(number, os.urandom(200).hex(), None) for number in range(3000)]  # more than a piece of a compressor
     one = written(tmp_path / f"one.{kind}", every)
@@ -152,7 +154,7 @@ def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
             assert values(all_rows(path, "text")) == [row[1] for row in rows(0, 33)]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_what_was_committed_and_is_gone_or_shorter_is_an_error_and_else_stays_as_it_is(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
     output = opened(path)
@@ -173,7 +175,7 @@ def test_what_was_committed_and_is_gone_or_shorter_is_an_error_and_else_stays_as
     assert content(path) == before
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_a_new_output_replaces_an_earlier_one(tmp_path, kind):
     path = written(tmp_path / f"out.{kind}", rows(0, 45))
     written(path, rows(50, 62))
@@ -181,7 +183,7 @@ def test_a_new_output_replaces_an_earlier_one(tmp_path, kind):
     assert content(path) == content(written(tmp_path / "new" / f"out.{kind}", rows(50, 62)))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_a_table_without_rows_can_be_read(tmp_path, kind):
     path = written(tmp_path / f"out.{kind}")
     assert all_rows(path, "text") == []
@@ -190,7 +192,7 @@ def test_a_table_without_rows_can_be_read(tmp_path, kind):
     assert files[0].stat().st_size or kind == "jsonl"  # gunzip refuses files without a member
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@of_each_format
 def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_disk, tmp_path, kind):
     path = small_disk / f"out.{kind}"
     text = [OutputColumn("text", "string")]
