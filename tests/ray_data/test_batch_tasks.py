@@ -239,8 +239,8 @@ def test_after_an_engine_has_died_the_model_is_loaded_again(model, caplog):
         await trio.sleep_forever()
 
     with pytest.raises(EngineDeadError):
-        embed._engine.call(die)
-    assert embed._engine._loop._ended.wait(30)
+        embed._call(die)
+    assert embed._loop._ended.wait(30)
     assert embed(table) == expected
     assert "is loaded again" in caplog.text
     embed.close()

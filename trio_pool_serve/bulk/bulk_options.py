@@ -1,6 +1,7 @@
 """The options of the commands for files, each declared once."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -77,15 +78,14 @@ class RunOptions:
     overwrite: Annotated[bool, switch("Remove what an earlier run has written, and begin again.")] = False
 
     def __attrs_post_init__(self) -> None:
-        index, shards = self.shard_of_rows
-        if index >= shards:
-            raise ValueError(f"--shard {self.shard}: there are {shards} shards, numbered from 1.")
+        if self.numbers.start >= self.numbers.step:
+            raise ValueError(f"--shard {self.shard}: there are {self.numbers.step} shards, numbered from 1.")
 
     @property
-    def shard_of_rows(self) -> tuple[int, int]:
-        """Which rows are computed: those whose number, divided by the second, leaves the first."""
+    def numbers(self) -> range:
+        """The numbers of the rows that are computed."""
         shard, shards = map(int, self.shard.split("/"))
-        return shard - 1, shards
+        return range(shard - 1, sys.maxsize if self.limit is None else self.limit, shards)
 
 
 @Parameter(name="*", group=Group("Text", sort_key=2))

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from hashlib import sha256
@@ -74,11 +75,9 @@ async def download(url: str, path: Path, offload: Offload) -> None:
             response.raise_for_status()
             async for part in response.aiter_bytes(PART_BYTES):
                 await offload.run("files", partial(file.append, part))
-        try:
+        with suppress(KeyError, ValueError):
             changed_s = parsedate_to_datetime(response.headers["last-modified"]).timestamp()
-        except (KeyError, ValueError):
-            return
-        await offload.run("files", lambda: os.utime(temporary, (changed_s, changed_s)))
+            await offload.run("files", lambda: os.utime(temporary, (changed_s, changed_s)))
 
     try:
         await _attempt("GET", url, get)

@@ -28,7 +28,7 @@ from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError,
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.runs.run import Position, Run
-from trio_pool_serve.runs.tables.input_table import Fingerprint, InputTable, open_input
+from trio_pool_serve.runs.tables.input_table import InputTable, open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
@@ -144,10 +144,10 @@ async def run_table(
             await offload.run("files", partial(check_finished, path, format, written_at(journal.position)))
             console.print(f"{target} is complete: {journal.position.done:,} rows.", markup=False)
             return journal.position
-        shard, shards = run.shard_of_rows
+        numbers, rows = run.numbers, fingerprint.rows
         position = await run_shown(
             task.task,
-            _total(run, fingerprint),
+            None if rows is None else len(range(numbers.start, min(numbers.stop, rows), numbers.step)),
             journal,
             stop,
             console,
@@ -155,9 +155,7 @@ async def run_table(
                 table=table,
                 columns=task.columns,
                 id_column=run.id_column,
-                shard=shard,
-                shards=shards,
-                limit=run.limit,
+                numbers=numbers,
                 rows_per_part=None if format.in_lines else run.rows_per_file,
             ),
             computer=computer,
@@ -237,11 +235,3 @@ def _arguments(
         "--rows-per-file": None if format.in_lines else run.rows_per_file,
         "--output-format": str(format),
     }
-
-
-def _total(run: RunOptions, fingerprint: Fingerprint) -> int | None:
-    if fingerprint.rows is None:
-        return None
-    rows = fingerprint.rows if run.limit is None else min(run.limit, fingerprint.rows)
-    shard, shards = run.shard_of_rows
-    return len(range(shard, rows, shards))

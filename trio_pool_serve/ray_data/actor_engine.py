@@ -40,8 +40,8 @@ class EngineOptions(TypedDict, total=False):
     replicas: int | None
 
 
-class ActorEngine:
-    """A model that is loaded in this process, with an event loop in a thread of its own.
+class WithEngine:
+    """A model that is loaded in this process, with an event loop in a thread of its own: the base of all classes.
 
     It ends with the last reference to this object, or with the process. Should it fail before, the next call loads the
     model again, so that an actor does not fail all batches that come after.
@@ -50,22 +50,23 @@ class ActorEngine:
     for an option that there is not and ``ValueError`` for one with a wrong value.
     """
 
-    def __init__(self, model: str, task: TaskOptions, options: EngineOptions) -> None:
+    def __init__(self, model: str, options: EngineOptions, **task: Any) -> None:
         if not isinstance(model, str) or not model:
             raise ValueError(f"model is {model!r}: give a folder, or the id of a model on the hub.")
         if unknown := options.keys() - EngineOptions.__annotations__.keys():
             known = ", ".join(EngineOptions.__annotations__)
             raise TypeError(f"There is no option {', '.join(sorted(unknown))}. The options are: {known}.")
         self._model = model
-        if wrong := [column for column in task.columns if not isinstance(column, str)]:
+        self._task = checked(TaskOptions, **task)
+        if wrong := [column for column in self._task.columns if not isinstance(column, str)]:
             raise TypeError(f"{wrong[0]!r} is not the name of a column.")
-        self.text = checked(TextOptions, **_fields_of(TextOptions, options))
+        self._text = checked(TextOptions, **_fields_of(TextOptions, options))
         own = checked(OwnModelOptions, **_fields_of(OwnModelOptions, options))
-        self._open = partial(_open, model, own, task, self.text)
+        self._open = partial(_open, model, own, self._task, self._text)
         self._lock = threading.Lock()
         self._loop = self._start()
 
-    def call(self, use: Callable[[OwnEngine], Awaitable[R]]) -> R:
+    def _call(self, use: Callable[[OwnEngine], Awaitable[R]]) -> R:
         """Return what ``await use(engine)`` returns; blocks. May be called from several threads.
 
         Raises what it raises, and ``EngineDeadError`` if the engine fails meanwhile.
@@ -78,7 +79,10 @@ class ActorEngine:
         return self._loop.call(use)
 
     def close(self) -> None:
-        """End the engine and its threads; blocks for as long as that takes. Another call would load the model again."""
+        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes.
+
+        Another call would load the model again.
+        """
         self._finalizer()
 
     def _start(self) -> LoopThread[OwnEngine]:
@@ -88,20 +92,7 @@ class ActorEngine:
         return loop
 
     def __repr__(self) -> str:
-        return f"<ActorEngine {self._model} {self._loop!r}>"
-
-
-class WithEngine:
-    """What the callable classes have in common."""
-
-    _engine: ActorEngine
-
-    def close(self) -> None:
-        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
-        self._engine.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._engine!r}>"
+        return f"<{type(self).__name__} {self._model} {self._loop!r}>"
 
 
 def checked(options_class: type[R], **values: Any) -> R:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
-from trio_pool_serve.bulk.bulk_options import TaskOptions, VectorFormat
+from trio_pool_serve.bulk.bulk_options import VectorFormat
 from trio_pool_serve.bulk.own_engine import OwnEngine
-from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
+from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
 from trio_pool_serve.runs.run import compute_window
 from trio_pool_serve.runs.tables.input_rows import InputRow
@@ -31,15 +31,14 @@ class BatchTask(WithEngine):
     """What the classes for batches have in common."""
 
     def __init__(self, model: str, prefix: str, options: EngineOptions, **task: Any) -> None:
-        self._task = checked(TaskOptions, **task)
-        self._engine = ActorEngine(model, self._task, options)
-        self._columns = result_columns(self._engine.call(_columns_of), prefix)
+        super().__init__(model, options, **task)
+        self._columns = result_columns(self._call(_columns_of), prefix)
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with its results; see the module. Blocks until all rows are computed."""
         table = as_table(batch)
         check_columns(table, self._task.columns, [column.name for column in self._columns])
-        results = self._engine.call(partial(_compute, rows=rows_of(table, self._task.columns)))
+        results = self._call(partial(_compute, rows=rows_of(table, self._task.columns)))
         return with_results(table, results, self._columns)
 
 

@@ -20,7 +20,7 @@ from trio_pool_serve.errors import (
     UnavailableError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, WithEngine, checked
+from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.arrow_rows import check_value
@@ -71,13 +71,10 @@ class BulkRuns(WithEngine):
         columns = expected if columns is None else tuple(columns)
         if len(columns) != len(expected):
             raise ValueError(f"columns is {columns!r}: {command} needs {len(expected)}, as in {expected!r}.")
-        self._task = checked(
-            TaskOptions, task=command, columns=columns, dimensions=dimensions, dtype=dtype, top_n=top_n
-        )
         self._run = checked(
             RunOptions, model=model, id_column=id_column, on_error=on_error, rows_per_file=rows_per_file
         )
-        self._engine = ActorEngine(model, self._task, options)
+        super().__init__(model, options, task=command, columns=columns, dimensions=dimensions, dtype=dtype, top_n=top_n)
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with what its runs have come to. Blocks until they are complete, one after the other."""
@@ -97,7 +94,7 @@ class BulkRuns(WithEngine):
                     check_value(value, name)
             run = self._run if shard is None else evolve(self._run, shard=shard)
             paths = [_path(name, value) for name, value in (("source", source), ("target", target))]
-            after = self._engine.call(partial(_run, paths=paths, task=self._task, run=run, text=self._engine.text))
+            after = self._call(partial(_run, paths=paths, task=self._task, run=run, text=self._text))
         except (EngineDeadError, UnavailableError):
             raise  # the row can be computed, by another engine
         except (PoolServeError, OSError, ValueError, TypeError) as error:

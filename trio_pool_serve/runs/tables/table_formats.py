@@ -54,15 +54,12 @@ def format_of(source: str | Path, given: str | None = None) -> Format:
     Raises ``BulkInputError``, with the formats there are.
     """
     name = PurePath(source).name
-    if given is None:
-        found = known_format(name)
-        if found is None:
-            raise BulkInputError(f"{source}: unknown extension. Known are {KNOWN}. Or name one.")
-        return found
-    found = known_format(f".{given}")
+    found = known_format(name if given is None else f".{given}")
     if found is None:
-        raise BulkInputError(f"Unknown format '{given}'. Known are {KNOWN}, without the first dot.")
-    if found.in_lines and not found.compression:
+        of_extension = f"{source}: unknown extension. Known are {KNOWN}. Or name one."
+        of_name = f"Unknown format '{given}'. Known are {KNOWN}, without the first dot."
+        raise BulkInputError(of_extension if given is None else of_name)
+    if given is not None and found.in_lines and not found.compression:
         return Format(found.kind, COMPRESSIONS.get(name.lower().rpartition(".")[2], ""))
     return found
 

@@ -35,18 +35,16 @@ class RowResult(msgspec.Struct, frozen=True):
 
 @frozen(eq=False, kw_only=True)
 class TableWindows:
-    """The windows of a table's first ``limit`` rows, of which each row with number % ``shards`` == ``shard`` counts.
+    """The windows of the rows of a table that have these ``numbers``: up to a limit, or each n-th for one of n shards.
 
     The output is committed after each window, or after ``rows_per_part`` rows of the table for each shard.
     """
 
     table: InputTable
     columns: Sequence[str]
-    id_column: str | None = None
-    shard: int = 0
-    shards: int = 1
-    limit: int | None = None
-    rows_per_part: int | None = None
+    id_column: str | None
+    numbers: range
+    rows_per_part: int | None
 
     def __call__(self, position: Position) -> Generator[Window[InputRow], None, None]:
         """Yield the windows from a position on. Blocks.
@@ -56,15 +54,15 @@ class TableWindows:
         rows: list[InputRow] = []
         characters, number = 0, position.line - 1
         for row in self.table.rows(self.columns, self.id_column, position.line):
-            if self.limit is not None and row.number >= self.limit:
+            if row.number >= self.numbers.stop:
                 self.table.check_read()
-                yield Window(rows, self.limit)
+                yield Window(rows, self.numbers.stop)
                 return
             number = row.number
-            if number % self.shards == self.shard:
+            if number in self.numbers:
                 rows.append(row)
                 characters += _characters(row)
-            ends_part = self.rows_per_part is not None and (number + 1) % (self.shards * self.rows_per_part) == 0
+            ends_part = self.rows_per_part is not None and (number + 1) % (self.numbers.step * self.rows_per_part) == 0
             if ends_part or _is_full(rows, characters):
                 self.table.check_read()
                 yield Window(rows, number + 1, commits=ends_part or self.rows_per_part is None)
