@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from tests.bulk.file_store import FileStore, served_by
 from tests.lanes import sampled
 from tests.models.model_families import write_family
-from tests.server.server_process import ROOT
 from trio_pool_serve.bulk import run_batch as module
 from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
@@ -172,18 +170,16 @@ async def test_a_missing_input_and_an_empty_one(tmp_path, model, capsys):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    command = [sys.executable, "-m", "tests.bulk.file_store", folder]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        yield folder, f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        process.terminate()
+def store(tmp_path: Path) -> Iterator[tuple[type[FileStore], str]]:
+    handler = type("Store", (FileStore,), {"folder": tmp_path / "store", "asked": []})
+    handler.folder.mkdir()
+    with served_by(handler) as url:
+        yield handler, url
 
 
 async def test_files_at_urls_are_got_and_put_once_they_are_complete(tmp_path, model, store, capsys):
-    folder, base = store
+    handler, base = store
+    folder = handler.folder
     write_lines(folder / "in.jsonl", 3)
     work = tmp_path / "work"
     work.mkdir()
@@ -192,8 +188,7 @@ async def test_files_at_urls_are_got_and_put_once_they_are_complete(tmp_path, mo
     assert ids_in(folder / "out.jsonl") == ["c1", "c2", "c3"]
     created = json.loads((folder / "out.jsonl").read_text().splitlines()[0])["response"]["body"]["created"]
     assert created == 1445412480  # what the store says of the input's age
-    asked = [line.split("?")[0] for line in (folder / "requests").read_text().splitlines()]
-    assert asked == ["GET /in.jsonl"] * 2 + ["PUT /out.jsonl"] * 2
+    assert [line.split("?")[0] for line in handler.asked] == ["GET /in.jsonl"] * 2 + ["PUT /out.jsonl"] * 2
     (journal,) = work.iterdir()
     assert journal.name.endswith(".journal")
     assert await begin() == 0
@@ -204,7 +199,7 @@ async def test_files_at_urls_are_got_and_put_once_they_are_complete(tmp_path, mo
 
 
 async def test_an_output_that_the_store_refuses_is_kept_and_put_later(tmp_path, model, store, capsys):
-    folder, base = store
+    folder, base = store[0].folder, store[1]
     write_lines(folder / "in.jsonl", 3)
     target = f"{base}/forbidden/out.jsonl"
     assert await run(folder / "in.jsonl", target, model, output_tmp_dir=tmp_path / "store") == 1

@@ -1,11 +1,11 @@
-"""A real model on the nodes of Ray's test cluster: what is lost comes back, and the queue decides how many compute."""
+"""A real model on the nodes of Ray's test cluster: what is lost comes back."""
 
 import json
 import logging
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -42,11 +42,9 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
 
 
 @asynccontextmanager
-async def serving(
-    tmp_path: Path, model: Path, cluster: ClusterProcess, replicas: str, *, command: Sequence[str] = COMMAND
-) -> AsyncIterator[ServerProcess]:
-    by_ray = ("--engine", "ray", "--replicas", replicas, "--dtype", "float32")
-    async with launched(tmp_path, str(model), *by_ray, command=command, env=cluster.variables) as server:
+async def serving(tmp_path: Path, model: Path, cluster: ClusterProcess) -> AsyncIterator[ServerProcess]:
+    by_ray = ("--engine", "ray", "--replicas", "2", "--dtype", "float32")
+    async with launched(tmp_path, str(model), *by_ray, command=COMMAND, env=cluster.variables) as server:
         yield server
 
 
@@ -75,7 +73,7 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
         tmp_path, str(minilm), "--engine", "local", "--replicas", "1", "--dtype", "float32", command=COMMAND
     ) as server:
         local = await embed(server, TEXTS)
-    async with serving(tmp_path, minilm, cluster, "2") as server, leaving_nothing(server, cluster):
+    async with serving(tmp_path, minilm, cluster) as server, leaving_nothing(server, cluster):
         await until_ready(server, 2)
         assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
         for restarts, what in enumerate((ACTOR, ENGINE_PROCESS), start=1):
@@ -101,28 +99,12 @@ async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_n
 
 async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, minilm, cluster):
     cluster.add_node(1)
-    async with serving(tmp_path, minilm, cluster, "2") as server:  # ready with one of them
+    async with serving(tmp_path, minilm, cluster) as server:  # ready with one of them
         await server.wait_logged("waits for a node")
         states = ["loading", "ready"]
         await until_load(server, lambda load: sorted(one["state"] for one in load["replicas"].values()) == states)
         cluster.add_node(1)
         await until_ready(server, 2)
-
-
-async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):
-    cluster.add_node(2)
-    command = (*COMMAND[:2], "tests.ray.quick_scaling_server", *COMMAND[3:], "--max-queue-s", "5")
-    async with serving(tmp_path, minilm, cluster, "1..2", command=command) as server:
-        await until_ready(server, 1)
-        async with asking(server, TEXTS[:1], 1, pause_s=0.1) as statuses:
-            async with asking(server, [text * 6 for text in TEXTS], 8, pause_s=0) as of_flood:
-                await until_ready(server, 2)
-            await server.wait_logged("is drained")
-            await until_ready(server, 1)
-            await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
-        statuses += of_flood
-        assert statuses[200]
-        assert set(statuses) <= {200, 429}, statuses  # the queue may be as long as it is allowed to be
 
 
 def test_errors_of_ray_are_ours_and_the_handler_of_sigterm_stays(cluster):

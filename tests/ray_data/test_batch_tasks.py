@@ -197,34 +197,35 @@ def test_a_model_that_cannot_do_the_task_is_refused_by_the_constructor(tmp_path)
         ray_data.Rerank("model", top_n=0)
 
 
-def new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
-    """Threads that were started since; those that trio keeps for reuse end after ten seconds."""
-    since = set(threading.enumerate()) - before
-    return {thread for thread in since if thread.name != "tqdm_monitor"}  # of loading; the process has one
+@pytest.fixture
+def new_threads() -> Iterator[Callable[[], set[threading.Thread]]]:
+    """Returns the threads that a test has started, which must end with it; trio ends idle ones after ten seconds."""
+    before = set(threading.enumerate())
+
+    def since() -> set[threading.Thread]:
+        started = set(threading.enumerate()) - before
+        return {thread for thread in started if thread.name != "tqdm_monitor"}  # of loading; the process has one
+
+    yield since
+    gc.collect()
+    for thread in since():
+        thread.join(30)
+    assert since() == set()
 
 
 @pytest.mark.parametrize("end", ["close", "last reference"])
-def test_all_threads_end_with_the_object(model, end):
-    before = set(threading.enumerate())
+def test_all_threads_end_with_the_object(model, new_threads, end):
     embed = ray_data.Embed(model, **CPU)
     embed(pa.table({"text": WORDS[:4]}))
-    assert {"ray-data", "launch"} <= {thread.name for thread in new_threads(before)}
+    assert {"ray-data", "launch"} <= {thread.name for thread in new_threads()}
     if end == "close":
         embed.close()
-    del embed
-    gc.collect()
-    for thread in new_threads(before):
-        thread.join(30)
-    assert new_threads(before) == set()
 
 
+@pytest.mark.usefixtures("new_threads")
 def test_a_constructor_that_fails_leaves_no_threads(model):
-    before = set(threading.enumerate())
     with pytest.raises(InvalidRequestError):
         ray_data.Embed(model, dimensions=9999, **CPU)
-    for thread in new_threads(before):
-        thread.join(30)
-    assert new_threads(before) == set()
 
 
 def test_after_an_engine_has_died_the_model_is_loaded_again(model, caplog):

@@ -2,14 +2,13 @@
 
 import json
 import os
-import threading
-from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pyarrow as pa
 import pytest
 
+from tests.bulk.file_store import served_by
 from tests.runs.tables.table_files import all_rows, printed, values, write_table
 from tests.server.server_process import free_port
 from trio_pool_serve.errors import BulkInputError
@@ -172,18 +171,6 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def hub():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 READER = """
 import sys
 from trio_pool_serve.runs.tables.input_table import open_input
@@ -205,7 +192,7 @@ def read_from_hub(tmp_path, endpoint: str, *sources: str) -> list[str]:
 
 
 def test_a_dataset_of_the_hub_is_downloaded_and_read(tmp_path):
-    with hub() as endpoint:
+    with served_by(Hub) as endpoint:
         known = ("owner/texts/other.csv", "owner/texts/data/*.jsonl", "owner/texts@v1/*-1.jsonl", "owner/texts")
         read = read_from_hub(tmp_path, endpoint, *known, "owner/texts@v2", "owner/none", "none")
     assert read[:3] == [
