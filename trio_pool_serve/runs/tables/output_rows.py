@@ -162,32 +162,31 @@ def _text(column: OutputColumn, value: Any) -> str | None:
     return orjson.dumps(_json_value(column, value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
-def _as_written(column: OutputColumn, value: Any) -> Any:
-    """Return a contiguous array, or a float32; strings, ids and None as they are.
-
-    Raises ``ValueError`` for an array of another shape.
-    """
-    if value is None:
-        return None
-    match column.type:
-        case "number":
-            return np.float32(value)  # which JSON writes with the fewest digits that tell it from other float32 numbers
-        case "numbers":
-            return np.ascontiguousarray(value, np.float32)
-        case "vector":
-            return _shaped(value, column.dtype, (column.length,))
-        case "vectors":
-            return _shaped(value, column.dtype, (len(value), column.length))
-        case "sparse":
-            indices, scores = value
-            items = np.empty(len(indices), SPARSE_ITEM)
-            items["index"], items["score"] = indices, _shaped(scores, "float32", (len(indices),))
-            return items
-    return value
-
-
 def _shaped(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     array = np.ascontiguousarray(value, dtype)
     if array.shape != shape:
         raise ValueError(f"An array of shape {array.shape}, where one of {shape} is written.")
     return array
+
+
+def _items(_: OutputColumn, value: tuple[Any, Any]) -> Any:
+    indices, scores = value
+    items = np.empty(len(indices), SPARSE_ITEM)
+    items["index"], items["score"] = indices, _shaped(scores, "float32", (len(indices),))
+    return items
+
+
+WRITTEN: Mapping[ColumnType, Callable[[OutputColumn, Any], Any]] = {
+    "string": lambda _, value: value,
+    "number": lambda _, value: np.float32(value),  # JSON has its fewest digits that tell it from other float32 numbers
+    "numbers": lambda _, value: np.ascontiguousarray(value, np.float32),
+    "vector": lambda column, value: _shaped(value, column.dtype, (column.length,)),
+    "vectors": lambda column, value: _shaped(value, column.dtype, (len(value), column.length)),
+    "sparse": _items,
+}
+"""Returns a value as it is written: a contiguous array, a float32, or a string or id as it is."""
+
+
+def _as_written(column: OutputColumn, value: Any) -> Any:
+    """Return the value as ``WRITTEN`` has it, or None. Raises ``ValueError`` for an array of another shape."""
+    return None if value is None else WRITTEN[column.type](column, value)
