@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from attrs import define, evolve, frozen
@@ -13,8 +12,6 @@ from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseErr
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_table import Fingerprint
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
-
-T = TypeVar("T")
 
 ON_ERROR = "--on-error"
 
@@ -83,26 +80,21 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
                     f"{database.path} was written by an earlier version. Finish the run with that version, or use "
                     "--overwrite to begin again."
                 )
-            position = _decoded(kept.get("position", b"{}"), Position, database.path)
-            if "identity" in kept:
-                before = _decoded(kept["identity"], Identity, database.path)
-                if changes := before.changes(identity, nothing_failed=not position.failed):
-                    raise BulkInputError(
-                        f"The output was begun by another run, which this one cannot resume: {changes} "
-                        "Use another output, or --overwrite to begin again."
-                    )
-                identity = evolve(identity, input=before.input)
+            try:
+                position = msgspec.json.decode(kept.get("position", b"{}"), type=Position)
+                before = msgspec.json.decode(kept["identity"], type=Identity) if "identity" in kept else identity
+            except msgspec.MsgspecError as error:
+                raise StorageError(f"{database.path} cannot be read: {error}") from error
+            if changes := before.changes(identity, nothing_failed=not position.failed):
+                raise BulkInputError(
+                    f"The output was begun by another run, which this one cannot resume: {changes} "
+                    "Use another output, or --overwrite to begin again."
+                )
+            identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
             yield Journal(database, identity, position)
     except StorageInUseError:
         raise StorageInUseError(f"Another run is writing this output: {path} is in use.") from None
-
-
-def _decoded(kept: bytes, kind: type[T], path: Path) -> T:
-    try:
-        return msgspec.json.decode(kept, type=kind)
-    except msgspec.MsgspecError as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
 
 
 def _read(connection: sqlite3.Connection) -> dict[str, bytes]:
