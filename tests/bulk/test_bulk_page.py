@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,23 +33,18 @@ LINES = re.findall(r"^trio-pool-serve embed (.+) --model \S+(.*)$", PAGE, re.M)
 N_ROWS = 60
 
 
-def executed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -> str:
+def executed(folder: Path, *command: str, **env: str) -> str:
+    """Run Python in a folder; return what it prints."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": paths, **env}
+    ended = subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-def run_example(folder: Path, name: str, env: Mapping[str, str] | None = None) -> object:
+def run_example(folder: Path, name: str, **env: str) -> object:
     """Run an example of the page; return what it prints."""
-    return ast.literal_eval(executed(folder, "-c", EXAMPLES[name], env=env))
+    return ast.literal_eval(executed(folder, "-c", EXAMPLES[name], **env))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +92,7 @@ def test_a_vector_database_finds_the_nearest_rows(folder, nearest, modules):
     if "PGHOST" not in os.environ:
         pytest.skip("PGHOST names no PostgreSQL server")
     with new_database() as name:
-        assert run_example(folder, example, {"PGDATABASE": name}) == nearest
+        assert run_example(folder, example, PGDATABASE=name) == nearest
 
 
 @contextmanager

@@ -34,9 +34,8 @@ def embeddings(request: httpx.Request) -> httpx.Response:
     if request.method == "GET":
         return models()
     texts = json.loads(request.content)["input"]
-    return httpx.Response(
-        200, json={"data": [{"index": index, "embedding": [1.0, 2, 3, 4]} for index in range(len(texts))]}
-    )
+    data = [{"index": index, "embedding": [1.0, 2, 3, 4]} for index in range(len(texts))]
+    return httpx.Response(200, json={"data": data})
 
 
 async def test_what_is_kept_and_printed_of_the_url_has_no_secrets():
@@ -64,19 +63,16 @@ async def test_a_redirect_ends_the_run_and_is_not_an_error_of_the_rows(status):
         await server.describe()
     with pytest.raises(BulkInputError):
         await server.compute(ROWS)
-
-
-async def test_a_status_that_points_nowhere_is_an_error_too():
+    to_nowhere = server_that(lambda _: httpx.Response(304), task="classify")
     with pytest.raises(BulkInputError, match=r"redirects /classify \(status 304\)"):
-        await server_that(lambda _: httpx.Response(304), task="classify")._post("/classify", {})
+        await to_nowhere._post("/classify", {})
 
 
 async def test_a_server_that_ignores_the_dimensions_is_an_error_that_says_so():
     server = server_that(embeddings, dimensions=2)
     await server.describe()
-    with pytest.raises(
-        BulkInputError, match=r"vectors of 4 numbers, where 2 are written\. It may not know --dimensions"
-    ):
+    said = r"vectors of 4 numbers, where 2 are written\. It may not know --dimensions"
+    with pytest.raises(BulkInputError, match=said):
         await server.compute(ROWS)
 
 
@@ -93,11 +89,8 @@ async def test_vectors_of_the_length_of_the_sample_are_taken():
 @pytest.mark.parametrize("embedding", [1.0, [[1.0, 2.0]]])
 async def test_what_is_no_vector_is_not_understood(embedding):
     def answer(request: httpx.Request) -> httpx.Response:
-        return (
-            models()
-            if request.method == "GET"
-            else httpx.Response(200, json={"data": [{"index": 0, "embedding": embedding}]})
-        )
+        vector = httpx.Response(200, json={"data": [{"index": 0, "embedding": embedding}]})
+        return models() if request.method == "GET" else vector
 
     with pytest.raises(UnavailableError, match="is not understood"):
         await server_that(answer).describe()

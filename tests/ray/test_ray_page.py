@@ -1,9 +1,6 @@
 """The programs of the page on Ray Data, executed as written but for the model."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +9,11 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
+from tests.bulk.test_bulk_page import executed
 from tests.models.model_families import HIDDEN, WORDS, write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve import EngineDeadError, ray_data
+from trio_pool_serve.ray_data.actor_engine import EngineOptions
 
 pytestmark = pytest.mark.ray
 
@@ -35,20 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def executed(folder: Path, name: str, address: str) -> str:
+def printed(folder: Path, name: str, address: str) -> str:
     program = PROGRAMS[name].replace("sentence-transformers/all-MiniLM-L6-v2", str(folder / "model"))
     assert str(folder) in program
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": paths, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return executed(folder, "-c", program, RAY_ADDRESS=address, RAY_USAGE_STATS_ENABLED="0")
 
 
 @pytest.mark.slow
 def test_a_data_set_is_embedded_into_parquet(driver, folder):
-    assert "['id', 'text', 'embedding', 'error']" in executed(folder, "embed_texts.py", driver.address)
+    assert "['id', 'text', 'embedding', 'error']" in printed(folder, "embed_texts.py", driver.address)
     vectors = pa.dataset.dataset(folder / "vectors").to_table()
     assert sorted(vectors["id"].to_pylist()) == list(range(N_ROWS))
     assert vectors.schema.field("embedding").type == pa.list_(pa.float32(), HIDDEN)
@@ -58,8 +52,8 @@ def test_a_data_set_is_embedded_into_parquet(driver, folder):
 @pytest.mark.slow
 def test_files_are_computed_in_runs_which_a_second_program_finds_complete(driver, folder):
     for _ in range(2):
-        printed = executed(folder, "embed_files.py", driver.address)
-        lines = sorted(line for line in printed.splitlines() if line.startswith(str(folder)))
+        lines = printed(folder, "embed_files.py", driver.address).splitlines()
+        lines = sorted(line for line in lines if line.startswith(str(folder)))
         assert lines == [f"{folder}/files/{number}.parquet {N_ROWS // 4} 0 None" for number in (1, 2, 3, 4)]
     tables = [pa.dataset.dataset(path).to_table() for path in (folder / "files").glob("*.parquet")]
     assert sorted(int(row) for table in tables for row in table["id"].to_pylist()) == list(range(N_ROWS))
@@ -84,7 +78,5 @@ def test_calls_can_be_repeated_after_an_engine_has_died(driver):
 
 
 def test_the_page_has_every_class_and_option():
-    from trio_pool_serve.ray_data.actor_engine import EngineOptions
-
     for name in (*ray_data.__all__, *EngineOptions.__annotations__):
         assert f"`{name}`" in PAGE, name

@@ -46,35 +46,42 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
     assert names(tmp_path / "a[1].jsonl") == ["a[1].jsonl"]
 
 
-def test_what_is_not_there_is_an_error(tmp_path):
-    for source in ("none.jsonl", "*.jsonl", "none/a.jsonl", ""):
-        with pytest.raises(BulkInputError, match="no file found"):
-            open_input(str(tmp_path / source))
-
-
-def test_files_of_several_formats_are_an_error_that_names_one_of_each(tmp_path):
-    for name in ("a.jsonl", "b.jsonl", "c.csv"):
-        (tmp_path / name).write_text("")
-    for source in (tmp_path, tmp_path / "*"):
-        with pytest.raises(BulkInputError, match=r"they must have one: [ab]\.jsonl is jsonl, c\.csv is csv"):
-            open_input(str(source))
-    assert open_input(str(tmp_path / "*"), format="csv").format == Format("csv")
-    (tmp_path / "c.csv").rename(tmp_path / "c.jsonl.gz")
-    with pytest.raises(BulkInputError, match=r"c\.jsonl\.gz is jsonl\.gz"):
-        open_input(str(tmp_path), format="jsonl")
-
-
 def test_a_folder_is_its_tables(tmp_path):
     for name in ("part-00001.parquet", "part-00000.parquet", "_SUCCESS", ".hidden.parquet", "part-00002.parquet.tmp"):
         write_table(tmp_path / "made.parquet", [{"text": name}], ["text"]).rename(tmp_path / name)
     assert values(all_rows(tmp_path, "text")) == ["part-00000.parquet", "part-00001.parquet"]
 
 
-def test_standard_input_needs_a_format_of_lines():
-    with pytest.raises(BulkInputError, match="name its format"):
-        open_input("-")
-    with pytest.raises(BulkInputError, match="parquet cannot be read from standard input"):
-        open_input("-", format="parquet")
+INDICES = '{"_data_files": [], "_indices_data_files": [{"filename": "x"}]}'
+ONE_OF_EACH = r"they must have one: [ab]\.jsonl is jsonl, c\.csv is csv"
+
+REFUSED: list[tuple[dict[str, str], str, str | None, str]] = [
+    *[({}, source, None, "no file found") for source in ("none.jsonl", "*.jsonl", "none/a.jsonl", "")],
+    *[({"a.jsonl": "", "b.jsonl": "", "c.csv": ""}, source, None, ONE_OF_EACH) for source in ("", "*")],
+    ({"a.jsonl": "", "c.jsonl.gz": ""}, "", "jsonl", r"c\.jsonl\.gz is jsonl\.gz"),
+    ({}, "-", None, "name its format"),
+    ({}, "-", "parquet", "parquet cannot be read from standard input"),
+    ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "", None, r"Name one: .*/train, .*/test\."),
+    ({"state.json": '{"_data_files": [{"filename": "none.arrow"}]}'}, "", None, "has no file none.arrow"),
+    ({"state.json": '{"_data_files": [{"filename": "../data.arrow"}]}'}, "", None, "names files outside of the folder"),
+    ({"state.json": INDICES}, "", None, "flatten_indices"),
+    ({"state.json": "{}"}, "", None, "was not written by save_to_disk"),
+    ({"state.json": "{"}, "", None, "was not written by save_to_disk"),
+]
+
+
+@pytest.mark.parametrize(("files", "source", "given", "message"), REFUSED)
+def test_a_source_that_cannot_be_used_is_an_error_that_says_why(tmp_path, files, source, given, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(BulkInputError, match=message):
+        open_input("-" if source == "-" else str(tmp_path / source), format=given)
+
+
+def test_a_format_that_is_given_is_that_of_all_files(tmp_path):
+    for name in ("a.jsonl", "c.csv"):
+        (tmp_path / name).write_text("")
+    assert open_input(str(tmp_path / "*"), format="csv").format == Format("csv")
 
 
 # -- datasets that were saved -----------------------------------------------------------------------
@@ -102,30 +109,6 @@ def test_a_saved_dataset_is_its_files_in_their_order(tmp_path):
     assert values(all_rows(tmp_path / "saved", "text")) == ["a", "b", "c"]
     (tmp_path / "saved" / "state.json").write_text(json.dumps(state))
     assert values(all_rows(tmp_path / "saved", "text")) == ["c", "a", "b"]
-
-
-def test_a_folder_of_splits_is_an_error_that_names_them(tmp_path):
-    save_to_disk(tmp_path / "saved" / "train", [["a"]])
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(BulkInputError, match=r"Name one: .*/saved/train, .*/saved/test\."):
-        open_input(str(tmp_path / "saved"))
-    assert values(all_rows(tmp_path / "saved" / "train", "text")) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ('{"_data_files": [{"filename": "none.arrow"}]}', "has no file none.arrow"),
-        ('{"_data_files": [{"filename": "../data.arrow"}]}', "names files outside of the folder"),
-        ('{"_data_files": [], "_indices_data_files": [{"filename": "x"}]}', "flatten_indices"),
-        ("{}", "was not written by save_to_disk"),
-        ("{", "was not written by save_to_disk"),
-    ],
-)
-def test_a_saved_dataset_that_cannot_be_used_is_an_error(tmp_path, state, reason):
-    (tmp_path / "state.json").write_text(state)
-    with pytest.raises(BulkInputError, match=reason):
-        open_input(str(tmp_path))
 
 
 # -- the hub ----------------------------------------------------------------------------------------
