@@ -1,7 +1,7 @@
 """Computes rows with a model in this process: the server's engine, without HTTP."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -154,16 +154,14 @@ def _exact(result: RowResult) -> list[Any]:
     ]
 
 
-@asynccontextmanager
-async def open_own_service(location: str, options: OwnModelOptions) -> AsyncIterator[Service]:
+def open_own_service(location: str, options: OwnModelOptions) -> AbstractAsyncContextManager[Service]:
     """Load a model as a command's options say, and run its engine for as long as the block lasts.
 
     Raises and is cancelled as ``open_service``.
     """
     config = in_process_config(location, **options.settings)
     # On CPU, nothing else in this process needs to be computed sooner.
-    async with open_service(config, NICENESS if has_gpu(config.loading) else 0) as service:
-        yield service
+    return open_service(config, NICENESS if has_gpu(config.loading) else 0)
 
 
 async def identity_of(service: Service, location: str, sample: str) -> dict[str, str]:

@@ -181,8 +181,9 @@ class OwnBatch:
         """Check that the output of a finished run is still there. Raises ``StorageError``. Cancellation: at once."""
         target = self.options.output_file
         if not is_url(target):
-            check = partial(check_finished, self.options.output, JSONL, written_at(position))
-            await self.service.offload.run("files", check)
+            await self.service.offload.run(
+                "files", partial(check_finished, self.options.output, JSONL, written_at(position))
+            )
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
         self.console.print(f"{shown} is complete: {position.done:,} lines.", markup=False)

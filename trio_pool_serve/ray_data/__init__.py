@@ -3,12 +3,7 @@
 ``docs/ray.md`` says how to use them. Only what a batch is converted with imports ray; the classes do not.
 """
 
-from trio_pool_serve.ray_data.batch_tasks import Classify as Classify
-from trio_pool_serve.ray_data.batch_tasks import Embed as Embed
-from trio_pool_serve.ray_data.batch_tasks import Rerank as Rerank
-from trio_pool_serve.ray_data.batch_tasks import Score as Score
-from trio_pool_serve.ray_data.batch_tasks import Sparse as Sparse
-from trio_pool_serve.ray_data.batch_tasks import TokenEmbed as TokenEmbed
-from trio_pool_serve.ray_data.bulk_runs import BulkRuns as BulkRuns
+from trio_pool_serve.ray_data.batch_tasks import Classify, Embed, Rerank, Score, Sparse, TokenEmbed
+from trio_pool_serve.ray_data.bulk_runs import BulkRuns
 
 __all__ = ["BulkRuns", "Classify", "Embed", "Rerank", "Score", "Sparse", "TokenEmbed"]

@@ -95,9 +95,7 @@ class InputTable:
     @property
     def n_bytes(self) -> int | None:
         """The size of all files now, compressed as they are; None for standard input. Raises ``BulkInputError``."""
-        if self.is_stdin:
-            return None
-        return sum(_state(file)[0] for file in self.files)
+        return None if self.is_stdin else sum(_state(file)[0] for file in self.files)
 
     def scan(self, progress: Callable[[int], None]) -> Fingerprint:
         """Read every byte once; call ``progress`` with the number of bytes read so far, of ``n_bytes``.
