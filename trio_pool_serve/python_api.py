@@ -86,8 +86,7 @@ class AsyncModel:
     ) -> Vectors:
         """Return a vector for each text: float32, shape (texts, dimensions). Cancellation: at once."""
         width = dimensions or self.service.model().engine.facts.dimensions
-        rows = await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize)
-        return np.asarray(rows)
+        return np.asarray(await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize))
 
     async def tokens(self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[Options]) -> list[Vectors]:
         """Return the vectors of each text's tokens: float32, shape (tokens, dimensions). Cancellation: at once."""

@@ -154,6 +154,7 @@ class RemoteServer(TableComputer):
         """
         route = ROUTES[self.task.task]
         fields = {
+            "model": self.name,
             **route.fields(*inputs_of(self.task, rows)),
             "truncate_prompt_tokens": -1 if self.text.truncate else None,
             "prompt_name": self.text.prompt_name,
@@ -161,9 +162,8 @@ class RemoteServer(TableComputer):
             "top_n": self.task.top_n,
             "dimensions": self.task.dimensions,
         }
-        body = {name: value for name, value in fields.items() if value is not None}
         async with self.limiter:
-            answer = await self._post(route.path, {"model": self.name, **body})
+            answer = await self._post(route.path, {name: value for name, value in fields.items() if value is not None})
         try:
             values = [self._checked(route.values(item), route.n_axes) for item in route.items(answer)]
             tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
@@ -289,7 +289,6 @@ async def open_remote_server(options: RunOptions, task: TaskOptions, text: TextO
     base_url = (options.url or "").rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency)
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
-        limiter = trio.CapacityLimiter(options.concurrency)
-        server = RemoteServer(client, task, text, options.model or "", limiter)
+        server = RemoteServer(client, task, text, options.model or "", trio.CapacityLimiter(options.concurrency))
         await server.describe()
         yield server

@@ -201,8 +201,7 @@ def _computer(
     task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
 ) -> AbstractAsyncContextManager[TableComputer]:
     if run.url is not None:
-        key = run.api_key or os.environ.get("OPENAI_API_KEY")
-        return open_remote_server(evolve(run, api_key=key), task, text)
+        return open_remote_server(evolve(run, api_key=run.api_key or os.environ.get("OPENAI_API_KEY")), task, text)
     from trio_pool_serve.bulk.own_engine import open_own_engine  # imported here: with --url it is not needed
 
     if run.model is None:

@@ -69,8 +69,9 @@ class Embed(BatchTask):
         prefix: str = "",
         **options: Unpack[EngineOptions],
     ) -> None:
-        task = {"task": self._computes, "columns": (column,), "dimensions": dimensions, "dtype": dtype}
-        super().__init__(model, prefix, options, **task)
+        super().__init__(
+            model, prefix, options, task=self._computes, columns=(column,), dimensions=dimensions, dtype=dtype
+        )
 
 
 class TokenEmbed(Embed):

@@ -102,15 +102,14 @@ class BatchBuilder:
     def _type(self, column: OutputColumn) -> Any:
         arrow = self._arrow
         vector = arrow.list_(arrow.from_numpy_dtype(np.dtype(column.dtype)), column.length)
-        types = {
+        return {
             "string": arrow.string(),
             "number": arrow.float32(),
             "numbers": arrow.list_(arrow.float32()),
             "vector": vector,
             "vectors": arrow.list_(vector),
             "sparse": arrow.list_(arrow.struct([("index", arrow.int32()), ("score", arrow.float32())])),
-        }
-        return types[column.type]
+        }[column.type]
 
     def _array(self, column: OutputColumn, values: list[Any], arrow_type: Any) -> Any:
         if column.type == "string":
