@@ -5,7 +5,7 @@ import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -157,16 +157,13 @@ class InputTable:
             change = sizes if n_bytes != scanned.n_bytes else "it was written to"
             raise InputChangedError(f"{file.path} was changed while it was being read: {change}.")
 
-    @contextmanager
-    def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
+    def _opened(self, file: InputFile) -> AbstractContextManager[BinaryIO]:
         if file.path is not None:
-            with file.path.open("rb", buffering=READ_BYTES) as opened:
-                yield opened
-            return
+            return file.path.open("rb", buffering=READ_BYTES)
         if self._was_read:
             raise BulkInputError("Standard input can be read only once.")
         self._was_read = True
-        yield sys.stdin.buffer
+        return nullcontext(sys.stdin.buffer)
 
     def _rows_in(self, opened: BinaryIO, selection: Selection) -> RowsOfFile:
         return ROWS_OF[self.format.kind](CONTENT_OF[self.format.compression](opened), selection)
