@@ -271,12 +271,9 @@ async def test_a_batch_that_expires_has_the_other_lines_among_its_errors(client,
     with trio.fail_after(60):
         while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
             await trio.sleep(0.001)
-        runner = service.batches._opened.runner
-        while batch.id not in runner._working:  # noqa: ASYNC110  (its state is stored just before)
-            await trio.sleep(0.001)
-    assert 30 < runner._working[batch.id].deadline - trio.current_time() <= 60
-    runner._deadlines[batch.id] = trio.current_time()
-    runner._working[batch.id].cancel()
+    scope = service.batches._opened.runner._scopes[batch.id]
+    assert 30 < scope.deadline - trio.current_time() <= 60
+    scope.deadline = trio.current_time()
     scripted.gate.set()
     batch = await ended(client, batch)
     assert batch.status == "expired"

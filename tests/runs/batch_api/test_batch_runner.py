@@ -212,9 +212,7 @@ async def test_a_start_with_a_wrong_clock_leaves_a_batch_its_completion_window(c
                 batch = await created(batches, encoded([line(number) for number in range(600)]))
                 await until(batches, batch, lambda found: found.status == "in_progress")
             else:
-                working = batches.runner._working
-                await until(batches, batch, lambda found, working=working: found.id in working)
-                left_s = working[batch.id].deadline - trio.current_time()
+                left_s = batches.runner._scopes[batch.id].deadline - trio.current_time()
                 assert 0.9 * DAY_S < left_s <= DAY_S
                 scripted.gate.set()
                 assert (await ended(batches, batch)).status == "completed"

@@ -66,11 +66,10 @@ class BatchApi:
     """Set by ``connect``, like ``_routes``: nothing is opened before."""
     _connected: trio.Event = field(init=False, factory=trio.Event)
     _is_running: bool = field(default=False, init=False)
-    _waiting: int = field(default=0, init=False)
-    """Number of requests that wait for an owner."""
     _wanted: trio.Event = field(init=False, factory=trio.Event)
     """Set once the folder exists or is needed."""
     _hurry: trio.Event = field(init=False, factory=trio.Event)
+    """Set by a request that waits for the next attempt to open the folder, and replaced after each attempt."""
     _attempted: trio.Event = field(init=False, factory=trio.Event)
     """Set, and replaced, after each attempt to open the folder."""
     _failure: StorageError | None = field(default=None, init=False)
@@ -112,7 +111,9 @@ class BatchApi:
                 await self._connected.wait()  # an owner has to answer the other processes
                 await self._own_once()
                 self._note_attempt()
-                await self._pause()
+                self._hurry = trio.Event()
+                with trio.move_on_after(RETRY_S if isinstance(self._failure, StorageInUseError) else RETRY_PAUSE_S):
+                    await self._hurry.wait()
         finally:
             self._is_running = False
 
@@ -123,24 +124,17 @@ class BatchApi:
         ``StorageError``, ``StorageInUseError`` if another server owns the folder, and ``EngineLoadingError`` before
         ``run`` if no other process of the server owns it. Cancellation: at once.
         """
-        if self._opened is not None:
-            return self._opened
-        if not self._is_running and not await self._is_served():
-            raise EngineLoadingError("The server is starting.")
         deadline = trio.current_time() + LOCATE_S
-        self._waiting += 1
-        try:
-            while True:
-                if self._opened is not None:
-                    return self._opened
-                if await self._is_served():
-                    self._wanted.set()  # to take over when that process ends
-                    return self.socket
-                if not create and not await self._exists():
-                    return None
-                await self._attempt(deadline)
-        finally:
-            self._waiting -= 1
+        while self._opened is None:
+            if await self._is_served():
+                self._wanted.set()  # to take over when that process ends
+                return self.socket
+            if not self._is_running:
+                raise EngineLoadingError("The server is starting.")
+            if not create and not await self._exists():
+                return None
+            await self._attempt(deadline)
+        return self._opened
 
     @asynccontextmanager
     async def empty(self) -> AsyncIterator[OpenBatches]:
@@ -152,16 +146,15 @@ class BatchApi:
         """Wait for the next attempt to open the folder. Raises ``StorageError`` if that has failed."""
         self._wanted.set()
         self._hurry.set()
-        attempted = self._attempted
         with trio.move_on_at(deadline):
-            await attempted.wait()
+            await self._attempted.wait()
         if self._opened is not None:
             return
-        failure = self._failure
-        if failure is not None and not isinstance(failure, StorageInUseError):
-            raise failure
+        if self._failure is not None and not isinstance(self._failure, StorageInUseError):
+            raise self._failure
         if trio.current_time() >= deadline:
             raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
+        await trio.sleep(SHORT_RETRY_S)
 
     async def _exists(self) -> bool:
         return await self.offload.run("files", self.folder.exists)
@@ -174,16 +167,6 @@ class BatchApi:
             return False
         await trio.aclose_forcefully(stream)
         return True
-
-    async def _pause(self) -> None:
-        """Wait before the next attempt, briefly while a request waits for it."""
-        self._hurry = trio.Event()
-        is_in_use = isinstance(self._failure, StorageInUseError)
-        if is_in_use and self._waiting:
-            await trio.sleep(SHORT_RETRY_S)
-            return
-        with trio.move_on_after(RETRY_S if is_in_use else RETRY_PAUSE_S):
-            await self._hurry.wait()
 
     def _note_attempt(self) -> None:
         self._attempted.set()

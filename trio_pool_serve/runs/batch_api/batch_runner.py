@@ -88,12 +88,9 @@ class BatchRunner:
     routes: Callable[[], LineRoutes]
     """Returns the current routes: a restarted listener has new ones."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
-    _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
-    """By batch: the scope to cancel when the batch is cancelled."""
-    _deadlines: dict[str, float] = field(init=False, factory=dict)
-    """By batch that has not ended: when it expires, by trio's clock, which never jumps."""
-    _cancelled: set[str] = field(init=False, factory=set)
-    """Batches that were cancelled, perhaps before they were found to be computed next."""
+    _scopes: dict[str, trio.CancelScope] = field(init=False, factory=dict)
+    """By batch that has not ended: the scope of its step, or of the next one. It is cancelled with the batch, and when
+    that expires, by trio's clock, which never jumps."""
     _lines: int = field(default=0, init=False)
     _checking: trio.Lock = field(init=False, factory=trio.Lock)
     _turns: OwnerTurns = field(init=False, factory=OwnerTurns)
@@ -117,12 +114,13 @@ class BatchRunner:
             left_s, window_s = batch.expires_at - self.store.clock(), batch.expires_at - batch.times["created_at"]
             if not 0 < left_s <= window_s:  # no server was running, or the clock is wrong or was: nobody can tell
                 left_s = window_s
-            self._deadlines[batch.id] = trio.current_time() + left_s
+            self._scopes[batch.id] = trio.CancelScope(deadline=trio.current_time() + left_s)
             self._nursery.start_soon(self._live, batch.id, next(self._numbers))
 
     def statistics(self) -> BatchStatistics:
         """Return the numbers of this moment."""
-        return BatchStatistics(len(self._deadlines), self._turns.waiting, int(self._turns.is_taken), self._lines)
+        is_computing = self._turns.working is not None
+        return BatchStatistics(len(self._scopes), len(self._turns.waiting), int(is_computing), self._lines)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Stop a batch; its results are the committed ones.
@@ -130,26 +128,27 @@ class BatchRunner:
         Raises as ``BatchStore.cancel``. Cancellation: as ``Database.run``.
         """
         batch = await self.store.cancel(owner, batch_id)
-        self._cancelled.add(batch_id)
-        if batch_id in self._working:
-            self._working[batch_id].cancel(reason="the batch has been cancelled")
+        if batch_id in self._scopes:
+            self._scopes[batch_id].cancel(reason="the batch has been cancelled")
         return batch
 
     async def _live(self, batch_id: str, number: int) -> None:
         try:
             await self._run_to_its_end(batch_id, number)
         finally:
-            self._cancelled.discard(batch_id)
-            del self._deadlines[batch_id]
+            del self._scopes[batch_id]
 
     async def _run_to_its_end(self, batch_id: str, number: int) -> None:
         while True:
             try:
-                if await self._step(batch_id, number):
+                batch = await self.store.batch(None, batch_id)
+                if batch.status in FINAL:
                     return
-            except (NotFoundError, ConflictError):
-                if not await self._is_unfinished(batch_id):
-                    return
+                await self._step(batch, number)
+            except NotFoundError:
+                return
+            except ConflictError:
+                """It has been cancelled meanwhile: its next step is another one."""
             except StorageLostError as error:
                 logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message says it all)
                 await self._fail(batch_id, BatchError(code="file_lost", message="A file of the batch was removed."))
@@ -162,9 +161,8 @@ class BatchRunner:
                 logger.exception("the batch %s fails", batch_id)
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
 
-    async def _step(self, batch_id: str, number: int) -> bool:
-        """Take the next step of a batch; return whether it has ended."""
-        batch = await self.store.batch(None, batch_id)
+    async def _step(self, batch: StoredBatch, number: int) -> None:
+        """Take the next step of a batch."""
         match batch.status:
             case "validating":
                 await self._check(batch)
@@ -174,35 +172,21 @@ class BatchRunner:
                 await self._finalize(batch)
             case "cancelling":
                 await self._end(batch, "cancelled")
-        return batch.status in FINAL
-
-    def _is_over(self, batch: StoredBatch) -> bool:
-        return trio.current_time() >= self._deadlines[batch.id]
 
     async def _check(self, batch: StoredBatch) -> None:
-        check = None
-        with self._working_on(batch) as scope:
+        check = InputCheck(batch.endpoint, lambda name: self.routes().model_of(name, batch.models))
+        lines = line_windows(self.folder.file(batch.input_file_id), self.max_line_bytes, Position())
+        with self._working_on(batch) as scope, closing(lines):
             async with self._checking:
-                check = await self._checked(batch)
-        if scope.cancelled_caught or check is None:
-            if self._is_over(batch):
+                while not await self.offload.run("files", partial(check.check_some, lines)):
+                    """The next part."""
+        if scope.cancelled_caught:
+            if _is_over(scope):
                 await self.store.advance(batch.id, "expired", is_expired=True)
         elif check.errors:
             await self.store.advance(batch.id, "failed", errors=tuple(check.errors))
         else:
             await self.store.advance(batch.id, "in_progress", total=check.total, model=check.model)
-
-    async def _checked(self, batch: StoredBatch) -> InputCheck:
-        model_of = self.routes().model_of
-        check = InputCheck(
-            self.folder.file(batch.input_file_id),
-            batch.endpoint,
-            lambda name: model_of(name, batch.models),
-            self.max_line_bytes,
-        )
-        while not await self.offload.run("files", check.check_some):
-            """The next part."""
-        return check
 
     async def _compute(self, batch: StoredBatch, number: int) -> None:
         position = batch.position
@@ -224,7 +208,7 @@ class BatchRunner:
                 position = await self._run_lines(batch, submitter, should_pause=should_pause)
         if position.is_finished:
             await self.store.advance(batch.id, "finalizing")
-        elif scope.cancelled_caught and self._is_over(batch):
+        elif scope.cancelled_caught and _is_over(scope):
             await self.store.advance(batch.id, "finalizing", is_expired=True)
 
     def _cost_of_next(self, batch: StoredBatch) -> tuple[int, int]:
@@ -278,34 +262,24 @@ class BatchRunner:
 
     async def _end(self, batch: StoredBatch, status: BatchStatus, errors: tuple[BatchError, ...] = ()) -> None:
         """Make files of the results that have been committed, and bring the batch into its last state."""
-        results = []
-        for file_id, length, kind in (
-            (batch.output_id, batch.position.output_bytes, "output"),
-            (batch.error_id, batch.position.error_bytes, "error"),
+        results: dict[str, StoredFile] = {}
+        for kind, file_id, length in (
+            ("output", batch.output_id, batch.position.output_bytes),
+            ("error", batch.error_id, batch.position.error_bytes),
         ):
             if await self.offload.run("files", partial(self._cut, file_id, length)):
-                results.append(self._result(batch, file_id, length, kind))
-        ids = {file.id for file in results}
-        await self.store.advance(
-            batch.id,
-            status,
-            results,
-            errors=errors,
-            output_file_id=batch.output_id if batch.output_id in ids else None,
-            error_file_id=batch.error_id if batch.error_id in ids else None,
-        )
-
-    def _result(self, batch: StoredBatch, file_id: str, length: int, kind: str) -> StoredFile:
-        now = int(self.store.clock())
-        return StoredFile(
-            id=file_id,
-            owner=batch.owner,
-            purpose="batch_output",
-            filename=f"{batch.id}_{kind}.jsonl",
-            bytes=length,
-            created_at=now,
-            expires_at=None if batch.results_expire_s is None else now + batch.results_expire_s,
-        )
+                now = int(self.store.clock())
+                results[f"{kind}_file_id"] = StoredFile(
+                    id=file_id,
+                    owner=batch.owner,
+                    purpose="batch_output",
+                    filename=f"{batch.id}_{kind}.jsonl",
+                    bytes=length,
+                    created_at=now,
+                    expires_at=None if batch.results_expire_s is None else now + batch.results_expire_s,
+                )
+        ids = {name: file.id for name, file in results.items()}
+        await self.store.advance(batch.id, status, [*results.values()], errors=errors, **ids)
 
     def _cut(self, file_id: str, length: int) -> bool:
         """Cut a result off at its committed length; remove an empty one. Runs in a thread."""
@@ -330,20 +304,16 @@ class BatchRunner:
             logger.warning("the batch %s waits: %s", batch_id, failure)
             await trio.sleep(RETRY_PAUSE_S)
 
-    async def _is_unfinished(self, batch_id: str) -> bool:
-        try:
-            return (await self.store.batch(None, batch_id)).status not in FINAL
-        except NotFoundError:
-            return False
-
     @contextmanager
     def _working_on(self, batch: StoredBatch) -> Iterator[trio.CancelScope]:
         """Cancel the block when the batch expires or is cancelled."""
-        with trio.CancelScope(deadline=self._deadlines[batch.id]) as scope:
-            self._working[batch.id] = scope
-            if batch.id in self._cancelled:
-                scope.cancel(reason="the batch has been cancelled")
-            try:
+        try:
+            with self._scopes[batch.id] as scope:
                 yield scope
-            finally:
-                del self._working[batch.id]
+        finally:
+            self._scopes[batch.id] = trio.CancelScope(deadline=scope.deadline)
+
+
+def _is_over(scope: trio.CancelScope) -> bool:
+    """Whether the batch whose scope this is has expired."""
+    return trio.current_time() >= scope.deadline

@@ -2,8 +2,9 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 from attrs import define, evolve, frozen
@@ -21,6 +22,8 @@ from trio_pool_serve.runs.run import Position
 from trio_pool_serve.storage.database import Database
 
 T = TypeVar("T", StoredFile, StoredBatch)
+Returned = TypeVar("Returned")
+Given = ParamSpec("Given")
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -66,6 +69,18 @@ MAX_UNFINISHED = 100
 """Batches of one owner: quotas are computed from the records of all of them."""
 
 
+def transaction(
+    method: Callable[Concatenate["BatchStore", sqlite3.Connection, Given], Returned],
+) -> Callable[Concatenate["BatchStore", Given], Coroutine[Any, Any, Returned]]:
+    """Make one transaction of a method: it is called in the database's thread, with the connection."""
+
+    @wraps(method)
+    async def run(self: "BatchStore", /, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        return await self.database.run(lambda connection: method(self, connection, *args, **kwargs))
+
+    return run
+
+
 @define(eq=False)
 class BatchStore:
     """The files and batches of all owners. Each owner finds only its own; others raise ``NotFoundError``.
@@ -79,51 +94,54 @@ class BatchStore:
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    async def add_file(self, file: StoredFile) -> None:
+    @transaction
+    def add_file(self, connection: sqlite3.Connection, file: StoredFile) -> None:
         """Store a file, whose bytes are on the disk. Raises ``QuotaExceededError``."""
+        self._check_bytes(connection, file.owner, file.bytes)
+        _insert_file(connection, file)
 
-        def add(connection: sqlite3.Connection) -> None:
-            self._check_bytes(connection, file.owner, file.bytes)
-            _insert_file(connection, file)
-
-        await self.database.run(add)
-
-    async def check_room(self, owner: str, nbytes: int) -> None:
+    @transaction
+    def check_room(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
         """Raise ``QuotaExceededError`` if an owner may not store another ``nbytes``."""
-        await self.database.run(lambda connection: self._check_bytes(connection, owner, nbytes))
+        self._check_bytes(connection, owner, nbytes)
 
-    async def file(self, owner: str, file_id: str) -> StoredFile:
+    @transaction
+    def file(self, connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
         """Return a file. Raises ``NotFoundError``."""
-        return await self.database.run(lambda connection: _find_file(connection, owner, file_id))
+        return _find_file(connection, owner, file_id)
 
-    async def files(self, owner: str, page: Page, purpose: str | None = None) -> tuple[list[StoredFile], bool]:
+    @transaction
+    def files(
+        self, connection: sqlite3.Connection, owner: str, page: Page, purpose: str | None = None
+    ) -> tuple[list[StoredFile], bool]:
         """Return a page of files, and whether there are more behind it. Raises ``NotFoundError`` for its ``after``."""
         where, values = ("AND purpose = ?", (purpose,)) if purpose else ("", ())
-        return await self.database.run(
-            lambda connection: _page(connection, "files", StoredFile, owner, page, where, values)
-        )
+        return _page(connection, "files", StoredFile, owner, page, where, values)
 
-    async def remove_file(self, owner: str, file_id: str) -> None:
+    @transaction
+    def remove_file(self, connection: sqlite3.Connection, owner: str, file_id: str) -> None:
         """Remove a file from the database; then its bytes are not needed.
 
         Raises ``NotFoundError``, and ``ConflictError`` while a batch reads it.
         """
-
-        def remove(connection: sqlite3.Connection) -> None:
-            _find_file(connection, owner, file_id)
-            used_by = connection.execute(
-                "SELECT id FROM batches WHERE input_file_id = ? AND NOT is_final", (file_id,)
-            ).fetchone()
-            if used_by is not None:
-                raise ConflictError(f"The file {file_id} is the input of {used_by['id']}, which has not ended.")
-            connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
-
-        await self.database.run(remove)
+        _find_file(connection, owner, file_id)
+        used_by = connection.execute(
+            "SELECT id FROM batches WHERE input_file_id = ? AND NOT is_final", (file_id,)
+        ).fetchone()
+        if used_by is not None:
+            raise ConflictError(f"The file {file_id} is the input of {used_by['id']}, which has not ended.")
+        connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    async def add_batch(
-        self, batch: StoredBatch, *, idempotency_key: str | None = None, request: bytes = b""
+    @transaction
+    def add_batch(
+        self,
+        connection: sqlite3.Connection,
+        batch: StoredBatch,
+        *,
+        idempotency_key: str | None = None,
+        request: bytes = b"",
     ) -> StoredBatch:
         """Store a new batch, and return it; or the one that was created by the same request with the same key.
 
@@ -131,63 +149,61 @@ class BatchStore:
         file, ``InvalidRequestError`` if it is not for batches, ``QuotaExceededError``, and ``ConflictError`` if another
         request had that key.
         """
-
-        def add(connection: sqlite3.Connection) -> StoredBatch:
-            if idempotency_key is not None and (known := _of_key(connection, batch.owner, idempotency_key, request)):
-                return known
-            source = _find_file(connection, batch.owner, batch.input_file_id)
-            if source.purpose != "batch":
-                raise InvalidRequestError(
-                    f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
-                )
-            self._check_bytes(connection, batch.owner, 0)
-            _check_number(connection, batch.owner)
-            times = {"created_at": int(self.clock()), **batch.times}
-            added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
-            connection.execute(
-                "INSERT INTO batches (id, owner, is_final, input_file_id, idempotency_key, request, record) "
-                "VALUES (?, ?, 0, ?, ?, ?, ?)",
-                (added.id, added.owner, added.input_file_id, idempotency_key, request, msgspec.json.encode(added)),
+        if idempotency_key is not None and (known := _of_key(connection, batch.owner, idempotency_key, request)):
+            return known
+        source = _find_file(connection, batch.owner, batch.input_file_id)
+        if source.purpose != "batch":
+            raise InvalidRequestError(
+                f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
             )
-            return added
+        self._check_bytes(connection, batch.owner, 0)
+        _check_number(connection, batch.owner)
+        times = {"created_at": int(self.clock()), **batch.times}
+        added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
+        connection.execute(
+            "INSERT INTO batches (id, owner, is_final, input_file_id, idempotency_key, request, record) "
+            "VALUES (?, ?, 0, ?, ?, ?, ?)",
+            (added.id, added.owner, added.input_file_id, idempotency_key, request, msgspec.json.encode(added)),
+        )
+        return added
 
-        return await self.database.run(add)
-
-    async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
+    @transaction
+    def batch(self, connection: sqlite3.Connection, owner: str | None, batch_id: str) -> StoredBatch:
         """Return a batch of an owner, or of any. Raises ``NotFoundError``."""
-        return await self.database.run(lambda connection: _find_batch(connection, owner, batch_id))
+        return _find_batch(connection, owner, batch_id)
 
-    async def batches(self, owner: str, page: Page) -> tuple[list[StoredBatch], bool]:
+    @transaction
+    def batches(self, connection: sqlite3.Connection, owner: str, page: Page) -> tuple[list[StoredBatch], bool]:
         """Return a page of batches, and whether there are more behind it. Raises ``NotFoundError`` for ``after``."""
-        return await self.database.run(lambda connection: _page(connection, "batches", StoredBatch, owner, page))
+        return _page(connection, "batches", StoredBatch, owner, page)
 
-    async def unfinished(self) -> list[StoredBatch]:
+    @transaction
+    def unfinished(self, connection: sqlite3.Connection) -> list[StoredBatch]:
         """Return all batches that have not ended, of all owners, in the order of their creation."""
+        rows = connection.execute("SELECT record FROM batches WHERE NOT is_final ORDER BY number")
+        return [_decode(row, StoredBatch) for row in rows]
 
-        def find(connection: sqlite3.Connection) -> list[StoredBatch]:
-            rows = connection.execute("SELECT record FROM batches WHERE NOT is_final ORDER BY number")
-            return [_decode(row, StoredBatch) for row in rows]
-
-        return await self.database.run(find)
-
-    async def advance(
-        self, batch_id: str, to: BatchStatus, results: Sequence[StoredFile] = (), **changes: Any
+    @transaction
+    def advance(
+        self,
+        connection: sqlite3.Connection,
+        /,
+        batch_id: str,
+        to: BatchStatus,
+        results: Sequence[StoredFile] = (),
+        **changes: Any,
     ) -> StoredBatch:
         """Bring a batch into a state, with other changes to it, and return it; ``results`` become files.
 
         Raises ``ConflictError`` if that state does not follow the one that it is in.
         """
-
-        def change(connection: sqlite3.Connection) -> StoredBatch:
-            batch = _find_batch(connection, None, batch_id)
-            if to not in TRANSITIONS[batch.status]:
-                raise ConflictError(f"The batch {batch_id} is {batch.status}, and cannot become {to}.")
-            for file in results:
-                _insert_file(connection, file)
-            times = {**batch.times, time_of(to): int(self.clock())}
-            return _update_batch(connection, evolve(batch, **{**changes, "status": to, "times": times}))
-
-        return await self.database.run(change)
+        batch = _find_batch(connection, None, batch_id)
+        if to not in TRANSITIONS[batch.status]:
+            raise ConflictError(f"The batch {batch_id} is {batch.status}, and cannot become {to}.")
+        for file in results:
+            _insert_file(connection, file)
+        times = {**batch.times, time_of(to): int(self.clock())}
+        return _update_batch(connection, evolve(batch, **{**changes, "status": to, "times": times}))
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Bring a batch into the state ``cancelling``, and return it; one that is, or is cancelled, stays as it is.
@@ -199,46 +215,37 @@ class BatchStore:
             return batch
         return await self.advance(batch_id, "cancelling")
 
-    async def commit(self, batch_id: str, position: Position) -> None:
+    @transaction
+    def commit(self, connection: sqlite3.Connection, batch_id: str, position: Position) -> None:
         """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
-
-        def change(connection: sqlite3.Connection) -> None:
-            batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
-            self._check_bytes(connection, batch.owner, 0)
-
-        await self.database.run(change)
+        batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
+        self._check_bytes(connection, batch.owner, 0)
 
     # -- retention --------------------------------------------------------------------------------------------------
 
-    async def remove_expired(self, retention_s: float) -> None:
+    @transaction
+    def remove_expired(self, connection: sqlite3.Connection, retention_s: float) -> None:
         """Remove files past their time and, if ``retention_s`` is not 0, files and ended batches of before that.
 
         The input of a batch that has not ended stays.
         """
         now = int(self.clock())
         before = now - retention_s if retention_s else 0.0
+        connection.execute("DELETE FROM batches WHERE is_final AND ended_at < ?", (before,))
+        connection.execute(
+            "DELETE FROM files WHERE (created_at < ? OR expires_at <= ?) "
+            "AND id NOT IN (SELECT input_file_id FROM batches WHERE NOT is_final)",
+            (before, now),
+        )
 
-        def remove(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM batches WHERE is_final AND ended_at < ?", (before,))
-            connection.execute(
-                "DELETE FROM files WHERE (created_at < ? OR expires_at <= ?) "
-                "AND id NOT IN (SELECT input_file_id FROM batches WHERE NOT is_final)",
-                (before, now),
-            )
-
-        await self.database.run(remove)
-
-    async def known_ids(self) -> set[str]:
+    @transaction
+    def known_ids(self, connection: sqlite3.Connection) -> set[str]:
         """Return the ids of all files: complete ones, and the results of batches that have not ended."""
-
-        def find(connection: sqlite3.Connection) -> set[str]:
-            ids = {row["id"] for row in connection.execute("SELECT id FROM files")}
-            for row in connection.execute("SELECT record FROM batches WHERE NOT is_final"):
-                batch = _decode(row, StoredBatch)
-                ids |= {batch.output_id, batch.error_id}
-            return ids
-
-        return await self.database.run(find)
+        ids = {row["id"] for row in connection.execute("SELECT id FROM files")}
+        for row in connection.execute("SELECT record FROM batches WHERE NOT is_final"):
+            batch = _decode(row, StoredBatch)
+            ids |= {batch.output_id, batch.error_id}
+        return ids
 
     def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
         if not self.max_stored_bytes:

@@ -1,15 +1,14 @@
 """The check of a whole input file before a batch is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from pathlib import Path
 
 from attrs import define, field
 
 from trio_pool_serve.errors import NotFoundError
 from trio_pool_serve.runs.batch_api.stored_records import BatchError
-from trio_pool_serve.runs.requests.request_lines import Line, read_window
-from trio_pool_serve.storage.durable_files import storage_errors
+from trio_pool_serve.runs.requests.request_lines import Line
+from trio_pool_serve.runs.run import Window
 
 MAX_LINES = 50_000
 """As OpenAI's."""
@@ -23,39 +22,30 @@ WINDOWS_AT_ONCE = 16
 
 @define(eq=False)
 class InputCheck:
-    """Reads the lines of a file, a part with each call of ``check_some``.
+    """Checks the lines of a file, a part with each call of ``check_some``.
 
     ``model_of`` returns the name of the model that a line's name of it stands for, ``None`` being the default, and
     raises ``NotFoundError`` for one that may not be used.
     """
 
-    path: Path
     endpoint: str
     model_of: Callable[[str | None], str]
-    max_line_bytes: int
     total: int = field(default=0, init=False)
     """Lines so far, without blank ones."""
     model: str | None = field(default=None, init=False)
     errors: list[BatchError] = field(init=False, factory=list)
-    _line: int = field(default=0, init=False)
-    _offset: int = field(default=0, init=False)
     _seen: set[bytes] = field(init=False, factory=set)
     """Digests of the custom ids, which take less memory."""
 
-    def check_some(self) -> bool:
-        """Check the next part; return whether the check has ended. Blocks. Raises ``StorageError``."""
-        with storage_errors(self.path), self.path.open("rb") as file:
-            for _ in range(WINDOWS_AT_ONCE):
-                window = read_window(file, self._line, self._offset, self.max_line_bytes)
-                if window is None:
-                    self._end()
-                    return True
-                self._line, self._offset = window.next_line, window.next_offset
-                for line in window.rows:
-                    self._check(line)
-                if len(self.errors) >= MAX_ERRORS or self.total > MAX_LINES:
-                    self._end()
-                    return True
+    def check_some(self, windows: Iterator[Window[Line]]) -> bool:
+        """Check the next windows; return whether the check has ended. Blocks. Raises ``StorageError``."""
+        for _ in range(WINDOWS_AT_ONCE):
+            window = next(windows, None)
+            for line in () if window is None else window.rows:
+                self._check(line)
+            if window is None or len(self.errors) >= MAX_ERRORS or self.total > MAX_LINES:
+                self._end()
+                return True
         return False
 
     def _end(self) -> None:

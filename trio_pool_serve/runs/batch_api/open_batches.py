@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -65,16 +65,12 @@ class OpenBatches:
         Raises ``StorageError``. Cancellation: at once, but for what a thread has begun.
         """
         file_id = new_id(FILE_PREFIX)
-        path = self.folder.upload(file_id)
-        upload = None
         try:
-            upload = Upload(file_id, await self.offload.run("files", partial(self.folder.open_upload, file_id)))
-            yield upload
+            with closing(await self.offload.run("files", partial(self.folder.open_upload, file_id))) as file:
+                yield Upload(file_id, file)
         finally:
-            if upload is not None:
-                upload.file.close()
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                self.folder.upload(file_id).unlink(missing_ok=True)
 
     @asynccontextmanager
     async def reserving(self, owner: str, announced: int = 0) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
@@ -118,8 +114,7 @@ class OpenBatches:
         )
         self._publishing.add(file.id)
         try:
-            path = self.folder.file(file.id)
-            await self.offload.run("files", partial(publish, self.folder.upload(file.id), path))
+            await self.offload.run("files", partial(publish, self.folder.upload(file.id), self.folder.file(file.id)))
             try:
                 await self.store.add_file(file)
             except Exception:

@@ -140,11 +140,8 @@ def read_lines(file: BinaryIO, max_line_bytes: int, *, has_mark: bool = True) ->
         length = len(data)
         if length <= max_line_bytes:
             yield data.removeprefix(BOM) if has_mark else data, length
-            has_mark = False
-            continue
-        is_whole = data.endswith(b"\n")
-        while not is_whole and (skipped := file.readline(SKIPPED_BYTES)):
-            length += len(skipped)
-            is_whole = skipped.endswith(b"\n")
+        else:
+            while not data.endswith(b"\n") and (data := file.readline(SKIPPED_BYTES)):
+                length += len(data)
+            yield None, length
         has_mark = False
-        yield None, length
