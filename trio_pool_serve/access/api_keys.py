@@ -28,17 +28,14 @@ RECHECK_S = 10.0
 
 @define(eq=False)
 class TokenBucket:
-    """Starts full, at a minute's worth (at least 1), and refills at ``per_minute``. May be overdrawn.
+    """Starts full, at a minute's worth (at least 1), and refills at ``per_minute``; 0 is no limit. May be overdrawn.
 
     Times are in seconds.
     """
 
-    per_minute: float
-    updated: float
-    level: float = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.level = self.capacity
+    per_minute: float = 0.0
+    updated: float = 0.0
+    used: float = field(default=0.0, init=False)
 
     @property
     def capacity(self) -> float:
@@ -47,23 +44,25 @@ class TokenBucket:
 
     def take(self, amount: float, now: float) -> None:
         """Take an amount, even if that overdraws the bucket."""
-        self._fill(now)
-        self.level -= amount
+        if self.per_minute:
+            self._fill(now)
+            self.used += amount
 
     def wait_s(self, amount: float, now: float) -> float:
         """Return the seconds until ``amount`` is available; 0 if it is."""
+        if not self.per_minute:
+            return 0.0
         self._fill(now)
-        return max(0.0, amount - self.level) * 60 / self.per_minute
+        return max(0.0, amount + self.used - self.capacity) * 60 / self.per_minute
 
     def resize(self, per_minute: float, now: float) -> None:
-        """Change the rate; the used amount stays used."""
+        """Change the rate; the used amount stays used, unless there was no limit or is none."""
         self._fill(now)
-        used = self.capacity - self.level
+        self.used = self.used if per_minute else 0.0
         self.per_minute = per_minute
-        self.level = self.capacity - used
 
     def _fill(self, now: float) -> None:
-        self.level = min(self.capacity, self.level + (now - self.updated) * self.per_minute / 60)
+        self.used = max(0.0, self.used - (now - self.updated) * self.per_minute / 60)
         self.updated = now
 
 
@@ -79,14 +78,14 @@ class KeyUsage:
 
     processes: int = 1
     running: int = 0
-    requests: TokenBucket | None = None
-    tokens: TokenBucket | None = None
+    requests: TokenBucket = field(init=False, factory=TokenBucket)
+    tokens: TokenBucket = field(init=False, factory=TokenBucket)
     max_running: int | None = None
 
     def apply(self, key: ApiKey, now: float) -> None:
         """Apply the limits of a key, which may have changed; used amounts stay used."""
-        self.requests = self._bucket(self.requests, key.requests_per_minute, now)
-        self.tokens = self._bucket(self.tokens, key.tokens_per_minute, now)
+        self.requests.resize((key.requests_per_minute or 0) / self.processes, now)
+        self.tokens.resize((key.tokens_per_minute or 0) / self.processes, now)
         limit = key.max_concurrent_requests
         self.max_running = None if limit is None else -(-limit // self.processes)
 
@@ -95,16 +94,14 @@ class KeyUsage:
         if self.max_running is not None and self.running >= self.max_running:
             raise _used_up(f"may have {self.max_running} requests at a time", BUSY_RETRY_S)
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
-            if bucket is not None and (wait_s := bucket.wait_s(1, now)):
+            if wait_s := bucket.wait_s(1, now):
                 raise _used_up(f"has used its {what} per minute", wait_s)
-        if self.requests is not None:
-            self.requests.take(1, now)
+        self.requests.take(1, now)
         self.running += 1
 
     def take_tokens(self, tokens: int) -> None:
         """Count tokens that will be computed."""
-        if self.tokens is not None:
-            self.tokens.take(tokens, trio.current_time())
+        self.tokens.take(tokens, trio.current_time())
 
     @asynccontextmanager
     async def saved_up(self, requests: int, tokens: int) -> AsyncIterator[None]:
@@ -123,25 +120,14 @@ class KeyUsage:
 
     def _take(self, requests: int, tokens: int) -> float:
         """Take from both buckets; return the seconds until neither is overdrawn."""
-        wait_s = [0.0]
-        for bucket, amount in ((self.requests, requests), (self.tokens, tokens)):
-            if bucket is not None:
-                bucket.take(amount, trio.current_time())
-                wait_s.append(bucket.wait_s(0, trio.current_time()))
-        return max(wait_s)
+        now = trio.current_time()
+        self.requests.take(requests, now)
+        self.tokens.take(tokens, now)
+        return max(self.requests.wait_s(0, now), self.tokens.wait_s(0, now))
 
     def leave(self) -> None:
         """Count a request that has ended."""
         self.running -= 1
-
-    def _bucket(self, bucket: TokenBucket | None, per_minute: int | None, now: float) -> TokenBucket | None:
-        if per_minute is None:
-            return None
-        share = per_minute / self.processes
-        if bucket is None:
-            return TokenBucket(share, now)
-        bucket.resize(share, now)
-        return bucket
 
 
 def _used_up(what: str, retry_after_s: float) -> OverloadedError:

@@ -58,7 +58,10 @@ class Database:
         try:
             return await self._thread.run(blocking, limiter=self._turn)
         except sqlite3.OperationalError as error:
-            raise storage_error(self.path, error) from error
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StorageInUseError(f"{self.path} is in use by another process.") from error
+            kind = StorageFullError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else StorageError
+            raise kind(f"{self.path}: {error}.") from error
 
     def _transact(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:
@@ -114,11 +117,3 @@ async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
             await database._in_thread(database._close)  # noqa: SLF001
         database._thread.close()  # noqa: SLF001
-
-
-def storage_error(path: Path, error: sqlite3.OperationalError) -> StorageError:
-    """Return our error for an error of SQLite's."""
-    if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StorageInUseError(f"{path} is in use by another process.")
-    kind = StorageFullError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else StorageError
-    return kind(f"{path}: {error}.")

@@ -1,6 +1,5 @@
 """One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -79,7 +78,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             log_request(request, self.app.service)
 
     async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
-        respond: Callable[[], Awaitable[None]] | None = None
+        response: HttpResponse | None = None
         if handler is None:
             quart_request = self._create_request_from_scope(send)
             self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
@@ -88,20 +87,16 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             if isinstance(response.body, bytes):
                 await response.send(send)
                 return
-            respond = partial(self._send, response, send)
         with nullcontext() if self._exchange is not None else self._request_scope:
             if isinstance(handler, StreamingHandler):
                 response = await self._response_to_stream(request, handler, receive)
-                respond = partial(self._send, response, send)
-            elif respond is None:
-                respond = partial(self._respond, request, handler, send)
             if self._exchange is not None:
                 self._exchange.deliver_to(self)
-                await respond()
+                await self._respond(request, handler, response, send)
             else:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, receive)
-                    await respond()
+                    await self._respond(request, handler, response, send)
                     nursery.cancel_scope.cancel(reason="the request has been answered")
         if self._request_scope.cancelled_caught:
             request.has_left, request.cancel_reason = True, CLIENT_LEFT
@@ -122,10 +117,12 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         await request.pieces.discard_rest(SILENCE_S)
         return response
 
-    async def _respond(self, request: HttpRequest, handler: Handler, send: Any) -> None:
-        response = await self.app.middleware.respond(request, handler)
-        if not self._body_ended:
-            await self._wait_for_body_end()
+    async def _respond(self, request: HttpRequest, handler: Handler, response: HttpResponse | None, send: Any) -> None:
+        """Send the response to a request: by default the handler's, once the body has ended or no more of it comes."""
+        if response is None:
+            response = await self.app.middleware.respond(request, handler)
+            if not self._body_ended:
+                await self._wait_for_body_end()
         await self._send(response, send)
 
     async def _send(self, response: HttpResponse, send: Any) -> None:

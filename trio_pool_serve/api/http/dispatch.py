@@ -2,6 +2,7 @@
 
 import codecs
 import math
+import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,9 +16,10 @@ from trio_pool_serve.api.http.json_body import (
     cut_payloads,
     decode_json,
     find,
+    is_quick_to_decode,
     model_named_in,
-    read_body,
     refuse_many_values,
+    require_json_type,
 )
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
@@ -134,12 +136,12 @@ class TaskHandler:
         """
         if not (self._errors_agree and request.body.is_searchable):
             return None
-        return request.body.inspect(partial(_likeness, self.service, request))
+        return _likeness(self.service, request, request.body.buffer)
 
     def refuse_undecoded(self, request: HttpRequest) -> None:
         """Raise ``OverloadedError`` if no model could take a request, or if the model that its body names cannot."""
         self._set_deadline(request)
-        request.body.inspect(partial(_refuse, self.service, request))
+        _refuse(self.service, request, request.body.buffer)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once; work that threads have begun is finished."""
@@ -182,9 +184,7 @@ class TaskHandler:
             # (python -m benchmarks.refusal_costs, "by length").
             _refuse(service, request)
             request.body.hold(reservation)
-        timeout_s = service.config.time_limits.client_timeout_s
-        refuse = partial(_refuse_before_hop, service, request)
-        decoded = await read_body(request, self.decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
+        decoded = await self._decoded(request)
         claimed_by, wire = request.claimed_by, request.wire = decoded.claimed_by, decoded.wire
         if decoded.error is not None:
             raise decoded.error
@@ -208,6 +208,22 @@ class TaskHandler:
             if not isinstance(response.body, bytes):
                 request.keep(use)
         return response
+
+    async def _decoded(self, request: HttpRequest) -> DecodedBody:
+        """Receive the body of a request, and decode it: on the loop only if it is small.
+
+        Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and ``OverloadedError``.
+        Cancellation: at once while the body arrives; decoding that has begun is finished.
+        """
+        require_json_type(request)
+        body = await request.body.take(self.service.config.time_limits.client_timeout_s)
+        if is_quick_to_decode(body):
+            return self.decode(body)
+        _refuse_before_hop(self.service, request, body)
+        began = time.perf_counter()
+        decoded = await self.service.offload.decode(request.client.number, partial(self.decode, body))
+        request.timings.waited_s += time.perf_counter() - began
+        return decoded
 
     def decode(self, body: Buffer) -> DecodedBody:
         """Return what a body asks of one of the endpoints; an error in it is returned with the endpoint."""

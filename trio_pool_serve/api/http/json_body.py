@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -14,7 +13,6 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, UnsupportedMediaTypeError
 from trio_pool_serve.prompts import EmbedsPrompt
-from trio_pool_serve.threads.offload import Offload
 
 T = TypeVar("T")
 
@@ -52,32 +50,11 @@ def model_named_in(body: Buffer | bytes) -> str | None:
     return None if found is None else found[1].decode(errors="replace")
 
 
-async def read_body(
-    request: HttpRequest,
-    decode: Callable[[Buffer], T],
-    offload: Offload,
-    *,
-    timeout_s: float,
-    before_hop: Callable[[Buffer], object],
-) -> T:
-    """Return ``decode(body)`` for a request's JSON body, called on the loop only if the body is small.
-
-    ``before_hop(body)`` is called before waiting for a thread.
-
-    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``decode`` raises.
-    Cancellation: at once while the body arrives; decoding that has begun is finished.
-    """
+def require_json_type(request: HttpRequest) -> None:
+    """Raise ``UnsupportedMediaTypeError`` if a request declares a body that is not JSON."""
     mimetype = (request.header(b"content-type") or "").partition(";")[0].strip().lower()
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
-    body = await request.body.take(timeout_s)
-    if is_quick_to_decode(body):
-        return decode(body)
-    before_hop(body)
-    began = time.perf_counter()
-    decoded = await offload.decode(request.client.number, lambda: decode(body))
-    request.timings.waited_s += time.perf_counter() - began
-    return decoded
 
 
 def is_quick_to_decode(body: Buffer) -> bool:

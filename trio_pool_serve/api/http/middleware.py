@@ -105,10 +105,8 @@ class Middleware:
         key = self._identify(request)
         if key is None:
             return
-        if request.is_forwarded:
-            request.identify(key)
-        else:
-            request.use_key(key, self._service.api_keys.usage_of(key))
+        if not request.is_forwarded:
+            request.apply_limits(self._service.api_keys.usage_of(key))
         route = request.scope.get("method", "WEBSOCKET"), request.route
         if (request.path in self._for_admins or route in self._for_admins) and not key.admin:
             raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
@@ -119,11 +117,9 @@ class Middleware:
         The request is not counted for its key.
         """
         try:
-            key = self._identify(request)
+            self._identify(request)
         except PoolServeError:
             return None  # it is answered when the request is handled
-        if key is not None:
-            request.identify(key)
         likeness = handler.likeness_of(request)
         if likeness is None:
             return None
@@ -156,7 +152,7 @@ class Middleware:
         self._refusals[same] = refusal
 
     def _identify(self, request: HttpRequest) -> ApiKey | None:
-        """Note the label of the client, and return the key of its request if one is needed there.
+        """Note the client of a request by its label or, if a key is needed there, by the key, and return that.
 
         Raises ``AuthenticationError`` if it has none.
         """
@@ -168,6 +164,7 @@ class Middleware:
         key = keys.find(request.headers)
         if key is None:
             raise AuthenticationError("The API key is missing or wrong.")
+        request.key, request.client, request.models = key, key.client, key.models
         return key
 
     def _needs_key(self, request: HttpRequest) -> bool:

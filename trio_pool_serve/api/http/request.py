@@ -124,15 +124,13 @@ class HttpRequest:
             return "deadline"
         return "refused" if self.status is not None and self.status < 500 else "failed"
 
-    def use_key(self, key: ApiKey, usage: KeyUsage) -> None:
-        """Apply the limits of a key. Raises ``OverloadedError``."""
-        self.identify(key)
-        now = trio.current_time()
-        usage.enter(now)
+    def apply_limits(self, usage: KeyUsage) -> None:
+        """Apply the limits of the request's key. Raises ``OverloadedError``."""
+        usage.enter(trio.current_time())
         self.usage = usage
-        if key.max_body_bytes is not None:
-            self.body.lower_limit(key.max_body_bytes)
-        if usage.tokens is not None:
+        if self.key is not None and self.key.max_body_bytes is not None:
+            self.body.lower_limit(self.key.max_body_bytes)
+        if usage.tokens.per_minute:
             self.timings.on_tokens = usage.take_tokens
 
     def end(self) -> None:
@@ -149,10 +147,6 @@ class HttpRequest:
         """End the use of a model with the request, for a response that is streamed."""
         use.outlives_context = True
         self._use = use
-
-    def identify(self, key: ApiKey) -> None:
-        """Note the key of the request, without its limits."""
-        self.key, self.client, self.models = key, key.client, key.models
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

@@ -4,15 +4,13 @@ import mmap
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError
 from trio_pool_serve.rendering.memory_budget import Reservation
-
-T = TypeVar("T")
 
 Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""
@@ -54,12 +52,13 @@ class RequestBody:
         self._reservation: Reservation | None = None
         self._reserved = 0
         self._refusal: OverloadedError | BodyTimeoutError | None = None
-        self._buffer: Buffer = bytearray()
+        self.buffer: Buffer = bytearray()
+        """The data that has arrived and is kept."""
         if not self._is_too_large and self.announced > MAPPED_BYTES:
             # Memory is taken as it is written to, not before.
-            self._buffer = mmap.mmap(-1, self.announced, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.buffer = mmap.mmap(-1, self.announced, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._buffer.madvise(mmap.MADV_HUGEPAGE)
+                self.buffer.madvise(mmap.MADV_HUGEPAGE)
 
     def lower_limit(self, max_bytes: int) -> None:
         """Lower the limit to ``max_bytes``, unless it is lower already."""
@@ -77,13 +76,13 @@ class RequestBody:
             self._reserve(self._reservation)
             if self._is_too_large:
                 return
-        limit = len(self._buffer) if isinstance(self._buffer, mmap.mmap) else self._max_bytes
+        limit = len(self.buffer) if isinstance(self.buffer, mmap.mmap) else self._max_bytes
         if self._length > limit:
             self._end()
-        elif isinstance(self._buffer, mmap.mmap):
-            self._buffer[begin : self._length] = data
+        elif isinstance(self.buffer, mmap.mmap):
+            self.buffer[begin : self._length] = data
         else:
-            self._buffer.extend(data)
+            self.buffer.extend(data)
 
     def hold(self, reservation: Reservation) -> None:
         """Count the body's memory as it arrives, unless it is small. If it does not fit, ``take`` raises."""
@@ -95,7 +94,7 @@ class RequestBody:
         if reservation.is_released:  # the request has ended: the rest is thrown away
             self._end()
             return
-        step = LARGE_PAGE if isinstance(self._buffer, mmap.mmap) else RESERVED_AHEAD
+        step = LARGE_PAGE if isinstance(self.buffer, mmap.mmap) else RESERVED_AHEAD
         wanted = min((self._length // step + 1) * step, self._announced or self._max_bytes)
         try:
             reservation.grow(wanted - self._reserved)
@@ -106,7 +105,7 @@ class RequestBody:
 
     def _end(self, refusal: OverloadedError | BodyTimeoutError | None = None) -> None:
         """Keep nothing of the body any longer."""
-        self._is_too_large, self._buffer, self._refusal = True, bytearray(), refusal
+        self._is_too_large, self.buffer, self._refusal = True, bytearray(), refusal
         self._complete.set()
 
     @contextmanager
@@ -148,10 +147,6 @@ class RequestBody:
         """Whether all of a body has arrived that is not too large, and of at most ``SEARCHABLE_BYTES``."""
         return self._complete.is_set() and not self._is_too_large and self._length <= SEARCHABLE_BYTES
 
-    def inspect(self, look: Callable[[Buffer], T]) -> T:
-        """Return ``look(buffer)`` for the data that has arrived and is kept."""
-        return look(self._buffer)
-
     def set_complete(self) -> None:
         """Note that all of the body has arrived."""
         self._complete.set()
@@ -177,7 +172,7 @@ class RequestBody:
             raise self._refusal
         if self._is_too_large:
             raise PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
-        body, self._buffer = self._buffer, bytearray()
+        body, self.buffer = self.buffer, bytearray()
         return body
 
 

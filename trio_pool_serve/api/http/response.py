@@ -110,19 +110,12 @@ RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 @asynccontextmanager
 async def _file_body(path: Path, begin: int, end: int, offload: Offload) -> AsyncIterator[AsyncIterator[bytes]]:
     """Return the bytes of a file from one offset to another, read in threads as they are sent."""
-    file = await offload.run("files", partial(_open_at, path, begin))
-    try:
+    with storage_errors(path):
+        file = await offload.run("files", lambda: path.open("rb"))
+    with file:
+        file.seek(begin)
         async with aclosing(_pieces(file, end - begin, offload)) as pieces:
             yield pieces
-    finally:
-        file.close()
-
-
-def _open_at(path: Path, begin: int) -> BinaryIO:
-    with storage_errors(path):
-        file = path.open("rb")
-    file.seek(begin)
-    return file
 
 
 async def _pieces(file: BinaryIO, left: int, offload: Offload) -> AsyncGenerator[bytes, None]:

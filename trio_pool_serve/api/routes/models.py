@@ -187,27 +187,35 @@ class LoadRequest(msgspec.Struct, frozen=True):
     def source(self, settings: Mapping[str, object], shared: ModelConfig) -> ModelSource:
         """Return the model to load, with ``settings`` on top of ``shared`` ones. Raises ``InvalidRequestError``."""
         name = self.name or self.model
-        if len(name) > MAX_NAME_CHARACTERS:
-            raise InvalidRequestError(
-                f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.", param="name"
-            )
-        if name == ANY_NAME:
-            raise InvalidRequestError("`*` stands for all other names: it can be one of `aliases` only.", param="name")
         names = [name, *self.aliases]
-        if len(set(names)) < len(names):
-            raise InvalidRequestError("Two of the model's names are the same.", param="aliases")
-        if not all(text.isprintable() for text in (self.model, *names)):
-            raise InvalidRequestError("Names and paths consist of printable characters.", param="name")
-        if "trust_remote_code" in settings:
-            raise InvalidRequestError(
-                "Only the server's own settings can trust a model's code, no request: --trust-remote-code.",
-                param="trust_remote_code",
-            )
         template = settings.get("chat_template")
-        if isinstance(template, str) and not JINJA.search(template):
-            raise InvalidRequestError(
-                "In a request, `chat_template` is the template itself; it has no {{, {% or {#.", param="chat_template"
-            )
+        refusals = (
+            (
+                len(name) > MAX_NAME_CHARACTERS,
+                "name",
+                f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.",
+            ),
+            (name == ANY_NAME, "name", "`*` stands for all other names: it can be one of `aliases` only."),
+            (len(set(names)) < len(names), "aliases", "Two of the model's names are the same."),
+            (
+                not "".join([self.model, *names]).isprintable(),
+                "name",
+                "Names and paths consist of printable characters.",
+            ),
+            (
+                "trust_remote_code" in settings,
+                "trust_remote_code",
+                "Only the server's own settings can trust a model's code, no request: --trust-remote-code.",
+            ),
+            (
+                isinstance(template, str) and not JINJA.search(template),
+                "chat_template",
+                "In a request, `chat_template` is the template itself; it has no {{, {% or {#.",
+            ),
+        )
+        for is_wrong, param, message in refusals:
+            if is_wrong:
+                raise InvalidRequestError(message, param=param)
         try:
             return source_of_table(name, {**settings, "model": self.model, "aliases": self.aliases}, shared)
         except ValueError as error:
