@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,12 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
 
+async def connect(url: str | httpx.URL) -> trio.SocketStream:
+    """Return a connection to a server that listens on this machine."""
+    where = httpx.URL(url)
+    return await trio.open_tcp_stream(where.host, where.port)
+
+
 @asynccontextmanager
 async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
     """Serve a scripted model on a real socket; gives the service and a client."""
@@ -22,6 +29,11 @@ async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple
         client_of(url) as client,
     ):
         yield service, client
+
+
+async def until_launching(scripted: ScriptedRunner) -> None:
+    """Wait until a batch is being computed."""
+    await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
 
 
 async def until(condition: Callable[[], object], within_s: float = 10) -> None:
@@ -52,3 +64,11 @@ async def refused(
     answer = await client.post(path, json=fields if body is None else body)
     assert answer.status_code == status, answer.text
     return answer.json()["error"]
+
+
+def key_file_of(folder: Path, keys: str) -> Path:
+    """Write a file of API keys that only its user can read."""
+    path = folder / "keys.toml"
+    path.write_text(keys)
+    path.chmod(0o600)
+    return path

@@ -9,10 +9,9 @@ import attrs
 import httpx
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving
 from tests.scripted_runner import ScriptedRunner, described
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.service import Service
 
 HEADER = "model-fingerprint"
 
@@ -37,11 +36,10 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def asked(config: Config, runner: ScriptedRunner) -> AsyncIterator[httpx.AsyncClient]:
-    config = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="m"))
-    async with running(Service(config, lambda *_: runner)) as service:
+    named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="m"))
+    async with serving(named, runner) as (service, client):
         serve_as(service, Everything())
-        async with listening(service) as url, client_of(url) as client:
-            yield client
+        yield client
 
 
 async def card_of(client: httpx.AsyncClient) -> dict[str, Any]:

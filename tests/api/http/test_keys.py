@@ -61,11 +61,19 @@ async def test_the_scope_says_which_routes_need_the_key(config, scripted, scope)
                 assert right.status_code != 401, (name, method, path)
 
 
-async def test_the_default_is_all_but_probes(config, scripted):
-    assert config.network.api_key_scope == "all"
+async def test_a_request_without_the_key_is_401_in_all_dialects_of_its_path(config, scripted):
     async with locked(config, scripted) as client:
-        assert (await ask(client, "GET", "/metrics")).status_code == 401
         assert (await ask(client, "GET", "/health")).status_code == 200
+        for path, fields in {
+            "/metrics": {"error"},
+            "/v1/embeddings": {"error", "detail"},
+            "/rerank": {"error", "detail", "error_type"},
+            "/v2/rerank": {"id", "message", "error"},
+            "/predict": {"error", "error_type"},
+        }.items():  # whose client it is, only the body would tell where several share a path
+            answer = await ask(client, "GET" if path == "/metrics" else "POST", path)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
+            assert answer.json().keys() == fields, path
 
 
 async def test_what_is_open_is_answered_whole(config, scripted):

@@ -6,15 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 import attrs
 import httpx
 import pytest
-import trio
 
-from tests.api.serving import serving
+from tests.api.serving import connect, serving
 from tests.conftest import client_of, listening, running
-from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import RouteTable
-from trio_pool_serve.app import create_app
-from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 
 VECTOR = {"input": [[7]]}
@@ -43,15 +37,12 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, **options) -> h
     return await client.request(method, url, headers=headers, **options)
 
 
-async def raw(url: str, head: str, *, body: bytes = b"") -> bytes:
-    """Return all that the server sends in answer to a request whose head is given line by line."""
-    lines = [*head.split("\n"), "Host: x", "Connection: close", "Authorization: Bearer s3cret"]
-    received = b""
-    async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+async def raw(url: str, head: str, *, body: bytes = b"", connection: str = "close") -> bytes:
+    """Return what the server sends first in answer to a request whose head is given line by line."""
+    lines = [*head.split("\n"), "Host: x", f"Connection: {connection}", "Authorization: Bearer s3cret"]
+    async with await connect(url) as stream:
         await stream.send_all("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        while more := await stream.receive_some():
-            received += more
-    return received
+        return bytes(await stream.receive_some())
 
 
 def status_of(received: bytes) -> int:
@@ -128,35 +119,27 @@ async def test_bytes_and_events_have_their_own_headers(client):
     assert "content-length" not in answer.headers
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "BREW"])
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/reset_mm_cache", "/v1//embeddings", "/embed/"])
-async def test_other_methods_of_a_post_route_are_405(client, method, path):
-    answer = await client.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
-    assert not answer.content or "error" in answer.json()
+ALLOWED = {
+    "OPTIONS, POST": ["/v1/embeddings", "/embed", "/reset_mm_cache", "/v1//embeddings", "/embed/"],
+    "GET, HEAD, OPTIONS, POST": ["/", "/ping"],
+    "GET, HEAD, OPTIONS": ["/health", "/metrics", "/v1/models", "/v1/models/org/name", "/docs", "/info"],
+}
 
 
-@pytest.mark.parametrize("path", ["/", "/ping"])
-async def test_methods_that_neither_a_probe_nor_a_task_has_are_405(client, path):
-    for method in ("PUT", "DELETE", "BREW"):
-        answer = await client.request(method, path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
-        assert "error" in answer.json()
-    options = await client.options(path)
-    assert (options.status_code, options.headers["allow"], options.content) == (200, "GET, HEAD, OPTIONS, POST", b"")
-
-
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/org/name", "/docs", "/info"])
-async def test_get_routes_answer_head_and_options_and_refuse_other_methods(client, path):
-    for method in ("POST", "PUT", "BREW"):
-        answer = await client.request(method, path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
-    options = await client.options(path)
-    assert (options.status_code, options.headers["allow"], options.content) == (200, "GET, HEAD, OPTIONS", b"")
-    head, full = await client.head(path), await client.get(path)
-    assert (head.status_code, head.headers["content-type"]) == (full.status_code, full.headers["content-type"])
-    assert head.content == b""
-    assert full.content
+@pytest.mark.parametrize("allowed", ALLOWED)
+async def test_routes_answer_head_as_get_and_options_and_refuse_other_methods(client, allowed):
+    for path in ALLOWED[allowed]:
+        options = await client.options(path)
+        assert (options.status_code, options.headers["allow"], options.content) == (200, allowed, b"")
+        for method in {"GET", "HEAD", "POST", "PUT", "DELETE", "BREW"}.difference(allowed.split(", ")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed), (method, path)
+            assert not answer.content if method == "HEAD" else "error" in answer.json()
+        if "GET" in allowed:
+            head, full = await client.head(path), await client.get(path)
+            assert (head.status_code, head.headers["content-type"]) == (full.status_code, full.headers["content-type"])
+            assert head.content == b""
+            assert full.content
 
 
 async def test_options_of_what_is_not_there_are_404(client):
@@ -221,36 +204,12 @@ async def test_a_body_is_framed_in_one_way(url):
     assert status_of(await raw(url, f"{head}\nContent-Length: {len(body)}", body=body)) == 400
 
 
-HANDSHAKE = (
-    "GET {path} HTTP/1.1\nUpgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
-)
-
-
 async def test_websockets_are_refused(guarded):
+    upgrade = "Upgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     async with listening(guarded) as url:
         for path, status in {"/": 405, "/v1/embeddings": 405, "/health": 405, "/nothing": 404}.items():
-            head = HANDSHAKE.format(path=path)
-            async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
-                lines = [*head.split("\n"), "Host: x", "Connection: Upgrade", "Authorization: s3cret", "", ""]
-                await stream.send_all("\r\n".join(lines).encode())
-                assert status_of(bytes(await stream.receive_some())) == status, path
-
-
-async def test_an_error_in_a_group_with_a_cancellation_is_answered_as_itself(guarded):
-    async def fail(_: HttpRequest) -> HttpResponse:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trio.sleep_forever)
-                scope.cancel(reason="as a deadline does")
-                raise InvalidRequestError("It is wrong all the same.")
-        raise AssertionError
-
-    app = create_app(guarded.config, guarded)
-    app.routes = RouteTable({("POST", "/v1/embeddings"): fail})
-    async with listening(guarded, app) as url, client_of(url) as client:
-        answer = await ask(client, "POST", "/v1/embeddings", json=VECTOR)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "It is wrong all the same."
+            head = f"GET {path} HTTP/1.1\n{upgrade}"
+            assert status_of(await raw(url, head, connection="Upgrade")) == status, path
 
 
 async def test_what_is_counted_is_counted_once(guarded):

@@ -7,6 +7,7 @@ import pytest
 import trio
 from quart import Blueprint, Response, abort, redirect, request, websocket
 
+from tests.api.serving import connect
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import InvalidRequestError
@@ -23,21 +24,12 @@ async def guarded(config, scripted) -> AsyncIterator[Service]:
         yield service
 
 
-class OneLineThenSilence:
-    def __init__(self, left: trio.Event) -> None:
-        self.lines = ["line\n"]
-        self.left = left
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self) -> str:
-        if self.lines:
-            return self.lines.pop()
-        try:
-            await trio.sleep_forever()
-        finally:
-            self.left.set()
+async def one_line_then_silence(left: trio.Event) -> AsyncIterator[str]:
+    yield "line\n"
+    try:
+        await trio.sleep_forever()
+    finally:
+        left.set()
 
 
 def blueprint(left: trio.Event) -> Blueprint:
@@ -72,7 +64,7 @@ def blueprint(left: trio.Event) -> Blueprint:
 
     @routes.get("/endless")
     async def endless():
-        return Response(OneLineThenSilence(left))
+        return Response(one_line_then_silence(left))
 
     @routes.websocket("/socket")
     async def socket():
@@ -121,7 +113,7 @@ async def test_a_stream_ends_when_its_client_disconnects(guarded):
     left = trio.Event()
     app.register_blueprint(blueprint(left))
     async with listening(guarded, app) as url:
-        async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+        async with await connect(url) as stream:
             await stream.send_all(b"GET /mine/endless HTTP/1.1\r\nHost: x\r\nAuthorization: s3cret\r\n\r\n")
             received = b""
             while b"line" not in received:
@@ -139,9 +131,6 @@ async def test_websockets_pass_authentication(guarded, key, status):
         b"GET /mine/socket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: %b\r\n\r\n"
     )
-    async with (
-        listening(guarded, app) as url,
-        await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream,
-    ):
+    async with listening(guarded, app) as url, await connect(url) as stream:
         await stream.send_all(handshake % key)
         assert (await stream.receive_some()).split(b" ", 2)[1] == status
