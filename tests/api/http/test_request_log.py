@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 import attrs
-import httpx
 import pytest
 import trio
 
-from tests.api.serving import serving, until
-from tests.conftest import client_of, running
+from tests.api.serving import serving, until, until_launching
+from tests.conftest import client_of, running, wait_idle
 from tests.tables import each
 from trio_pool_serve.service import Service
 
@@ -51,6 +50,7 @@ async def test_an_event_tells_who_asked_for_what_and_where_the_time_went(client,
 @each(
     ("send", "route", "status", "outcome", "error"),
     [
+        (("SECRET", "/v1/embeddings"), "/v1/embeddings", 405, "refused", "MethodNotAllowedError"),
         (("GET", "/health"), "/health", 200, "answered", None),
         (("GET", "/v1/models/a/b"), "/v1/models/{name}", 404, "refused", "NotFoundError"),
         (("GET", "/nothing/SECRET"), "other", 404, "refused", "NotFound"),
@@ -69,40 +69,40 @@ async def test_outcomes(client, caplog, send, route, status, outcome, error):
     event = await only_event(caplog)
     assert (event.route, event.status, event.outcome, event.error) == (route, status, outcome, error)
     assert answer.status_code == status
+    assert event.method == ("other" if method == "SECRET" else method)
     assert event.levelname == "INFO"
     assert "SECRET" not in str(vars(event))
 
 
-async def test_methods_that_a_client_has_made_up_are_not_written(client, caplog):
-    await client.request("SECRET", "/v1/embeddings")
+def fail(_):
+    raise ValueError("SECRET")
+
+
+async def test_a_deadline_a_failed_batch_and_a_drain_are_outcomes(client, scripted, service, caplog):
+    scripted.gate.clear()
+    answer = await client.post("/v1/embeddings", json=EMBED, headers={"x-request-timeout": "0.05"})
+    scripted.gate.set()
     event = await only_event(caplog)
-    assert (event.method, event.status) == ("other", 405)
-
-
-async def test_a_batch_that_fails_is_a_failure(client, scripted, caplog):
-    def fail(_):
-        raise ValueError("SECRET")
-
+    assert (answer.status_code, event.status, event.outcome) == (504, 504, "deadline")
+    await wait_idle(service)
+    caplog.clear()
     scripted.on_launch = fail
     assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 500
     event = await only_event(caplog)
     assert (event.outcome, event.error, event.levelname) == ("failed", "BatchFailedError", "WARNING")
-
-
-async def test_a_deadline_is_an_outcome(client, scripted, caplog):
-    scripted.gate.clear()
-    answer = await client.post("/v1/embeddings", json=EMBED, headers={"x-request-timeout": "0.05"})
-    scripted.gate.set()
-    assert answer.status_code == 504
-    event = await only_event(caplog)
-    assert (event.status, event.outcome) == (504, "deadline")
-
-
-async def test_a_drain_is_an_outcome(client, service, caplog):
+    caplog.clear()
     service.draining = True
     assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 503
-    event = await only_event(caplog)
-    assert event.outcome == "drained"
+    assert (await only_event(caplog)).outcome == "drained"
+
+
+async def test_without_the_access_log_only_failures_are_logged(config, scripted, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving(config, scripted) as (_service, client):
+        assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 200
+        scripted.on_launch = fail
+        assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 500
+    assert [event.status for event in events(caplog)] == [500]
 
 
 async def leave_early(url: str, scripted, body: dict, *, after_head: bool) -> None:
@@ -110,11 +110,11 @@ async def leave_early(url: str, scripted, body: dict, *, after_head: bool) -> No
         if after_head:
             async with client.stream("POST", "/v1/embeddings", json=body) as streamed:
                 assert streamed.status_code == 200
-                await trio.to_thread.run_sync(scripted.launching.wait)
+                await until_launching(scripted)
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(client.post, "/v1/embeddings", json=body))
-            await trio.to_thread.run_sync(scripted.launching.wait)
+            await until_launching(scripted)
             nursery.cancel_scope.cancel(reason="the test leaves")
 
 
@@ -127,20 +127,3 @@ async def test_a_client_that_leaves_is_told_from_one_that_was_answered(url, scri
     assert (event.status, event.outcome) == (status, "client left")
     assert event.cancel_reason == "the client has disconnected"
     assert (event.rows, event.tokens) == (2, 4)
-
-
-async def test_without_the_access_log_only_failures_are_logged(config, scripted, caplog):
-    caplog.set_level(logging.INFO)
-    async with serving(config, scripted) as (_service, client):
-        assert (await post(client)).status_code == 200
-
-        def fail(_):
-            raise ValueError("SECRET")
-
-        scripted.on_launch = fail
-        assert (await post(client)).status_code == 500
-    assert [event.status for event in events(caplog)] == [500]
-
-
-async def post(client: httpx.AsyncClient) -> httpx.Response:
-    return await client.post("/v1/embeddings", json=EMBED)

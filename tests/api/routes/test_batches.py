@@ -1,7 +1,8 @@
 """OpenAI's Files and Batch API with OpenAI's client, over real sockets."""
 
-import functools
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -10,8 +11,8 @@ import openai
 import pytest
 import trio
 
-from tests.api.serving import serving
-from tests.conftest import client_of, listening, running
+from tests.api.serving import key_file_of, serving
+from tests.conftest import client_of
 from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line
 from trio_pool_serve.access import api_keys
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
@@ -26,24 +27,37 @@ def config(scripted_folder: Path, tmp_path: Path) -> Config:
     )
 
 
-def client_at(url: str, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+@asynccontextmanager
+async def asked_by(config: Config, scripted, *keys: str) -> AsyncIterator[tuple[Service, list[openai.AsyncOpenAI]]]:
+    """Serve; gives the service, and a client for each key."""
+    async with serving(config, scripted) as (service, http), AsyncExitStack() as stack:
+        url = f"{str(http.base_url).removesuffix('/')}/v1"
+        clients = [openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) for key in keys]
+        yield service, [await stack.enter_async_context(client) for client in clients]
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_at(url) as one:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
         yield one
+
+
+def rows(number: int) -> bytes:
+    return encoded([line(each) for each in range(number)])
 
 
 async def uploaded(client: openai.AsyncOpenAI, content: bytes, **options) -> openai.types.FileObject:
     return await client.files.create(file=("rows.jsonl", content), purpose="batch", **options)
 
 
+async def created_for(client: openai.AsyncOpenAI, file_id: str, **options) -> openai.types.Batch:
+    return await client.batches.create(
+        **{"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h", **options}
+    )
+
+
 async def created(client: openai.AsyncOpenAI, content: bytes, **options) -> openai.types.Batch:
-    file = await uploaded(client, content)
-    options = {"endpoint": ENDPOINT, "completion_window": "24h"} | options
-    return await client.batches.create(input_file_id=file.id, **options)
+    return await created_for(client, (await uploaded(client, content)).id, **options)
 
 
 async def ended(client: openai.AsyncOpenAI, batch: openai.types.Batch) -> openai.types.Batch:
@@ -60,12 +74,9 @@ async def content_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[di
 
 
 async def test_a_batch_of_the_client_of_openai_is_computed(client):
-    rows = 600
-    file = await uploaded(client, encoded([line(number) for number in range(rows)]))
+    file = await uploaded(client, rows(600))
     assert (file.filename, file.purpose, file.object) == ("rows.jsonl", "batch", "file")
-    batch = await client.batches.create(
-        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h", metadata={"a": "b"}
-    )
+    batch = await created_for(client, file.id, metadata={"a": "b"})
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"a": "b"})
     assert batch.expires_at == batch.created_at + 24 * 3600
     batch = await ended(client, batch)
@@ -73,29 +84,28 @@ async def test_a_batch_of_the_client_of_openai_is_computed(client):
     assert batch.error_file_id is None
     assert batch.model == "model"
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (rows, rows, 0)
+    assert (counts.total, counts.completed, counts.failed) == (600, 600, 0)
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
     results = await content_of(client, batch.output_file_id)
-    assert [result["custom_id"] for result in results] == [f"row-{number}" for number in range(rows)]
+    assert [result["custom_id"] for result in results] == [f"row-{number}" for number in range(600)]
     direct = await client.embeddings.create(model="model", input="w3 hello world")
     body = results[3]["response"]["body"]
     assert body["data"][0]["embedding"] == direct.data[0].embedding
     assert body["usage"]["prompt_tokens"] == direct.usage.prompt_tokens
     assert body["created"] == file.created_at
     assert {result["response"]["status_code"] for result in results} == {200}
-    assert len({result["id"] for result in results}) == rows
-    assert batch.usage.input_tokens == batch.usage.total_tokens == rows * direct.usage.total_tokens
+    assert len({result["id"] for result in results}) == 600
+    assert batch.usage.input_tokens == batch.usage.total_tokens == 600 * direct.usage.total_tokens
     output = await client.files.retrieve(batch.output_file_id)
     assert output.purpose == "batch_output"
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
 async def test_two_batches_of_one_file_have_the_same_bytes(client):
-    file = await uploaded(client, encoded([line(number) for number in range(300)]))
+    file = await uploaded(client, rows(300))
     contents = []
     for _ in range(2):
-        batch = await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-        batch = await ended(client, batch)
+        batch = await ended(client, await created_for(client, file.id))
         contents.append((await client.files.content(batch.output_file_id)).content)
     assert contents[0] == contents[1]
 
@@ -109,10 +119,7 @@ async def test_lines_that_fail_are_in_a_file_of_errors(client):
     assert (failure["custom_id"], failure["response"]["status_code"], failure["error"]) == ("row-1", 400, None)
     assert "dimensions" in failure["response"]["body"]["error"]["message"]
     assert [result["custom_id"] for result in await content_of(client, batch.output_file_id)] == ["row-0", "row-2"]
-
-
-async def test_a_batch_all_of_whose_lines_fail_is_completed_without_an_output(client):
-    batch = await ended(client, await created(client, encoded([line(0, dimensions=10_000)])))
+    batch = await ended(client, await created(client, encoded(lines[1:2])))
     assert (batch.status, batch.output_file_id) == ("completed", None)
     assert len(await content_of(client, batch.error_file_id)) == 1
 
@@ -141,11 +148,7 @@ WRONG = {
 
 async def test_bad_input_is_a_batch_that_fails_and_says_which_lines_are_wrong(config, scripted, subtests):
     config = attrs.evolve(config, network=NetworkConfig(max_body_bytes=8192))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_at(url) as client,
-    ):
+    async with asked_by(config, scripted, "none") as (_, (client,)):
         for name, (content, errors) in WRONG.items():
             with subtests.test(name):
                 batch = await ended(client, await created(client, content))
@@ -157,13 +160,13 @@ async def test_bad_input_is_a_batch_that_fails_and_says_which_lines_are_wrong(co
 
 
 async def test_more_lines_than_a_batch_may_have_fail_it(client):
-    batch = await ended(client, await created(client, encoded([line(number) for number in range(50_001)])))
+    batch = await ended(client, await created(client, rows(50_001)))
     assert batch.status == "failed"
     assert [error.code for error in batch.errors.data] == ["too_many_tasks"]
 
 
 async def test_requests_that_are_wrong_are_refused(client):
-    file = await uploaded(client, encoded([line(0)]))
+    file = await uploaded(client, rows(1))
     wrong = {
         "endpoint": {"endpoint": "/v1/chat/completions"},
         "completion_window": {"completion_window": "soon"},
@@ -171,20 +174,20 @@ async def test_requests_that_are_wrong_are_refused(client):
         "metadata": {"metadata": {"k" * 65: "v"}},
     }
     for param, changes in wrong.items():
-        options = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"} | changes
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.batches.create(**options)
+            await created_for(client, file.id, **changes)
         assert caught.value.body["param"] == param
-    with pytest.raises(openai.NotFoundError):
-        await client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h")
     with pytest.raises(openai.BadRequestError):
         await client.files.create(file=("x", b"{}"), purpose="fine-tune")
-    for missing in (client.files.retrieve, client.files.content, client.files.delete):
+    await assert_missing(client, "file-0", "batch_0")
+
+
+async def assert_missing(client: openai.AsyncOpenAI, file_id: str, batch_id: str) -> None:
+    methods = [client.files.retrieve, client.files.content, client.files.delete, partial(created_for, client)]
+    asked = [partial(method, file_id) for method in methods]
+    for missing in (*asked, partial(client.batches.retrieve, batch_id), partial(client.batches.cancel, batch_id)):
         with pytest.raises(openai.NotFoundError):
-            await missing("file-0")
-    for missing in (client.batches.retrieve, client.batches.cancel):
-        with pytest.raises(openai.NotFoundError):
-            await missing("batch_0")
+            await missing()
 
 
 async def test_lists_are_paged(client):
@@ -195,10 +198,7 @@ async def test_lists_are_paged(client):
     page = await client.files.list(limit=2, after=ids[3])
     assert ([file.id for file in page.data], page.has_more) == ([ids[2], ids[1]], True)
     assert [file.id async for file in client.files.list(purpose="batch_output")] == []
-    batches = []
-    for file_id in ids[:3]:
-        options = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
-        batches.append((await client.batches.create(**options)).id)
+    batches = [(await created_for(client, file_id)).id for file_id in ids[:3]]
     assert [batch.id async for batch in client.batches.list(limit=1)] == batches[::-1]
 
 
@@ -206,7 +206,7 @@ async def test_nothing_is_on_the_disk_before_the_first_upload(client, config):
     assert (await client.files.list()).data == []
     assert (await client.batches.list()).data == []
     with pytest.raises(openai.NotFoundError):
-        await client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h")
+        await created_for(client, "file-0")
     assert not config.batch.data_dir.exists()
     await uploaded(client, b"{}")
     for folder in (config.batch.data_dir, config.batch.data_dir / "files", config.batch.data_dir / "uploads"):
@@ -215,7 +215,7 @@ async def test_nothing_is_on_the_disk_before_the_first_upload(client, config):
 
 async def test_a_deleted_file_is_gone_and_one_that_is_read_stays(client, config, scripted):
     scripted.gate.clear()
-    batch = await created(client, encoded([line(0)]))
+    batch = await created(client, rows(1))
     with pytest.raises(openai.ConflictError):
         await client.files.delete(batch.input_file_id)
     scripted.gate.set()
@@ -227,19 +227,16 @@ async def test_a_deleted_file_is_gone_and_one_that_is_read_stays(client, config,
 
 
 async def test_an_idempotency_key_creates_one_batch(client):
-    file = await uploaded(client, encoded([line(0)]))
-    create = functools.partial(
-        client.batches.create, input_file_id=file.id, endpoint=ENDPOINT, extra_headers={"Idempotency-Key": "k"}
-    )
-    first, second = await create(completion_window="24h"), await create(completion_window="24h")
-    assert first.id == second.id
+    file = await uploaded(client, rows(1))
+    create = partial(created_for, client, file.id, extra_headers={"Idempotency-Key": "k"})
+    assert (await create()).id == (await create()).id
     with pytest.raises(openai.ConflictError):
         await create(completion_window="25h")
     assert len((await client.batches.list()).data) == 1
 
 
 async def test_a_cancelled_batch_keeps_what_was_committed(client, scripted, service):
-    batch = await created(client, encoded([line(number) for number in range(2000)]))
+    batch = await created(client, rows(2000))
     with trio.fail_after(60):
         while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -255,19 +252,15 @@ async def test_a_cancelled_batch_keeps_what_was_committed(client, scripted, serv
     assert [result["custom_id"] for result in results] == [f"row-{number}" for number in range(len(results))]
     assert batch.request_counts.completed == len(results)
     assert batch.error_file_id is None
-    again = await client.batches.cancel(batch.id)
-    assert again.status == "cancelled"
-
-
-async def test_a_batch_that_has_ended_cannot_be_cancelled(client):
-    batch = await ended(client, await created(client, encoded([line(0)])))
+    assert (await client.batches.cancel(batch.id)).status == "cancelled"
+    completed = await ended(client, await created(client, rows(1)))
     with pytest.raises(openai.ConflictError):
-        await client.batches.cancel(batch.id)
+        await client.batches.cancel(completed.id)
 
 
 async def test_a_batch_that_expires_has_the_other_lines_among_its_errors(client, scripted, service):
     scripted.gate.clear()
-    batch = await created(client, encoded([line(number) for number in range(700)]), completion_window="1m")
+    batch = await created(client, rows(700), completion_window="1m")
     with trio.fail_after(60):
         while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -314,23 +307,10 @@ async def test_files_may_expire(client):
 
 async def test_what_one_key_has_does_not_exist_for_another(config, scripted):
     config = attrs.evolve(config, network=NetworkConfig(api_key="one,two"))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_at(url, "one") as one,
-        client_at(url, "two") as two,
-        client_at(url, "three") as unknown,
-    ):
-        batch = await ended(one, await created(one, encoded([line(0)])))
+    async with asked_by(config, scripted, "one", "two", "three") as (_, (one, two, unknown)):
+        batch = await ended(one, await created(one, rows(1)))
         for file_id in (batch.input_file_id, batch.output_file_id):
-            for method in (two.files.retrieve, two.files.content, two.files.delete):
-                with pytest.raises(openai.NotFoundError):
-                    await method(file_id)
-        for method in (two.batches.retrieve, two.batches.cancel):
-            with pytest.raises(openai.NotFoundError):
-                await method(batch.id)
-        with pytest.raises(openai.NotFoundError):
-            await two.batches.create(input_file_id=batch.input_file_id, endpoint=ENDPOINT, completion_window="24h")
+            await assert_missing(two, file_id, batch.id)
         assert (await two.files.list()).data == []
         assert (await two.batches.list()).data == []
         assert len((await one.files.list()).data) == 2
@@ -342,22 +322,17 @@ async def test_quotas_are_of_each_key(config, scripted, monkeypatch):
     monkeypatch.setattr(batch_store, "MAX_UNFINISHED", 1)
     batch_config = attrs.evolve(config.batch, max_stored_bytes=3000)
     config = attrs.evolve(config, network=NetworkConfig(api_key="one,two"), batch=batch_config)
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_at(url, "one") as one,
-        client_at(url, "two") as two,
-    ):
+    async with asked_by(config, scripted, "one", "two") as (_, (one, two)):
         scripted.gate.clear()
-        first = await created(one, encoded([line(0)]))
+        first = await created(one, rows(1))
         with pytest.raises(openai.PermissionDeniedError, match="unfinished"):
-            await created(one, encoded([line(0)]))
+            await created(one, rows(1))
         with pytest.raises(openai.PermissionDeniedError, match="3000 bytes"):
             await uploaded(one, b"x" * 3000)
         await uploaded(two, b"x" * 2000)
         scripted.gate.set()
         await ended(one, first)
-        await created(one, encoded([line(0)]))
+        await created(one, rows(1))
 
 
 LIMITED = """
@@ -374,21 +349,13 @@ async def test_a_batch_waits_for_the_limits_of_its_key_and_no_other_batch_for_it
 ):
     """Not a token is computed before it has been saved up for; the wait ends with the batch, or with the limit."""
     monkeypatch.setattr(api_keys, "RECHECK_S", 0.01)
-    path = tmp_path / "keys.toml"
-    path.write_text(LIMITED)
-    path.chmod(0o600)
+    path = key_file_of(tmp_path, LIMITED)
     config = attrs.evolve(config, network=NetworkConfig(api_keys_file=path))
-    lines = encoded([line(number) for number in range(600)])
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_at(url, "limited-key") as limited,
-        client_at(url, "free-key") as free,
-    ):
-        small = await ended(limited, await created(limited, encoded([line(0)])))
+    async with asked_by(config, scripted, "limited-key", "free-key") as (service, (limited, free)):
+        small = await ended(limited, await created(limited, rows(1)))
         assert small.status == "completed"
-        waiting, cancelled = [await created(limited, lines) for _ in range(2)]
-        done = await ended(free, await created(free, lines))
+        waiting, cancelled = [await created(limited, rows(600)) for _ in range(2)]
+        done = await ended(free, await created(free, rows(600)))
         assert done.status == "completed"
         tokens = sum(row.tokens for batch in scripted.batches for row in batch.requests)
         assert tokens == done.usage.total_tokens + small.usage.total_tokens

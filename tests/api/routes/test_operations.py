@@ -10,9 +10,10 @@ import pytest
 import trio
 
 import trio_pool_serve
-from tests.api.serving import serving, until
-from tests.conftest import client_of, listening, running
+from tests.api.serving import serving, until, until_launching
+from tests.conftest import client_of, listening
 from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
 from trio_pool_serve.config import ThreadsConfig, computing_config
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
@@ -51,10 +52,6 @@ def test_probes_are_told_for_every_state():
     assert set(PROBES) == set(get_args(ServiceState))
 
 
-async def test_probes_answer_a_ready_server(client):
-    await assert_probes(client, "ready")
-
-
 async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, scripted):
     loaded = threading.Event()
 
@@ -82,7 +79,7 @@ async def test_liveness_does_not_wait_behind_compute(client, scripted, service):
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": ["hello"] * 100}))
-        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        await until_launching(scripted)
         for path in ("/livez", "/readyz", "/health", "/ping", "/", "/load", "/metrics"):
             assert (await client.get(path)).status_code == 200
         assert service.default.engine.statistics().in_flight_batches == 1
@@ -107,17 +104,16 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
                     await assert_probes(client, "dead")
 
 
-async def test_a_draining_server_takes_no_new_work(client, service):
+async def test_a_server_that_would_refuse_requests_is_not_ready_and_a_draining_one_takes_no_new_work(
+    client, service, monkeypatch
+):
+    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
+    await assert_probes(client, "overloaded")
     service.draining = True
     await assert_probes(client, "draining")
     answer = await client.post("/v1/embeddings", json={"input": "hello"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "5"
-
-
-async def test_a_server_that_would_refuse_requests_is_not_ready(client, service, monkeypatch):
-    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
-    await assert_probes(client, "overloaded")
 
 
 async def test_a_server_whose_engines_are_all_shared_with_others_stays_ready_while_it_refuses_requests(
@@ -147,7 +143,7 @@ async def wedged(service: Service, scripted: ScriptedRunner) -> AsyncIterator[No
     scripted.launching.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.default.engine.submit, PROBE)
-        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        await until_launching(scripted)
         yield
         scripted.gate.set()
 
@@ -171,19 +167,18 @@ def know_probe(service: Service) -> None:
     worker.facts = attrs.evolve(worker.facts, probe_request=PROBE)
 
 
-@pytest.mark.parametrize("query", ["deep", "deep=1", "deep=true"])
-async def test_a_deep_probe_computes_one_row(client, service, scripted, query):
+@each(
+    ("path", "computes"),
+    [
+        *((f"/readyz?{query}", True) for query in ("deep", "deep=1", "deep=true")),
+        *((path, False) for path in ("/readyz", "/readyz?deep=false", "/readyz?deeper=1", "/livez?deep=1")),
+    ],
+)
+async def test_a_deep_probe_computes_one_row_and_others_none(client, service, scripted, path, computes):
     know_probe(service)
-    answer = await client.get(f"/readyz?{query}")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
-    assert scripted.batches[-1].requests == (PROBE,)
-
-
-@pytest.mark.parametrize("path", ["/readyz", "/readyz?deep=false", "/readyz?deeper=1", "/livez?deep=1"])
-async def test_other_probes_compute_nothing(client, service, scripted, path):
-    know_probe(service)
+    scripted.batches.clear()
     assert (await client.get(path)).status_code == 200
-    assert scripted.batches == []
+    assert [batch.requests for batch in scripted.batches] == [(PROBE,)] * computes
 
 
 async def test_many_deep_probes_share_one_row(url, service, scripted):
@@ -198,7 +193,7 @@ async def test_many_deep_probes_share_one_row(url, service, scripted):
     async with trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(probe)
-        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        await until_launching(scripted)
         scripted.gate.set()
     await probe()
     assert statuses == [200] * 11
@@ -218,24 +213,19 @@ async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_
         assert service.default.engine.statistics().queued_rows == 0
 
 
-async def test_a_deep_probe_tells_that_rows_fail(client, service, scripted):
+async def test_a_deep_probe_tells_that_rows_fail_or_that_numbers_are_not_finite(client, service, scripted):
     know_probe(service)
 
     def fail(batch):
         raise ValueError("broken")
 
-    scripted.on_launch = fail
-    answer = await client.get("/readyz?deep=true")
-    assert (answer.status_code, answer.json()["status"]) == (503, "failing")
-    assert "broken" not in answer.text
-
-
-async def test_a_deep_probe_tells_that_numbers_are_not_finite(client, service, scripted):
-    know_probe(service)
-    scripted.on_launch = lambda batch: CopiedBatch([(np.array([np.nan], dtype=np.float32),)] * len(batch.requests))
-    answer = await client.get("/readyz?deep=true")
-    assert (answer.status_code, answer.json()["status"]) == (503, "failing")
-    assert "not finite" in answer.json()["reason"]
+    not_finite = (np.array([np.nan], dtype=np.float32),)
+    for on_launch, reason in ((fail, ""), (lambda batch: CopiedBatch([not_finite]), "not finite")):
+        scripted.on_launch = on_launch
+        answer = await client.get("/readyz?deep=true")
+        assert (answer.status_code, answer.json()["status"]) == (503, "failing")
+        assert reason in answer.json()["reason"]
+        assert "broken" not in answer.text
 
 
 async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, service, scripted):
@@ -243,7 +233,7 @@ async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, servic
     scripted.gate.clear()
     async with client_of(url) as client, trio.open_nursery() as leaving:
         leaving.start_soon(client.get, "/readyz?deep=true")
-        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        await until_launching(scripted)
         leaving.cancel_scope.cancel()
     scripted.gate.set()
     async with client_of(url) as client:
@@ -251,58 +241,43 @@ async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, servic
     assert scripted.rows == [1]
 
 
-STAGES = ("render_wait", "render", "encode", "request", "loop_lag")
-SIZES = ("batch_rows", "batch_tokens", "padding_waste")
-
-
 def samples(text: str) -> dict[str, float]:
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
-    return {name: float(value) for name, value in lines}
+    return {name.removeprefix("trio_pool_serve_"): float(value) for name, value in lines}
 
 
-BY_MODEL = ("queue_seconds", "forward_seconds", "copy_wait_seconds", *SIZES)
-
-
-async def test_every_metric_is_there_before_the_first_request(client, config):
+async def test_every_metric_is_there_before_the_first_request_and_counts_what_happens(client, config):
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
-    found = samples(answer.text)
-    for stage in STAGES:
-        assert f'trio_pool_serve_{stage}_seconds_bucket{{le="0.00025"}}' in found, stage
-        if stage != "loop_lag":
-            assert found[f"trio_pool_serve_{stage}_seconds_count"] == 0, stage
-    for name in BY_MODEL:
-        assert found[f'trio_pool_serve_{name}_count{{model="{config.models[0]}"}}'] == 0, name
+    found, of_model = samples(answer.text), f'model="{config.models[0]}"'
+    for stage in ("render_wait", "render", "encode", "request", "loop_lag"):
+        assert f'{stage}_seconds_bucket{{le="0.00025"}}' in found, stage
+        assert stage == "loop_lag" or found[f"{stage}_seconds_count"] == 0, stage
+    sizes = ("batch_rows", "batch_tokens", "padding_waste")
+    for name in ("queue_seconds", "forward_seconds", "copy_wait_seconds", *sizes):
+        assert found[f"{name}_count{{{of_model}}}"] == 0, name
     for of in FAULTS:
-        assert found[f'trio_pool_serve_faults_total{{model="{config.models[0]}",of="{of}"}}'] == 0
-    assert found[f'trio_pool_serve_busy_seconds_total{{model="{config.models[0]}"}}'] >= 0
-    assert found["trio_pool_serve_requests_total"] == 0
+        assert found[f'faults_total{{{of_model},of="{of}"}}'] == 0
+    assert found[f"busy_seconds_total{{{of_model}}}"] >= 0
+    assert found["requests_total"] == 0
     for kind in ("render", "postprocess", "launch", "copy"):
-        assert found[f'trio_pool_serve_limiter_capacity{{of="{kind}"}}'] >= 1
-    assert found[f'trio_pool_serve_engine{{model="{config.models[0]}",of="ready"}}'] == 1
-
-
-async def test_metrics_count_what_happened(client, config):
+        assert found[f'limiter_capacity{{of="{kind}"}}'] >= 1
+    assert found[f'engine{{{of_model},of="ready"}}'] == 1
     await client.post("/v1/embeddings", json={"input": ["hello world", "hello"]})
     await client.post("/v1/embeddings", json={"input": []})
     found = samples((await client.get("/metrics")).text)
-    for stage, count in {"render_wait": 1, "render": 1, "encode": 1, "request": 1}.items():
-        assert found[f"trio_pool_serve_{stage}_seconds_count"] == count, stage
-    assert found[f'trio_pool_serve_queue_seconds_count{{model="{config.models[0]}"}}'] == 2
-    assert found[f'trio_pool_serve_batch_tokens_sum{{model="{config.models[0]}"}}'] >= 7
-    assert found["trio_pool_serve_requests_total"] == 2
-    assert found["trio_pool_serve_request_failures_total"] == 1
-    assert found['trio_pool_serve_tasks{of="living"}'] >= 10, "of the listener, the service and this request"
+    for stage in ("render_wait", "render", "encode", "request"):
+        assert found[f"{stage}_seconds_count"] == 1, stage
+    assert found[f"queue_seconds_count{{{of_model}}}"] == 2
+    assert found[f"batch_tokens_sum{{{of_model}}}"] >= 7
+    assert (found["requests_total"], found["request_failures_total"]) == (2, 1)
+    assert found['tasks{of="living"}'] >= 10, "of the listener, the service and this request"
 
 
-async def test_load_tells_engines_and_limiters(client, config):
+async def test_load_tells_engines_and_limiters_and_counts_running_requests_for_tasks(client, config, scripted, service):
     load = (await client.get("/load")).json()
-    assert load["models"][config.models[0]]["state"] == "ready"
+    assert (load["models"][config.models[0]]["state"], load["server_load"]) == ("ready", 0)
     assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
-    assert load["server_load"] == 0
-
-
-async def test_load_counts_the_requests_for_tasks_that_are_running(client, scripted, service):
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -317,13 +292,12 @@ async def test_load_counts_the_requests_for_tasks_that_are_running(client, scrip
 
 async def test_processes_that_render_templates_are_told_of_with_the_limiters(config, scripted):
     config = attrs.evolve(config, threads=ThreadsConfig(renderer_num_workers=3))
-    async with running(Service(config, lambda *_: scripted)) as service, listening(service) as url:
-        async with client_of(url) as client:
-            idle = {"capacity": 3, "borrowed": 0, "waiting": 0, "killed": 0}
-            assert (await client.get("/load")).json()["workers"] == {"template": idle}
-            found = samples((await client.get("/metrics")).text)
-            for name, value in idle.items():
-                assert found[f'trio_pool_serve_worker_{name}{{of="template"}}'] == value
+    async with serving(config, scripted) as (service, client):
+        idle = {"capacity": 3, "borrowed": 0, "waiting": 0, "killed": 0}
+        assert (await client.get("/load")).json()["workers"] == {"template": idle}
+        found = samples((await client.get("/metrics")).text)
+        for name, value in idle.items():
+            assert found[f'worker_{name}{{of="template"}}'] == value
         assert "template: <WorkerProcesses 0/3+0, 0 killed>" in repr(service)
 
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.api.serving import serving, until
-from tests.conftest import assert_idle, client_of, listening, running
+from tests.api.serving import connect, serving, until
+from tests.conftest import assert_idle, running
 from trio_pool_serve.api.http.upload_form import UploadForm
 from trio_pool_serve.api.routes.stored_files import MAX_FILE_BYTES
 from trio_pool_serve.app import create_app
@@ -28,14 +28,19 @@ from trio_pool_serve.service import Service
 
 BOUNDARY = "b0undary"
 
-BEGIN = (
-    f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-    f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
-).encode()
+PURPOSE = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'.encode()
+
+FILE = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'.encode()
+
+BEGIN = PURPOSE + FILE
 
 END = f"\r\n--{BOUNDARY}--\r\n".encode()
 
 HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+HEAD = (
+    f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\ncontent-length: %d\r\n\r\n"
+).encode()
 
 
 @pytest.fixture
@@ -61,31 +66,26 @@ async def upload(client: httpx.AsyncClient, content: bytes, **options) -> httpx.
     return await client.post("/v1/files", content=content, headers=HEADERS, **options)
 
 
-async def test_an_upload_is_stored_as_it_was_sent(client, data):
-    content = random.Random(0).randbytes(3_000_000) + b"\r\n--" + BOUNDARY[:-1].encode() + b"\r\n"
+async def stored(client: httpx.AsyncClient, content: bytes) -> dict:
+    """Upload a file, which must be stored as it was sent."""
     answer = await upload(client, BEGIN + content + END)
     assert (answer.status_code, answer.json()["bytes"]) == (200, len(content))
-    assert left_in(data) == [answer.json()["id"]]
     assert (await client.get(f"/v1/files/{answer.json()['id']}/content")).content == content
+    return answer.json()
+
+
+async def test_an_upload_is_stored_as_it_was_sent(client, data):
+    content = random.Random(0).randbytes(3_000_000) + b"\r\n--" + BOUNDARY[:-1].encode() + b"\r\n"
+    file = await stored(client, content)
+    assert left_in(data) == [file["id"]]
 
 
 async def test_a_file_whose_bytes_were_removed_is_not_found(client, data):
-    file = (await upload(client, BEGIN + b"{}" + END)).json()
+    file = await stored(client, b"{}")
     (data / "files" / file["id"]).unlink()
     answer = await client.get(f"/v1/files/{file['id']}/content")
     assert answer.status_code == 404
     assert file["id"] in answer.json()["error"]["message"]
-
-
-async def test_an_upload_without_a_length_is_stored(client):
-    async def pieces() -> AsyncIterator[bytes]:
-        yield BEGIN
-        for _ in range(100):
-            yield b"x" * 10_000
-        yield END
-
-    answer = await client.post("/v1/files", content=pieces(), headers=HEADERS)
-    assert (answer.status_code, answer.json()["bytes"]) == (200, 1_000_000)
 
 
 WRONG = {
@@ -96,14 +96,10 @@ WRONG = {
     "another boundary": ({"content-type": "multipart/form-data; boundary=other"}, BEGIN + b"x" + END, 400),
     "nothing": (HEADERS, b"", 400),
     "no end": (HEADERS, BEGIN + b"x" * 1000, 400),
-    "no file": (HEADERS, BEGIN.split(b"--b0undary\r\n")[1].join([b"--b0undary\r\n", b"--b0undary--\r\n"]), 400),
-    "no purpose": (HEADERS, b"--b0undary\r\n" + BEGIN.split(b"--b0undary\r\n")[2] + b"x" + END, 400),
+    "no file": (HEADERS, PURPOSE + b"--b0undary--\r\n", 400),
+    "no purpose": (HEADERS, FILE + b"x" + END, 400),
     "two files": (HEADERS, BEGIN + b"x\r\n" + BEGIN + b"x" + END, 400),
-    "many parts": (
-        HEADERS,
-        BEGIN.split(b'--b0undary\r\nContent-Disposition: form-data; name="file"')[0] * 40 + END,
-        400,
-    ),
+    "many parts": (HEADERS, PURPOSE * 40 + END, 400),
     "a field that is too long": (HEADERS, BEGIN.replace(b"batch", b"batch" * 1000) + b"x" + END, 400),
     "a header that never ends": (HEADERS, b"--b0undary\r\nX: " + b"x" * 2_000_000, 400),
     "no disposition": (HEADERS, b"--b0undary\r\nX: y\r\n\r\nx" + END, 400),
@@ -121,7 +117,7 @@ async def test_a_form_that_is_not_understood_leaves_nothing(client, data, subtes
             assert answer.status_code == status, answer.text
             assert answer.json()["error"]["message"]
             assert left_in(data) == []
-    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+    await stored(client, b"x")
 
 
 @given(
@@ -148,13 +144,10 @@ def test_a_file_does_not_depend_on_how_its_form_is_cut(content, size):
 
 
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, service, data, url):
-    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+    await stored(client, b"x")
     before = left_in(data)
-    host, _, port = url.removeprefix("http://").partition(":")
-    stream = await trio.open_tcp_stream(host, int(port))
-    async with stream:
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\n"
-        await stream.send_all(f"{head}content-length: 9000000\r\n\r\n".encode() + BEGIN + b"x" * 1_000_000)
+    async with await connect(url) as stream:
+        await stream.send_all(HEAD % 9_000_000 + BEGIN + b"x" * 1_000_000)
         await until(lambda: any(path.stat().st_size for path in (data / "uploads").glob("*")), 30)
     await until(lambda: left_in(data) == before, 30)
     assert (await client.get("/v1/files")).json()["data"][0]["bytes"] == 1
@@ -162,15 +155,13 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, service
 
 
 async def test_a_file_that_is_too_large_is_refused_before_it_is_sent_and_while_it_is(client, data, url, monkeypatch):
-    host, _, port = url.removeprefix("http://").partition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\n"
-        await stream.send_all(f"{head}content-length: {MAX_FILE_BYTES + 10**6}\r\n\r\n".encode())
+    async with await connect(url) as stream:
+        await stream.send_all(HEAD % (MAX_FILE_BYTES + 10**6))
         with trio.fail_after(30):
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
     monkeypatch.setattr("trio_pool_serve.api.routes.stored_files.MAX_FILE_BYTES", 1000)
     assert (await upload(client, BEGIN + b"x" * 1001 + END)).status_code == 413
-    assert (await upload(client, BEGIN + b"x" * 1000 + END)).status_code == 200
+    await stored(client, b"x" * 1000)
     assert len(left_in(data)) == 1
 
 
@@ -200,14 +191,13 @@ async def test_an_upload_is_not_kept_in_memory_and_other_routes_refuse_such_bodi
 async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, small_disk, caplog):
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
     async with serving(config, scripted) as (_service, client):
-        kept = await upload(client, BEGIN + b"x" * 1000 + END)
-        assert kept.status_code == 200
+        kept = await stored(client, b"x" * 1000)
         for _ in range(3):
             answer = await upload(client, BEGIN + b"x" * 3_000_000 + END)
             assert answer.status_code == 507
             assert answer.json()["error"]["message"] == "The server's disk is full."
-            assert left_in(small_disk / "data") == [kept.json()["id"]]
-        assert (await client.get(f"/v1/files/{kept.json()['id']}/content")).content == b"x" * 1000
+            assert left_in(small_disk / "data") == [kept["id"]]
+        assert (await client.get(f"/v1/files/{kept['id']}/content")).content == b"x" * 1000
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     assert caplog.text.count(f"{small_disk / 'data' / 'uploads'}") == 3
 
@@ -222,18 +212,14 @@ async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(co
         assert f"{tmp_path / 'file' / 'data'}: Not a directory" in caplog.text
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         (tmp_path / "file").unlink()
-        assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+        await stored(client, b"x")
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
 async def test_uploads_to_a_folder_that_was_removed_are_refused_or_kept(config, scripted, data, is_made_again):
     """Every upload answered with 200 is there after the next start, whoever makes the folder again."""
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        assert (await upload(client, BEGIN + b"lost" + END)).status_code == 200
+    async with serving(config, scripted) as (_, client):
+        await stored(client, b"lost")
         shutil.rmtree(data)
         if is_made_again:
             for name in ("files", "uploads"):
@@ -250,23 +236,21 @@ async def test_uploads_to_a_folder_that_was_removed_are_refused_or_kept(config, 
                 assert last.status_code in (503, 507)
         kept.add(last.json()["id"])
         assert {file["id"] for file in (await client.get("/v1/files")).json()["data"]} == kept
-    async with serving(config, scripted) as (service, client):
+    async with serving(config, scripted) as (_, client):
         assert (await client.get(f"/v1/files/{last.json()['id']}/content")).content == b"kept"
 
 
 @pytest.mark.parametrize("name", ["files", "uploads"])
 async def test_a_folder_in_it_that_is_removed_is_made_again(client, data, name):
-    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+    await stored(client, b"x")
     shutil.rmtree(data / name)
-    answer = await upload(client, BEGIN + b"y" + END)
-    assert answer.status_code == 200
-    assert (await client.get(f"/v1/files/{answer.json()['id']}/content")).content == b"y"
+    await stored(client, b"y")
 
 
 async def test_a_start_without_the_folder_of_uploads_makes_it(config, scripted, data):
     for content in (b"x", b"y"):
         async with serving(config, scripted) as (_service, client):
-            assert (await upload(client, BEGIN + content + END)).status_code == 200
+            await stored(client, content)
             shutil.rmtree(data / "uploads")
 
 
@@ -296,7 +280,7 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
             assert (answer.status_code, answer.json()["error"]["message"]) == (507, UNUSABLE)
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
             remount(small_disk, "rw")
-            assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+            await stored(client, b"x")
 
 
 async def test_uploads_leave_files_for_the_server_to_open(client, data):

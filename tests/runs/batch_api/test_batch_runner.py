@@ -2,17 +2,19 @@
 
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import attrs
 import msgspec
 import pytest
 import trio
-import trio.testing
 
-from tests.conftest import wait_idle
-from tests.runs.requests.line_files import ENDPOINT, encoded, line
+from tests.api.serving import until
+from tests.conftest import running, wait_idle
+from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import BatchConfig, Config
 from trio_pool_serve.errors import EngineLoadingError
@@ -27,6 +29,14 @@ from trio_pool_serve.service import Service
 @pytest.fixture
 def config(scripted_folder: Path, tmp_path: Path) -> Config:
     return Config(models=(f"model={scripted_folder}",), batch=BatchConfig(data_dir=tmp_path / "data"))
+
+
+@asynccontextmanager
+async def opening(config: Config, scripted: ScriptedRunner) -> AsyncIterator[OpenBatches]:
+    """Start a service, and open its data folder."""
+    async with running(Service(config, lambda *_: scripted)) as service:
+        create_app(config, service)
+        yield await service.batches.locate(create=True)
 
 
 @pytest.fixture
@@ -57,55 +67,48 @@ async def created(batches: OpenBatches, content: bytes, owner: str = "") -> Stor
     return await batches.add_batch(batch, idempotency_key=None, request=b"")
 
 
-async def ended(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
-    with trio.fail_after(60):
-        while (found := await batches.store.batch(None, batch.id)).status not in FINAL:  # noqa: ASYNC110
-            await trio.sleep(0.005)
-    return found
-
-
-async def until(batches: OpenBatches, batch: StoredBatch, condition) -> StoredBatch:
+async def reached(batches: OpenBatches, batch: StoredBatch, condition) -> StoredBatch:
     with trio.fail_after(60):
         while not condition(found := await batches.store.batch(None, batch.id)):  # noqa: ASYNC110
             await trio.sleep(0.002)
     return found
 
 
+async def in_progress(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
+    return await reached(batches, batch, lambda found: found.status == "in_progress")
+
+
+async def ended(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
+    return await reached(batches, batch, lambda found: found.status in FINAL)
+
+
+def rows(number: int) -> bytes:
+    return encoded([line(each) for each in range(number)])
+
+
 async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted, small_disk, monkeypatch, caplog):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
-    service = Service(config, lambda *_: scripted)
-    content = encoded([line(number) for number in range(1200)])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(service.run)
-        await service.wait_ready()
-        create_app(config, service)
-        batches = await service.batches.locate(create=True)
+    async with opening(config, scripted) as batches:
         scripted.gate.clear()
-        batch = await created(batches, content)
-        batch = await until(batches, batch, lambda found: found.status == "in_progress")
+        batch = await in_progress(batches, await created(batches, rows(1200)))
         filler = small_disk / "filler"
         with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(512))
         scripted.gate.set()
-        with trio.fail_after(60):
-            while "waits" not in caplog.text:  # noqa: ASYNC110
-                await trio.sleep(0.01)
-        waiting = await batches.store.batch(None, batch.id)
-        assert waiting.status == "in_progress"
+        await until(lambda: "waits" in caplog.text, 60)
+        assert (await batches.store.batch(None, batch.id)).status == "in_progress"
         filler.unlink()
         batch = await ended(batches, batch)
         assert (batch.status, batch.position.completed) == ("completed", 1200)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
 async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, scripted, monkeypatch):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
-    lines = encoded([line(number) for number in range(2000)])
-    batch = await created(opened, lines)
-    await until(opened, batch, lambda found: found.position.completed > 0)
+    batch = await created(opened, rows(2000))
+    await reached(opened, batch, lambda found: found.position.completed > 0)
     scripted.gate.clear()
     opened.folder.file(batch.output_id).unlink()
     # The run has the file open; it is opened again when the batch ends.
@@ -113,20 +116,18 @@ async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, s
     batch = await ended(opened, batch)
     assert (batch.status, [error.code for error in batch.errors]) == ("failed", ["file_lost"])
     assert batch.output_file_id is None
-    other = await ended(opened, await created(opened, lines))
-    assert other.status == "completed"
+    assert (await ended(opened, await created(opened, rows(2000)))).status == "completed"
 
 
 async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
     opened.store.max_stored_bytes = 300_000
-    lines = encoded([line(number) for number in range(1200)])  # of 130 bytes, with results of 400
-    batch = await ended(opened, await created(opened, lines, "one"))
+    # Lines of 130 bytes, with results of 400.
+    batch = await ended(opened, await created(opened, rows(1200), "one"))
     assert (batch.status, [error.code for error in batch.errors]) == ("failed", ["quota_exceeded"])
     assert 0 < batch.position.completed < 1200
     kept = await opened.store.file("one", batch.output_file_id)
     assert kept.bytes == batch.position.output_bytes < 300_000
-    other = await ended(opened, await created(opened, encoded([line(0)]), "two"))
-    assert other.status == "completed"
+    assert (await ended(opened, await created(opened, rows(1), "two"))).status == "completed"
 
 
 async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monkeypatch):
@@ -140,9 +141,8 @@ async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monk
         return await routes.respond_all(lines, submitter)
 
     opened.runner.routes = lambda: attrs.evolve(routes, respond_all=refuse)
-    waiting = await created(opened, encoded([line(0)]), "one")
-    await until(opened, waiting, lambda found: found.status == "in_progress")
-    assert (await ended(opened, await created(opened, encoded([line(0)]), "two"))).status == "completed"
+    waiting = await in_progress(opened, await created(opened, rows(1), "one"))
+    assert (await ended(opened, await created(opened, rows(1), "two"))).status == "completed"
     assert (await opened.store.batch(None, waiting.id)).status == "in_progress"
     is_ready = True
     assert (await ended(opened, waiting)).status == "completed"
@@ -152,12 +152,9 @@ async def test_owners_take_turns(opened, scripted, monkeypatch):
     monkeypatch.setattr(batch_runner, "TURN_S", 0.0)
     runner = opened.runner
     scripted.gate.clear()
-    large = await created(opened, encoded([line(number) for number in range(2000)]), "one")
-    await until(opened, large, lambda found: found.status == "in_progress")
+    large = await in_progress(opened, await created(opened, rows(2000), "one"))
     small = await created(opened, encoded([line(0, input="hello hello world hello hello world")]), "two")
-    with trio.fail_after(60):
-        while runner.statistics().waiting == 0:  # noqa: ASYNC110
-            await trio.sleep(0.002)
+    await until(lambda: runner.statistics().waiting, 60)
     assert (runner.statistics().unfinished, runner.statistics().waiting) == (2, 1)
     scripted.gate.set()
     assert (await ended(opened, small)).status == "completed"
@@ -167,9 +164,7 @@ async def test_owners_take_turns(opened, scripted, monkeypatch):
     rows_before = sum(len(batch.requests) for batch in scripted.batches[:turn])
     assert 0 < rows_before < 2000
     assert runner.statistics().lines == 2001
-    with trio.fail_after(60):
-        while runner.statistics().unfinished:  # noqa: ASYNC110
-            await trio.sleep(0.002)
+    await until(lambda: not runner.statistics().unfinished, 60)
 
 
 DAY_S = 24 * 3600
@@ -178,10 +173,9 @@ DAY_S = 24 * 3600
 async def test_a_clock_that_jumps_does_not_expire_a_batch_that_is_computed(opened, scripted, monkeypatch):
     monkeypatch.setattr(batch_runner, "TURN_S", 0.0)
     scripted.gate.clear()
-    batch = await created(opened, encoded([line(number) for number in range(600)]), "one")
-    await until(opened, batch, lambda found: found.status == "in_progress")
+    batch = await in_progress(opened, await created(opened, rows(600), "one"))
     opened.store.clock = lambda: time.time() + 40 * DAY_S
-    other = await created(opened, encoded([line(0)]), "two")  # which has the next turn
+    other = await created(opened, rows(1), "two")  # which has the next turn
     scripted.gate.set()
     assert (await ended(opened, batch)).status == (await ended(opened, other)).status == "completed"
 
@@ -199,25 +193,15 @@ def put_back(data: Path, days: int) -> None:
 @pytest.mark.parametrize("days", [40, -40])
 async def test_a_start_with_a_wrong_clock_leaves_a_batch_its_completion_window(config, scripted, days):
     """A server that was off for so long looks the same: only the time of a running server counts."""
-    batch = None
     scripted.gate.clear()
-    for _ in range(2):
-        service = Service(config, lambda *_: scripted)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(service.run)
-            await service.wait_ready()
-            create_app(config, service)
-            batches = await service.batches.locate(create=True)
-            if batch is None:
-                batch = await created(batches, encoded([line(number) for number in range(600)]))
-                await until(batches, batch, lambda found: found.status == "in_progress")
-            else:
-                left_s = batches.runner._scopes[batch.id].deadline - trio.current_time()
-                assert 0.9 * DAY_S < left_s <= DAY_S
-                scripted.gate.set()
-                assert (await ended(batches, batch)).status == "completed"
-            nursery.cancel_scope.cancel()
-        put_back(config.batch.data_dir, days)
+    async with opening(config, scripted) as batches:
+        batch = await in_progress(batches, await created(batches, rows(600)))
+    put_back(config.batch.data_dir, days)
+    async with opening(config, scripted) as batches:
+        left_s = batches.runner._scopes[batch.id].deadline - trio.current_time()
+        assert 0.9 * DAY_S < left_s <= DAY_S
+        scripted.gate.set()
+        assert (await ended(batches, batch)).status == "completed"
 
 
 async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(opened):
@@ -230,52 +214,30 @@ async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(op
 
 
 async def steps_of(batches: OpenBatches) -> dict:
-    file = await stored(batches, encoded([line(0)]))
-    batch = await ended(batches, await created(batches, encoded([line(0)])))
+    file = await stored(batches, rows(1))
+    batch = await ended(batches, await created(batches, rows(1)))
     store = batches.store
 
     async def cancel_one() -> None:
-        await batches.runner.cancel("", (await created(batches, encoded([line(number) for number in range(600)]))).id)
+        await batches.runner.cancel("", (await created(batches, rows(600))).id)
 
     return {
         "store a file": lambda: stored(batches, b"{}"),
-        "create a batch": lambda: created(batches, encoded([line(0)])),
+        "create a batch": lambda: created(batches, rows(1)),
         "cancel a batch": cancel_one,
         "read": lambda: store.file("", file.id),
         "list files": lambda: store.files("", Page(5)),
-        "list batches": lambda: store.batches("", Page(5)),
-        "read a batch": lambda: store.batch("", batch.id),
-        "unfinished": store.unfinished,
         "sweep": batches.sweep,
         "commit": lambda: store.commit(batch.id, batch.position),
-        "check room": lambda: store.check_room("", 5),
     }
-
-
-class Abort(trio.abc.Instrument):
-    """Cancels a scope before a step of a task."""
-
-    def __init__(self, at: int, scope: trio.CancelScope) -> None:
-        self.left, self.scope, self.task = at, scope, trio.lowlevel.current_task()
-
-    def before_task_step(self, task) -> None:
-        if task is self.task:
-            self.left -= 1
-            if not self.left:
-                self.scope.cancel()
 
 
 async def test_everything_can_be_cancelled_at_each_of_its_steps_and_nothing_stays(opened, service, subtests):
     for name, work in (await steps_of(opened)).items():
         with subtests.test(name):
             for at in range(1, 60):
-                with trio.CancelScope() as scope:
-                    abort = Abort(at, scope)
-                    trio.lowlevel.add_instrument(abort)
-                    try:
-                        await work()
-                    finally:
-                        trio.lowlevel.remove_instrument(abort)
+                with cancelled_before(at) as scope:
+                    await work()
                 if not scope.cancelled_caught:
                     break
             else:
@@ -291,20 +253,12 @@ async def test_everything_can_be_cancelled_at_each_of_its_steps_and_nothing_stay
 
 
 async def test_a_service_that_is_run_again_goes_on_with_what_it_had(config, scripted):
-    batch = None
-    for attempt in range(3):
-        service = Service(config, lambda *_: scripted)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(service.run)
-            await service.wait_ready()
-            create_app(config, service)
-            batches = await service.batches.locate(create=True)
-            if batch is None:
-                batch = await created(batches, encoded([line(number) for number in range(3000)]))
-            if attempt < 2:
-                before = (await batches.store.batch(None, batch.id)).position.completed
-                await until(batches, batch, lambda found, before=before: found.position.completed > before)
-            else:
-                batch = await ended(batches, batch)
-            nursery.cancel_scope.cancel()
+    async with opening(config, scripted) as batches:
+        batch = await created(batches, rows(3000))
+    for _ in range(2):
+        async with opening(config, scripted) as batches:
+            before = (await batches.store.batch(None, batch.id)).position.completed
+            await reached(batches, batch, lambda found, before=before: found.position.completed > before)
+    async with opening(config, scripted) as batches:
+        batch = await ended(batches, batch)
     assert (batch.status, batch.position.completed) == ("completed", 3000)

@@ -37,15 +37,21 @@ def test_the_states_are_those_of_openai():
     assert {time_of(status) for status in TRANSITIONS} <= names
 
 
-def test_every_state_can_be_reached_and_has_an_end():
-    reached = {"validating"}
-    for _ in TRANSITIONS:
-        reached |= {status for known in reached for status in TRANSITIONS[known]}
-    assert reached == set(TRANSITIONS)
-    ending = set(FINAL)
-    for _ in TRANSITIONS:
-        ending |= {status for status, following in TRANSITIONS.items() if following & ending}
-    assert ending == set(TRANSITIONS)
+def file_of(file_id: str, owner: str = "", **fields) -> StoredFile:
+    return StoredFile(**{"id": file_id, "owner": owner, "purpose": "batch", "filename": "x", "bytes": 5, **fields})
+
+
+def batch_of(batch_id: str, source: StoredFile, now: int) -> StoredBatch:
+    return StoredBatch(
+        id=batch_id,
+        owner=source.owner,
+        endpoint="/v1/embeddings",
+        input_file_id=source.id,
+        completion_window="24h",
+        expires_at=now + 86400,
+        output_id=f"{batch_id}-o",
+        error_id=f"{batch_id}-e",
+    )
 
 
 class Batches(RuleBasedStateMachine):
@@ -76,25 +82,8 @@ class Batches(RuleBasedStateMachine):
     @rule(target=ids, owner=st.sampled_from(OWNERS))
     def create(self, owner: str) -> str:
         number = len(self.known)
-        batch = StoredBatch(
-            id=f"batch_{number}",
-            owner=owner,
-            endpoint="/v1/embeddings",
-            input_file_id=f"file-{number}",
-            completion_window="24h",
-            expires_at=self.now + 86400,
-            output_id=f"file-{number}-o",
-            error_id=f"file-{number}-e",
-        )
-        source = StoredFile(
-            id=batch.input_file_id,
-            owner=owner,
-            purpose="batch",
-            filename="x",
-            bytes=5,
-            created_at=self.now,
-            digest=str(number),
-        )
+        source = file_of(f"file-{number}", owner, created_at=self.now, digest=str(number))
+        batch = batch_of(f"batch_{number}", source, self.now)
 
         async def add(store: BatchStore) -> StoredBatch:
             await store.add_file(source)
@@ -175,32 +164,13 @@ async def test_files_and_batches_are_removed_after_their_time(tmp_path):
             ("expired", now, now - 1),
             ("input", 0, None),
         ):
-            await store.add_file(
-                StoredFile(
-                    id=name,
-                    owner="",
-                    purpose="batch",
-                    filename="x",
-                    bytes=1,
-                    created_at=created_at,
-                    expires_at=expires_at,
-                )
-            )
-        batch = StoredBatch(
-            id="b",
-            owner="",
-            endpoint="/",
-            input_file_id="input",
-            completion_window="1h",
-            expires_at=now,
-            output_id="o",
-            error_id="e",
-        )
-        await store.add_batch(batch)
+            source = file_of(name, created_at=created_at, expires_at=expires_at)
+            await store.add_file(source)
+        await store.add_batch(batch_of("b", source, now))
         await store.remove_expired(0)
-        assert await store.known_ids() == {"old", "new", "input", "o", "e"}
+        assert await store.known_ids() == {"old", "new", "input", "b-o", "b-e"}
         await store.remove_expired(1000)
-        assert await store.known_ids() == {"new", "input", "o", "e"}
+        assert await store.known_ids() == {"new", "input", "b-o", "b-e"}
         await store.advance("b", "failed")
         await store.remove_expired(1000)
         assert await store.known_ids() == {"new"}

@@ -1,7 +1,11 @@
-"""Files of requests."""
+"""Files of requests, and runs over them that are cut off."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import trio
 
 ENDPOINT = "/v1/embeddings"
 
@@ -23,3 +27,28 @@ def written(path: Path, lines: list[dict]) -> Path:
 def decoded(content: bytes) -> list[dict]:
     assert content.endswith(b"\n") or not content
     return [json.loads(each) for each in content.splitlines()]
+
+
+class Abort(trio.abc.Instrument):
+    """Cancels a scope before a step of a task."""
+
+    def __init__(self, at: int, scope: trio.CancelScope) -> None:
+        self.left, self.scope, self.task = at, scope, trio.lowlevel.current_task()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self.task:
+            self.left -= 1
+            if not self.left:
+                self.scope.cancel()
+
+
+@contextmanager
+def cancelled_before(step: int) -> Iterator[trio.CancelScope]:
+    """Cancel the block before that step of its task."""
+    with trio.CancelScope() as scope:
+        abort = Abort(step, scope)
+        trio.lowlevel.add_instrument(abort)
+        try:
+            yield scope
+        finally:
+            trio.lowlevel.remove_instrument(abort)

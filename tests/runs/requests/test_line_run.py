@@ -11,8 +11,8 @@ import trio.testing
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.runs.requests.line_files import encoded, line, written
-from trio_pool_serve.errors import DrainingError, EngineProcessDiedError, StorageLostError
+from tests.runs.requests.line_files import cancelled_before, encoded, line, written
+from trio_pool_serve.errors import DrainingError, EngineProcessDiedError
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.requests.line_results import (
     LineComputer,
@@ -142,28 +142,11 @@ async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_
     (tmp_path / "whole").mkdir()
     whole = RunOfLines(tmp_path / "whole", content)
     await whole.go()
-    steps = 0
-
-    class Abort(trio.abc.Instrument):
-        def __init__(self, at: int, scope: trio.CancelScope, task: trio.lowlevel.Task) -> None:
-            self.left, self.scope, self.task = at, scope, task
-
-        def before_task_step(self, task) -> None:
-            if task is self.task:
-                self.left -= 1
-                if not self.left:
-                    self.scope.cancel()
-
     (tmp_path / "parts").mkdir()
     parts = RunOfLines(tmp_path / "parts", content)
     for steps in range(1, 400):
-        with trio.CancelScope() as scope:
-            abort = Abort(steps, scope, trio.lowlevel.current_task())
-            trio.lowlevel.add_instrument(abort)
-            try:
-                ended = await parts.go()
-            finally:
-                trio.lowlevel.remove_instrument(abort)
+        with cancelled_before(steps) as scope:
+            ended = await parts.go()
         if not scope.cancelled_caught:
             break
     assert ended
@@ -233,23 +216,6 @@ async def test_what_fails_otherwise_ends_the_run_at_its_last_commit(run):
         await run.go(commit=fail_third)
     assert caught.group_contains(BrokenError)
     assert await run.go()
-
-
-async def test_an_output_that_was_deleted_or_cut_off_is_an_error(run):
-    await run.go(should_pause=lambda: len(run.committed) > 2)
-    (run.folder / "output").write_bytes(b"")
-    with pytest.raises(StorageLostError, match="has been changed"):
-        await run.go()
-    (run.folder / "output").unlink()
-    with pytest.raises(StorageLostError, match="deleted"):
-        await run.go()
-
-
-async def test_without_a_file_of_errors_there_is_one_output(run):
-    assert await run.go(errors=None)
-    numbers = [json.loads(each)["custom_id"] for each in (run.folder / "output").read_bytes().splitlines()]
-    assert len(numbers) == 1499
-    assert run.committed[-1].error_bytes == 0
 
 
 async def test_lines_that_are_refused_are_not_computed(run):
