@@ -149,7 +149,9 @@ async def test_tokens_are_counted_for_every_row_even_of_a_request_whose_client_l
         assert int(answers[1].headers["retry-after"]) > 30
 
 
-async def test_running_requests_of_a_key_are_bounded_until_they_are_answered(config, scripted, key_file):
+async def test_running_requests_of_a_key_are_bounded_until_they_are_answered_and_streams_until_their_end(
+    config, scripted, key_file
+):
     async with keyed(config, scripted, key_file) as (_, client):
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
@@ -158,21 +160,16 @@ async def test_running_requests_of_a_key_are_bounded_until_they_are_answered(con
             refused = await embed(client, "alone-key")
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             scripted.gate.set()
-        # Refused, failed and streamed requests end as well.
-        for body in ({"input": 5}, {"input": [7], "stream": True}, {"input": [7]}, {"input": [7]}):
-            assert (await embed(client, "alone-key", **body)).status_code != 429
-
-
-async def test_a_stream_counts_as_running_until_its_end(config, scripted, key_file):
-    async with keyed(config, scripted, key_file) as (_, client):
-        scripted.gate.clear()
         options = {"json": {"input": [7], "stream": True}, "headers": {"x-api-key": "alone-key"}}
+        scripted.gate.clear()
         async with client.stream("POST", "/v1/embeddings", **options) as streamed:
             assert streamed.status_code == 200
             assert (await embed(client, "alone-key")).status_code == 429
             scripted.gate.set()
             await streamed.aread()
-        assert (await embed(client, "alone-key")).status_code == 200
+        # Refused and failed requests end as well.
+        for body in ({"input": 5}, {"input": [7]}, {"input": [7]}):
+            assert (await embed(client, "alone-key", **body)).status_code != 429
 
 
 async def test_a_key_may_have_smaller_bodies(config, scripted, key_file):

@@ -11,43 +11,29 @@ import trio
 from attrs import evolve
 
 from tests.api.scripted_models import Able, become
-from tests.api.serving import serving, until
-from tests.conftest import client_of, listening, running
+from tests.api.serving import connect, key_file_of, serving, until
+from tests.conftest import client_of, listening
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.service import Service
 
 KEYS = """
 [operator]
 key = "operator-key"
 admin = true
+max_concurrent_requests = 1
 
 [user]
 key = "user-key"
-
-[other]
-key = "other-key"
-models = ["{model}"]
 """
 
 
 @pytest.fixture
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    async with listening(service) as url, client_of(url) as client:
+async def keyed(config, scripted, tmp_path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server with the keys of an operator and of a user."""
+    config = evolve(config, network=NetworkConfig(api_keys_file=key_file_of(tmp_path, KEYS)))
+    async with serving(config, scripted) as (_, client):
         yield client
-
-
-@pytest.fixture
-async def keyed(config, scripted, tmp_path) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
-    """A server with keys: of an operator, of a user, and of one who may use no model of the server's."""
-    file = tmp_path / "keys.toml"
-    name = config.sources[0].name
-    file.write_text(KEYS.replace("{model}", name))
-    file.chmod(0o600)
-    config = evolve(config, network=NetworkConfig(api_keys_file=file))
-    async with serving(config, scripted) as (service, client):
-        yield service, client
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -88,7 +74,7 @@ class Viewer:
 
 @asynccontextmanager
 async def viewing(client: httpx.AsyncClient, path: str = "/console/live", key: str = "") -> AsyncIterator[Viewer]:
-    async with await trio.open_tcp_stream(client.base_url.host, client.base_url.port) as stream:
+    async with await connect(client.base_url) as stream:
         viewer = Viewer(stream)
         with trio.fail_after(20):
             await viewer.open(path, bearer(key) if key else {})
@@ -108,30 +94,21 @@ async def test_every_file_of_the_page_is_served_with_a_strict_policy(client):
 
 
 async def test_only_files_of_the_page_are_served(client):
-    for path in (
-        "/console/README.md",
-        "/console/vendor/README.md",
-        "/console/../cli.py",
-        "/console/index.html",
-        "/console/x",
-    ):
-        assert (await client.get(path)).status_code == 404, path
+    for path in ("README.md", "vendor/README.md", "../cli.py", "index.html", "x"):
+        assert (await client.get(f"/console/{path}")).status_code == 404, path
 
 
-async def test_the_page_is_open_and_what_it_shows_needs_a_key(keyed):
-    _, client = keyed
-    assert (await client.get("/console")).status_code == 200
-    assert (await client.get("/console/app.js")).status_code == 200
+async def test_the_page_is_open_and_what_it_shows_needs_a_key_for_all_clients_an_operator_s(keyed):
+    for path in ("/console", "/console/app.js"):
+        assert (await keyed.get(path)).status_code == 200
     for path in ("/console/live", "/console/models"):
-        assert (await client.get(path)).status_code == 401
-    assert (await client.get("/console/models", headers=bearer("user-key"))).status_code == 200
-
-
-async def test_what_tells_of_all_clients_needs_an_operator_s_key(keyed):
-    _, client = keyed
-    assert (await client.get("/console/live", headers=bearer("user-key"))).status_code == 403
-    async with viewing(client, key="operator-key") as viewer:
+        assert (await keyed.get(path)).status_code == 401
+    assert (await keyed.get("/console/models", headers=bearer("user-key"))).status_code == 200
+    assert (await keyed.get("/console/live", headers=bearer("user-key"))).status_code == 403
+    async with viewing(keyed, key="operator-key") as viewer:
         assert len(await viewer.take(1)) == 1
+        for _ in range(3):  # an open page is no running request of its key
+            assert (await keyed.get("/console/models", headers=bearer("operator-key"))).status_code == 200
 
 
 async def test_models_are_described_as_far_as_a_form_depends_on_them(service, client):
@@ -142,7 +119,7 @@ async def test_models_are_described_as_far_as_a_form_depends_on_them(service, cl
     assert model["prompts"] == ["classification", "code.query", "document", "query"]
 
 
-async def test_samples_come_one_after_the_other_and_are_not_buffered_by_proxies(client):
+async def test_samples_come_one_after_the_other_are_not_buffered_by_proxies_and_begin_where_a_viewer_asks(client):
     async with viewing(client) as viewer:
         assert viewer.headers["content-type"] == "text/event-stream"
         assert viewer.headers["x-accel-buffering"] == "no"
@@ -152,6 +129,10 @@ async def test_samples_come_one_after_the_other_and_are_not_buffered_by_proxies(
     assert all(sample["state"] == "ready" for sample in found)
     (server,) = found[0]["processes"].values()
     assert server["memory_bytes"] > 10 * 2**20
+    async with viewing(client, "/console/live?after=1") as viewer:
+        assert (await viewer.take(1))[0]["number"] == 2
+    for wrong in ("x", "-1"):
+        assert (await client.get(f"/console/live?after={wrong}")).status_code == 400
 
 
 async def test_a_request_is_counted_in_the_next_sample(client):
@@ -163,29 +144,20 @@ async def test_a_request_is_counted_in_the_next_sample(client):
     assert found["stages"]["request"][0] > 0
 
 
-async def test_a_viewer_asks_for_what_it_has_not_seen(client):
-    async with viewing(client) as viewer:
-        await viewer.take(2)
-    async with viewing(client, "/console/live?after=1") as viewer:
-        assert (await viewer.take(1))[0]["number"] == 2
-    assert (await client.get("/console/live?after=x")).status_code == 400
-    assert (await client.get("/console/live?after=-1")).status_code == 400
-
-
 async def test_nothing_is_left_of_viewers_who_leave(service, client):
     tasks = trio.lowlevel.current_statistics().tasks_living
+
+    async def look() -> None:
+        async with viewing(client) as viewer:
+            await viewer.take(1)
+
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(look, client)
+            nursery.start_soon(look)
     await until(lambda: not (service.live.viewers or trio.lowlevel.current_statistics().tasks_living > tasks))
     taken = service.live.taken
     await trio.sleep(1.5)
     assert service.live.taken == taken
-
-
-async def look(client: httpx.AsyncClient) -> None:
-    async with viewing(client) as viewer:
-        await viewer.take(1)
 
 
 async def test_viewers_do_not_keep_a_server_from_ending(service, client):
@@ -215,19 +187,3 @@ async def test_a_head_request_ends(service, client):
         answer = await client.head("/console/live")
     assert (answer.status_code, answer.content) == (200, b"")
     assert service.live.viewers == 0
-
-
-async def test_an_open_page_is_no_running_request_of_its_key(config, scripted, tmp_path):
-    file = tmp_path / "keys.toml"
-    file.write_text('[operator]\nkey = "operator-key"\nadmin = true\nmax_concurrent_requests = 1\n')
-    file.chmod(0o600)
-    config = evolve(config, network=NetworkConfig(api_keys_file=file))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-        viewing(client, key="operator-key") as viewer,
-    ):
-        await viewer.next()
-        for _ in range(3):
-            assert (await client.get("/console/models", headers=bearer("operator-key"))).status_code == 200

@@ -6,8 +6,9 @@ import pytest
 from attrs import evolve
 
 from tests.api.routes.test_openapi import assert_described, document
-from tests.api.serving import serving
+from tests.api.serving import key_file_of, serving
 from tests.serving.changing_models import ADMIN, changing
+from tests.tables import each
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import ModelChangesConfig, NetworkConfig
 
@@ -34,10 +35,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def test_only_keys_with_admin_change_models_and_all_may_list_them(tmp_path: Path):
-    keys = tmp_path / "keys.toml"
-    keys.write_text(KEYS)
-    keys.chmod(0o600)
-    async with changing(tmp_path, network=NetworkConfig(api_keys_file=keys)) as live:
+    async with changing(tmp_path, network=NetworkConfig(api_keys_file=key_file_of(tmp_path, KEYS))) as live:
         client, body = live.client, {"model": str(tmp_path / "b"), "name": "b"}
         for refused in (
             await client.post("/v1/models", json=body, headers=bearer("user")),
@@ -81,37 +79,29 @@ def test_the_command_refuses_the_setting_without_api_keys():
     check_references(read_config(["m", "--model-api", "--api-key", "k"]))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"model": ""}',
-        b'{"model": 1}',
-        b'{"model": "b", "name": ""}',
-        b'{"model": "b", "nmae": "c"}',
-        b'{"model": "b", "dtype": "int3"}',
-        b'{"model": "b", "max_model_len": "9"}',
-        b'{"model": "b", "max_model_len": 0}',
-        b'{"model": "b", "device": "cpu"}',
-        b'{"model": "b", "cache_dir": "/tmp"}',
-        b'{"model": "b", "served_model_name": "c"}',
-        b'{"model": "b", "trust_remote_code": true}',
-        b'{"model": "b", "trust-remote-code": false}',
-        b'{"model": "b", "chat_template": "/etc/passwd"}',
-        b'{"model": "b", "pooler_config": "x"}',
-        b'{"model": "b", "name": "c", "aliases": ["c"]}',
-        b'{"model": "b", "name": "c\\n"}',
-        b'{"model": "b\\u0000"}',
-        b'{"model": "' + b"x" * 5000 + b'"}',
-        b'{"model": "b", "aliases": [' + b",".join(b'"%d"' % n for n in range(17)) + b"]}",
-        b'{"model": "\xff"}',
-    ],
-)
-async def test_a_body_that_is_not_understood_is_refused_before_anything_is_loaded(changed, body):
+B = b'{"model": "b", '
+
+REFUSED = {
+    b"": "", b"[]": "", b"{}": "", b'{"model": ""}': "", b'{"model": 1}': "", b'{"model": "\xff"}': "",
+    b'{"model": "b\\u0000"}': "", b'{"model": "' + b"x" * 5000 + b'"}': "",
+    B + b'"name": ""}': "", B + b'"name": "c\\n"}': "", B + b'"name": "c", "aliases": ["c"]}': "",
+    B + b'"aliases": [' + b",".join(b'"%d"' % n for n in range(17)) + b"]}": "",
+    B + b'"nmae": "c"}': "no setting `nmae`. Accepted are: model, aliases, revision",
+    B + b'"dtype": "int3"}': "accepted: auto, float32, bfloat16, float16, int8",
+    B + b'"max_model_len": "9"}': "", B + b'"max_model_len": 0}': "", B + b'"device": "cpu"}': "",
+    B + b'"cache_dir": "/tmp"}': "", B + b'"served_model_name": "c"}': "", B + b'"pooler_config": "x"}': "",
+    B + b'"trust_remote_code": true}': "Only the server's own settings can trust a model's code",
+    B + b'"trust-remote-code": false}': "Only the server's own settings can trust a model's code",
+    B + b'"chat_template": "/etc/passwd"}': "`chat_template` is the template itself",
+}  # fmt: skip
+"""Bodies, and what is said of them."""
+
+
+@each(("body", "said"), REFUSED.items())
+async def test_a_body_that_is_not_understood_is_refused_before_anything_is_loaded(changed, body, said):
     answer = await changed.client.post("/v1/models", content=body, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
+    assert said in answer.json()["error"]["message"]
     assert changed.loader.loads == {"a": 1}
 
 
@@ -146,21 +136,6 @@ async def test_a_model_has_the_settings_of_its_request_also_when_it_is_loaded_ag
     assert (await changed.embed("a")).json()["usage"]["prompt_tokens"] == 3
 
 
-@pytest.mark.parametrize(
-    ("field", "said"),
-    [
-        ({"trust_remote_code": True}, "Only the server's own settings can trust a model's code"),
-        ({"chat_template": "chat.jinja"}, "`chat_template` is the template itself"),
-        ({"dtpe": "int8"}, "no setting `dtpe`. Accepted are: model, aliases, revision"),
-        ({"dtype": "int3"}, "accepted: auto, float32, bfloat16, float16, int8"),
-    ],
-)
-async def test_a_setting_that_a_request_cannot_make_is_refused_by_name(changed, field, said):
-    refused = await changed.load("b", **field)
-    assert refused.status_code == 400
-    assert said in refused.json()["error"]["message"]
-
-
 async def test_a_folder_with_a_long_path_requires_a_name(changed):
     folder = f"{changed.folder}/{'./' * 128}b"
     refused = await changed.client.post("/v1/models", json={"model": folder}, headers=ADMIN)
@@ -171,13 +146,10 @@ async def test_a_folder_with_a_long_path_requires_a_name(changed):
     assert (named.status_code, changed.loader.loads["b"]) == (200, 1)
 
 
-async def test_an_unknown_model_or_query_is_refused(changed):
+async def test_an_unknown_model_or_query_is_refused_and_a_server_that_drains_loads_no_more(changed):
     assert (await changed.unload("none")).status_code == 404
     assert (await changed.unload("a", "?drain=perhaps")).status_code == 400
     assert await changed.states() == {"a": "loaded"}
-
-
-async def test_a_server_that_drains_loads_no_more(changed):
     changed.service.draining = True
     assert (await changed.load("b")).status_code == 503
 
