@@ -70,24 +70,12 @@ def test_new_limits_keep_the_used_amounts():
     assert usage.running == 13
 
 
-def test_running_requests_are_counted_until_they_end():
-    usage = usage_of(max_concurrent_requests=2)
-    usage.enter(0.0)
-    usage.enter(0.0)
-    assert refusal(usage, 0.0) > 0
-    usage.leave()
-    usage.enter(0.0)
-
-
-def test_processes_share_the_limits():
+def test_processes_share_the_limits_and_a_share_of_less_than_one_still_lets_one_through():
     usage = usage_of(4, requests_per_minute=8, max_concurrent_requests=10)
     usage.enter(0.0)
     usage.enter(0.0)
     assert refusal(usage, 0.0) == pytest.approx(30.0)
     assert usage.max_running == 3
-
-
-def test_a_share_of_less_than_one_still_lets_one_through():
     usage = usage_of(4, requests_per_minute=1)
     usage.enter(0.0)
     assert refusal(usage, 0.0) == pytest.approx(240.0)

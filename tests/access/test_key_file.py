@@ -21,33 +21,15 @@ def read(tmp_path: Path, text: str | bytes) -> dict[bytes, ApiKey]:
 
 
 def test_a_table_is_a_key_with_its_limits(tmp_path):
-    keys = read(
-        tmp_path,
-        f"""
-        [search]
-        key = "{KEY}"
-        [indexing-2]
-        sha256 = "{sha256(b"other").hexdigest().upper()}"
-        models = ["bge"]
-        requests_per_minute = 600
-        tokens_per_minute = 1_000_000
-        max_concurrent_requests = 8
-        max_body_bytes = 1048576
-        may_outrank = true
-        admin = true
-        """,
-    )
+    limits = {
+        **{"requests_per_minute": 600, "tokens_per_minute": 1_000_000, "max_concurrent_requests": 8},
+        **{"max_body_bytes": 1048576, "may_outrank": True, "admin": True},
+    }
+    written = "".join(f"{name} = {str(value).lower()}\n" for name, value in limits.items())
+    of_other = f'[indexing-2]\nsha256 = "{sha256(b"other").hexdigest().upper()}"\nmodels = ["bge"]\n'
+    keys = read(tmp_path, f'[search]\nkey = "{KEY}"\n{of_other}{written}')
     assert keys[digest_of(KEY)] == ApiKey(name="search")
-    assert keys[digest_of("other")] == ApiKey(
-        name="indexing-2",
-        models=frozenset({"bge"}),
-        requests_per_minute=600,
-        tokens_per_minute=1_000_000,
-        max_concurrent_requests=8,
-        max_body_bytes=1048576,
-        may_outrank=True,
-        admin=True,
-    )
+    assert keys[digest_of("other")] == ApiKey(name="indexing-2", models=frozenset({"bge"}), **limits)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +58,9 @@ def test_an_invalid_file_is_refused_without_quoting_a_key(tmp_path, text, told):
     assert caught.value.__cause__ is None
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
+def test_a_file_that_is_not_there_is_an_error_and_one_without_an_end_is_not_read_to_it(tmp_path):
     with pytest.raises(OSError, match=r"none\.toml"):
         read_key_file(tmp_path / "none.toml", [])
-
-
-def test_a_file_without_an_end_is_not_read_to_it():
     with pytest.raises(ValueError, match="line 1"):
         read_key_file(Path("/dev/zero"), [])
 

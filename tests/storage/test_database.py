@@ -33,23 +33,21 @@ def numbers(connection: sqlite3.Connection) -> list[int]:
     return [row[0] for row in connection.execute("SELECT number FROM numbers ORDER BY number")]
 
 
-async def test_a_committed_transaction_is_there_after_the_next_open(tmp_path):
-    path = tmp_path / "database"
-    async with open_database(path, SCHEMA) as database:
-        await database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (1)"))
-    async with open_database(path, SCHEMA) as database:
-        assert await database.run(numbers) == [1]
+def insert_one(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO numbers VALUES (1)")
 
 
-async def test_a_transaction_that_raises_leaves_nothing(tmp_path):
+async def test_a_transaction_that_raises_leaves_nothing_and_a_closed_database_says_so(tmp_path):
     def insert_and_raise(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO numbers VALUES (1)")
+        insert_one(connection)
         raise LookupError
 
     async with open_database(tmp_path / "database", SCHEMA) as database:
         with pytest.raises(LookupError):
             await database.run(insert_and_raise)
         assert await database.run(numbers) == []
+    with pytest.raises(StorageError, match="has been closed"):
+        await database.run(numbers)
 
 
 async def test_a_cancelled_transaction_is_committed_before_the_next(tmp_path):
@@ -57,7 +55,7 @@ async def test_a_cancelled_transaction_is_committed_before_the_next(tmp_path):
     scope = trio.CancelScope()
 
     def insert(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO numbers VALUES (1)")
+        insert_one(connection)
         trio.from_thread.run_sync(scope.cancel, trio_token=token)
         connection.execute("INSERT INTO numbers VALUES (2)")
 
@@ -85,10 +83,6 @@ async def test_only_one_process_uses_a_database_and_a_killed_one_leaves_its_comm
         await holder.wait()
     async with open_database(path, SCHEMA) as database:
         assert await database.run(numbers) == [7]
-
-
-def insert_one(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO numbers VALUES (1)")
 
 
 def replace(path):
@@ -126,13 +120,6 @@ async def test_nothing_is_committed_to_a_database_that_is_no_longer_at_its_path(
         assert await database.run(numbers) == [1]
 
 
-async def test_a_database_that_has_been_closed_says_so(tmp_path):
-    async with open_database(tmp_path / "database", SCHEMA) as database:
-        pass
-    with pytest.raises(StorageError, match="has been closed"):
-        await database.run(numbers)
-
-
 @pytest.mark.parametrize("content", [b"no database at all, but some text that is longer than a header" * 40, None])
 async def test_a_file_that_is_no_database_is_an_error_with_its_path(tmp_path, content):
     path = tmp_path / "database"
@@ -148,7 +135,7 @@ async def test_a_file_that_is_no_database_is_an_error_with_its_path(tmp_path, co
 async def test_a_full_disk_is_an_error_and_nothing_that_was_committed_is_lost(tmp_path, small_disk):
     path = small_disk / "database"
     async with open_database(path, SCHEMA + "; CREATE TABLE IF NOT EXISTS bytes (value BLOB)") as database:
-        await database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (1)"))
+        await database.run(insert_one)
         with pytest.raises(StorageFullError, match=r"full"):
             await database.run(lambda connection: connection.execute("INSERT INTO bytes VALUES (zeroblob(8000000))"))
         assert await database.run(numbers) == [1]

@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,12 +101,8 @@ def read_many(folder: Path, number: int) -> None:
 
 @pytest.mark.slow
 def test_processes_remember_each_other_s_digests(tmp_path: Path, read_files: list[str]):
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=read_many, args=(tmp_path, number)) for number in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as processes:
+        [*processes.map(read_many, [tmp_path] * 3, range(3))]
     paths = sorted(tmp_path.glob("*-*"))
     found = file_digests(paths, tmp_path / "memory.json")
     assert read_files == []

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +98,23 @@ def change_a_byte(path: Path) -> None:
         file.write(b"\xff")
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def make_unreadable(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+DAMAGES = {
+    "changed": change_a_byte,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "unreadable": lambda path: (path.unlink(), path.mkdir()),
+    "gone": Path.unlink,
+}
 
 
 @pytest.mark.parametrize("name", ["model.xml", "model.bin"])
-@pytest.mark.parametrize("damage", [change_a_byte, truncate, make_unreadable, Path.unlink])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_missing_which_is_logged(
-    name: str, damage: Any, cache: ModelCache, caplog: pytest.LogCaptureFixture
+    name: str, damage: str, cache: ModelCache, caplog: pytest.LogCaptureFixture
 ):
     entry = cache.entry("m", "key")
     path = put(entry)
     assert entry.read(Record) is not None
-    damage(path / name)
+    DAMAGES[damage](path / name)
     assert entry.read(Record) is None
     assert f"{path} is damaged, and not used: " in caplog.text
     put(entry)
@@ -298,11 +297,10 @@ def test_other_files_are_neither_listed_nor_removed(cache: ModelCache):
 
 
 def test_an_entry_of_an_older_version_is_listed_and_makes_room(cache: ModelCache):
-    old = cache.folder / "bert-0123456789abcdef"
-    old.mkdir(parents=True)
-    (old / "record.json").write_text('{"digest": "", "record": {}}')
-    use_earlier(old, 3601)
-    assert [(entry.name, entry.about) for entry in cache.entries()] == [(old.name, None)]
+    path = put(cache.entry("bert", "key"))
+    (path / "record.json").write_text('{"digest": "", "record": {}}')
+    use_earlier(path, 3601)
+    assert [(entry.name, entry.about) for entry in cache.entries()] == [(path.name, None)]
     cache.make_room()
     assert cache.entries() == []
 
@@ -318,6 +316,8 @@ def test_an_entry_that_was_used_since_it_was_listed_is_not_removed(cache: ModelC
 
 
 ENTRIES = 6
+
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def use_entries(folder: Path, seed: int) -> tuple[int, list[int]]:
@@ -339,10 +339,6 @@ def use_entries(folder: Path, seed: int) -> tuple[int, list[int]]:
     return converted, problems
 
 
-def use_entries_once(folder: Path, seed: int, said: Any) -> None:
-    said.put(use_entries(folder, seed))
-
-
 def use_entries_until_killed(folder: Path, seed: int, started: Any) -> None:
     started.set()
     while True:
@@ -350,14 +346,8 @@ def use_entries_until_killed(folder: Path, seed: int, started: Any) -> None:
 
 
 def test_processes_that_convert_read_and_remove_at_once_see_complete_entries(cache: ModelCache):
-    spawn = multiprocessing.get_context("spawn")
-    said = spawn.Queue()
-    processes = [spawn.Process(target=use_entries_once, args=(cache.folder, seed, said)) for seed in range(3)]
-    for process in processes:
-        process.start()
-    answers = [said.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
+    with ProcessPoolExecutor(3, SPAWN) as processes:
+        answers = [*processes.map(use_entries, [cache.folder] * 3, range(3), timeout=60)]
     assert all(problems == [] for _, problems in answers), answers
     assert ENTRIES < sum(converted for converted, _ in answers) < 3 * 60
     left = {path.name for path in cache.folder.iterdir()}
@@ -367,11 +357,10 @@ def test_processes_that_convert_read_and_remove_at_once_see_complete_entries(cac
 
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_complete_entries_or_none(cache: ModelCache, caplog: pytest.LogCaptureFixture):
-    spawn = multiprocessing.get_context("spawn")
     chosen, seen = random.Random(0), 0
     for seed in range(12):
-        started = spawn.Event()
-        process = spawn.Process(target=use_entries_until_killed, args=(cache.folder, seed, started))
+        started = SPAWN.Event()
+        process = SPAWN.Process(target=use_entries_until_killed, args=(cache.folder, seed, started))
         process.start()
         assert started.wait(60)
         process.join(chosen.uniform(0.01, 0.1))
@@ -404,9 +393,8 @@ def test_an_entry_that_another_process_converts_is_waited_for_and_not_removed(
     caplog.set_level(logging.INFO)
     entry = cache.entry("m", "key")
     use_earlier(put(entry), 3601)
-    spawn = multiprocessing.get_context("spawn")
-    held, end = spawn.Event(), spawn.Event()
-    process = spawn.Process(target=hold, args=(cache.folder, held, end))
+    held, end = SPAWN.Event(), SPAWN.Event()
+    process = SPAWN.Process(target=hold, args=(cache.folder, held, end))
     process.start()
     assert held.wait(60)
     cache.make_room()
