@@ -22,8 +22,12 @@ def read(tmp_path: Path, text: str | bytes) -> dict[bytes, ApiKey]:
 
 def test_a_table_is_a_key_with_its_limits(tmp_path):
     limits = {
-        **{"requests_per_minute": 600, "tokens_per_minute": 1_000_000, "max_concurrent_requests": 8},
-        **{"max_body_bytes": 1048576, "may_outrank": True, "admin": True},
+        "requests_per_minute": 600,
+        "tokens_per_minute": 1_000_000,
+        "max_concurrent_requests": 8,
+        "max_body_bytes": 1048576,
+        "may_outrank": True,
+        "admin": True,
     }
     written = "".join(f"{name} = {str(value).lower()}\n" for name, value in limits.items())
     of_other = f'[indexing-2]\nsha256 = "{sha256(b"other").hexdigest().upper()}"\nmodels = ["bge"]\n'
