@@ -9,25 +9,22 @@ import httpx
 import pytest
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import client_of, listening, running
+from tests.api.serving import post, refused, vectors
+from tests.api.serving import serving as serving_scripted
 from tests.model_folders import write_json, write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
-from trio_pool_serve.config import Config, ModelConfig, NetworkConfig
+from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.service import Service
 
 LONG = "hello " * 100
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, *, loading: ModelConfig | None = None, **network: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    config = Config(models=(str(folder),), loading=loading or ModelConfig(), network=NetworkConfig(**network))
-    service = Service(config, lambda *_: ScriptedRunner())
-    async with running(service), listening(service) as url, client_of(url) as client:
+async def serving(folder: Path, *, loading: ModelConfig | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    config = Config(models=(str(folder),), loading=loading or ModelConfig())
+    async with serving_scripted(config, ScriptedRunner()) as (service, client):
         serve_as(service, Everything())
         yield client
 
@@ -48,24 +45,19 @@ async def test_a_model_has_all_of_its_names(scripted_folder):
     loading = ModelConfig(served_model_name="first, second,org/third")
     async with serving(scripted_folder, loading=loading) as client:
         for name in ("first", "second", "org/third", "", None):
-            answer = await client.post("/v1/embeddings", json={"input": "hello", "model": name})
-            assert answer.status_code == 200
-            assert answer.json()["model"] == "first"
+            assert (await post(client, input="hello", model=name))["model"] == "first"
         listed = (await client.get("/v1/models")).json()
         assert [card["id"] for card in listed["data"]] == ["first", "second", "org/third"]
         assert (await client.get("/models")).json() == listed
         assert (await client.get("/v1/models/org/third/")).json()["id"] == "org/third"
-        refused = await client.post("/v1/embeddings", json={"input": "hello", "model": "fourth"})
-        assert refused.status_code == 404
-        assert refused.json()["error"]["message"].startswith("The model `fourth` does not exist.")
+        error = await refused(client, status=404, input="hello", model="fourth")
+        assert error["message"].startswith("The model `fourth` does not exist.")
 
 
 async def test_a_star_among_the_names_stands_for_all_others(scripted_folder):
     async with serving(scripted_folder, loading=ModelConfig(served_model_name="first,*")) as client:
         for path, name in [("/v1/embeddings", "gpt-4"), ("/invocations", "x"), ("/v1/embeddings", "*")]:
-            answer = await client.post(path, json={"input": "hello", "model": name})
-            assert answer.status_code == 200
-            assert answer.json()["model"] == "first"
+            assert (await post(client, path, input="hello", model=name))["model"] == "first"
         assert [card["id"] for card in (await client.get("/v1/models")).json()["data"]] == ["first"]
         assert (await client.get("/v1/models/*")).status_code == 404
 
@@ -82,13 +74,14 @@ SILENT: dict[str, dict[str, Any]] = {
 }
 """Requests that say nothing about truncation, on routes that refuse long inputs."""
 
-REFUSING: dict[str, dict[str, Any]] = {
-    "/embed": {"inputs": LONG, "truncate": False},
-    "/v2/embed": {"texts": [LONG], "truncate": "NONE"},
-    "/v1/embeddings": {"input": LONG, "truncation": False},
-    "/v1/rerank": {"query": "hello", "documents": [LONG], "top_k": 1, "truncation": False},
-    "/v1/multimodalembeddings": {"inputs": [{"content": LONG}], "truncation": False},
-}
+REFUSING: list[tuple[str, dict[str, Any], int]] = [
+    ("/embed", {"inputs": LONG, "truncate": False}, 422),
+    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400),
+    ("/v1/embeddings", {"input": LONG, "truncation": False}, 400),
+    ("/v1/embeddings", {"input": LONG, "truncate": False}, 400),
+    ("/v1/rerank", {"query": "hello", "documents": [LONG], "top_k": 1, "truncation": False}, 400),
+    ("/v1/multimodalembeddings", {"inputs": [{"content": LONG}], "truncation": False}, 400),
+]
 
 
 @pytest.mark.parametrize("long_text", [None, "refuse", "truncate", "chunk"])
@@ -103,10 +96,8 @@ async def test_long_inputs_are_truncated_as_the_setting_says_where_the_request_d
         assert (await client.post("/embed", json={"inputs": LONG, "truncate": True})).status_code == 200
         if long_text == "chunk":
             return
-        for path, body in REFUSING.items():
-            assert (await client.post(path, json=body)).status_code in (400, 422), path
-        jina = await client.post("/v1/embeddings", json={"input": LONG, "truncate": False})
-        assert jina.status_code == 400
+        for path, body, status in REFUSING:
+            assert (await client.post(path, json=body)).status_code == status, path
 
 
 # -- prompts -----------------------------------------------------------------------------------------------
@@ -128,19 +119,17 @@ async def test_texts_get_the_prompt_that_the_server_or_the_request_chooses(
     prompted_folder, scripted_folder, settings, request_fields, words
 ):
     async with serving(scripted_folder) as client:
-        expected = (await client.post("/v1/embeddings", json={"input": words})).json()["data"]
+        expected = await vectors(client, input=words)
     async with serving(prompted_folder, loading=ModelConfig(**settings)) as client:
-        found = (await client.post("/v1/embeddings", json={"input": "hello", **request_fields})).json()["data"]
-    assert found == expected
+        assert await vectors(client, input="hello", **request_fields) == expected
 
 
-def test_a_default_prompt_that_the_model_does_not_have_is_refused_at_the_start(prompted_folder):
+def test_a_default_prompt_that_the_model_does_not_have_and_names_that_are_the_same_are_refused_at_the_start(
+    prompted_folder,
+):
     with pytest.raises(ModelLoadError, match="this model's prompt templates are: one, two"):
         read_model_folder(prompted_folder, ModelConfig(default_prompt_name="three"))
     with pytest.raises(ValueError, match="exclude each other"):
         ModelConfig(default_prompt_name="one", default_prompt="w1 ")
-
-
-def test_two_names_that_are_the_same_are_refused():
     with pytest.raises(ValueError, match="the same name"):
         Config(models=("m",), loading=ModelConfig(served_model_name="a,a"))

@@ -1,7 +1,7 @@
 """The API keys of a server, and the usage of each against its limits."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -155,7 +155,11 @@ class ApiKeys:
     """By the key's name, and whether it is the usage by jobs. Usage stays when the file is reloaded."""
 
     def __attrs_post_init__(self) -> None:
-        self._by_digest = self._of_flags = dict(_keys_of_flags(self.network.api_key_list))
+        # Without limits, and with names that no key of a file can have.
+        self._by_digest = self._of_flags = {
+            digest_of(key): ApiKey(name=f"--api-key {number}", admin=True)
+            for number, key in enumerate(self.network.api_key_list, 1)
+        }
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -243,12 +247,6 @@ class ApiKeys:
 
     def __repr__(self) -> str:
         return f"<ApiKeys {len(self._by_digest)}>"
-
-
-def _keys_of_flags(keys: Iterable[str]) -> Iterator[tuple[bytes, ApiKey]]:
-    """Yield the keys of ``--api-key``, which have no limits, and names that no key of a file can have."""
-    for number, key in enumerate(keys, 1):
-        yield digest_of(key), ApiKey(name=f"--api-key {number}", admin=True)
 
 
 def _without_scheme(name: bytes, value: bytes) -> str:

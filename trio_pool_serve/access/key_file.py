@@ -98,11 +98,8 @@ def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) ->
         digest = bytes.fromhex(table.sha256 or "") if table.key is None else digest_of(table.key)
         if digest in keys:
             raise ValueError(f"[{keys[digest].name}] and [{name}] have the same key")
-        keys[digest] = _key_of(name, table, known_models)
+        if known_models is not None and not (table.models or frozenset()).issubset(known_models):
+            raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
+        permissions = {field: getattr(table, field) for field in _Permissions.__struct_fields__}
+        keys[digest] = ApiKey(name=name, **permissions)
     return keys
-
-
-def _key_of(name: str, table: _Table, known_models: Collection[str] | None) -> ApiKey:
-    if known_models is not None and not (table.models or frozenset()).issubset(known_models):
-        raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
-    return ApiKey(name=name, **{field: getattr(table, field) for field in _Permissions.__struct_fields__})

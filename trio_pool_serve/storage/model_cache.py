@@ -230,13 +230,12 @@ class CacheEntry:
         record, files = stored
         try:
             found = self.cache.digest(path / name for name in files)
+            for name, digest in files.items():
+                if found[path / name] != digest:
+                    raise OSError(f"{name} has been changed")  # noqa: TRY301
         except OSError as error:
             logger.warning("%s is damaged, and not used: %s", path, error)
             return None
-        for name, digest in files.items():
-            if found[path / name] != digest:
-                logger.warning("%s is damaged, and not used: %s has been changed", path, name)
-                return None
         with suppress(OSError):
             os.utime(path)
         return record

@@ -101,15 +101,6 @@ async def test_a_batch_of_the_client_of_openai_is_computed(client):
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
-async def test_two_batches_of_one_file_have_the_same_bytes(client):
-    file = await uploaded(client, rows(300))
-    contents = []
-    for _ in range(2):
-        batch = await ended(client, await created_for(client, file.id))
-        contents.append((await client.files.content(batch.output_file_id)).content)
-    assert contents[0] == contents[1]
-
-
 async def test_lines_that_fail_are_in_a_file_of_errors(client):
     lines = [line(0), line(1, dimensions=10_000), line(2)]
     batch = await ended(client, await created(client, encoded(lines)))
@@ -139,6 +130,7 @@ WRONG = {
     "another url": (encoded([line(1), raw(custom_id="b", url="/v1/rerank")]), [(2, "url_mismatch")]),
     "a model that is not there": (encoded([line(1, model="none")]), [(1, "model_mismatch")]),
     "two models": (encoded([line(1), line(2, model="other")]), [(2, "model_mismatch")]),
+    "more lines than a batch may have": (rows(50_001), [(None, "too_many_tasks")]),
     "nothing": (b"", [(None, "empty_file")]),
     "blank lines": (b"\n \r\n\n", [(None, "empty_file")]),
     "a line that is too long": (encoded([line(1), line(2, input="x" * 9000)]), [(2, "line_too_long")]),
@@ -157,12 +149,6 @@ async def test_bad_input_is_a_batch_that_fails_and_says_which_lines_are_wrong(co
                 assert batch.errors.object == "list"
                 assert [(error.line, error.code) for error in batch.errors.data] == errors
     assert not scripted.batches
-
-
-async def test_more_lines_than_a_batch_may_have_fail_it(client):
-    batch = await ended(client, await created(client, rows(50_001)))
-    assert batch.status == "failed"
-    assert [error.code for error in batch.errors.data] == ["too_many_tasks"]
 
 
 async def test_requests_that_are_wrong_are_refused(client):

@@ -49,7 +49,7 @@ async def stored(batches: OpenBatches, content: bytes, owner: str = "") -> Store
     async with batches.reserving(owner) as reserve, batches.receiving() as upload:
         await reserve(len(content))
         upload.append([content])
-        return await batches.complete(upload, owner, purpose="batch", filename="x", expire_s=None)
+        return await batches.complete(upload, owner, filename="x", expire_s=None)
 
 
 async def created(batches: OpenBatches, content: bytes, owner: str = "") -> StoredBatch:

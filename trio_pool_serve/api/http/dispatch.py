@@ -134,9 +134,11 @@ class TaskHandler:
         It is unknown until the whole body has arrived, if the body is large or has a priority, and if the dialects
         write errors differently.
         """
-        if not (self._errors_agree and request.body.is_searchable):
+        body = request.body.buffer
+        if not (self._errors_agree and request.body.is_searchable) or body.find(PRIORITY) >= 0:
             return None
-        return _likeness(self.service, request, request.body.buffer)
+        model = model_named_in(body) if len(self.service.served) > 1 else None
+        return model, body.find(IMAGE_URL) >= 0, len(body).bit_length(), request.header(b"x-request-timeout")
 
     def refuse_undecoded(self, request: HttpRequest) -> None:
         """Raise ``OverloadedError`` if no model could take a request, or if the model that its body names cannot."""
@@ -230,13 +232,6 @@ class TaskHandler:
         config = self.service.config
         embeds = config.input.enable_prompt_embeds
         return decode_body(body, self.candidates, config.network, self.candidates_of, embeds=embeds)
-
-
-def _likeness(service: Service, request: HttpRequest, body: Buffer) -> Hashable:
-    if body.find(PRIORITY) >= 0:
-        return None
-    model = model_named_in(body) if len(service.served) > 1 else None
-    return model, body.find(IMAGE_URL) >= 0, len(body).bit_length(), request.header(b"x-request-timeout")
 
 
 def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:

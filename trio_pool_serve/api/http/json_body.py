@@ -151,7 +151,7 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
     most = inputs * PER_INPUT
     if len(body) < COUNTED_FROM or _counts_fit(body, most, values):
         return
-    strings = containers = commas = 0
+    counts = np.zeros(256, dtype=np.int64)
     inside, escape = False, b""
     for begin in range(0, len(body), COUNTED_AT_ONCE):
         piece = escape + bytes(body[begin : begin + COUNTED_AT_ONCE])
@@ -160,13 +160,14 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
         escape = b"\\" if plain.endswith(b"\\") else b""
         characters = np.frombuffer(plain, dtype=np.uint8)
         within = np.logical_xor.accumulate(characters == QUOTE) ^ inside
-        counts = np.bincount(characters[~within], minlength=256)  # a closing quote is outside, an opening one not
+        counts += np.bincount(characters[~within], minlength=256)  # a closing quote is outside, an opening one not
         inside = bool(within[-1])
-        strings += int(counts[QUOTE])
-        containers += int(counts[BRACKET] + counts[BRACE])
-        commas += int(counts[COMMA])
-        counted = {"strings": (strings, most), "lists and objects": (containers, most), "values": (commas, values)}
-        for what, (count, limit) in counted.items():
+        containers = counts[BRACKET] + counts[BRACE]
+        for what, count, limit in (
+            ("strings", counts[QUOTE], most),
+            ("lists and objects", containers, most),
+            ("values", counts[COMMA], values),
+        ):
             if count > limit:
                 raise InvalidRequestError(
                     f"The body has more than {limit} {what}, too many for at most {inputs} inputs. "

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 from attrs import frozen
@@ -31,9 +31,6 @@ MAX_FILENAME = 255
 
 EXPIRY_S = range(3600, 2_592_001)
 """Seconds that ``expires_after`` may have, as in OpenAI's API."""
-
-LocalHandler: TypeAlias = Callable[[HttpRequest, OpenBatches], Awaitable[HttpResponse]]
-"""Responds in the process that has the files."""
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
@@ -83,7 +80,7 @@ class StoredRoute:
     """
 
     service: Service
-    respond: LocalHandler
+    respond: Callable[[HttpRequest, OpenBatches], Awaitable[HttpResponse]]
     creates: bool = False
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
@@ -135,7 +132,6 @@ def file_routes(service: Service) -> Routes:
             file = await batches.complete(
                 received,
                 request.owner,
-                purpose=_purpose_of(form),
                 filename=_filename_of(form),
                 expire_s=_expiry_of(form),
             )
@@ -178,14 +174,10 @@ def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
     received.append(form.take(piece))
 
 
-def _purpose_of(form: UploadForm) -> str:
-    purpose = form.fields.get("purpose")
-    if purpose != "batch":
-        raise InvalidRequestError("The purpose of a file must be `batch`.", param="purpose")
-    return purpose
-
-
 def _filename_of(form: UploadForm) -> str:
+    """Return the name of a form's file. Raises ``InvalidRequestError`` if it has none for batches."""
+    if form.fields.get("purpose") != "batch":
+        raise InvalidRequestError("The purpose of a file must be `batch`.", param="purpose")
     if form.filename is None:
         raise InvalidRequestError("The form has no file.", param=FILE_FIELD)
     return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]

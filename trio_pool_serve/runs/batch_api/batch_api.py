@@ -24,7 +24,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.processes.socket_folder import serve_at
 from trio_pool_serve.runs.batch_api.batch_runner import RETRY_PAUSE_S, BatchRunner, BatchStatistics, LineRoutes
 from trio_pool_serve.runs.batch_api.batch_store import SCHEMA, BatchStore
-from trio_pool_serve.runs.batch_api.data_folder import DataFolder
+from trio_pool_serve.runs.batch_api.data_folder import SOCKET_NAME, DataFolder
 from trio_pool_serve.runs.batch_api.open_batches import SWEEP_S, OpenBatches
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
 from trio_pool_serve.threads.offload import Offload
@@ -39,8 +39,6 @@ RETRY_S = 1.0
 
 SHORT_RETRY_S = 0.05
 """The same pause while a request waits."""
-
-SOCKET_NAME = "batches.socket"
 
 DAY_S = 24 * 3600.0
 
@@ -201,7 +199,8 @@ class BatchApi:
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)
-        await self.offload.run("files", self.folder.remove_uploads)
+        # The owner before this process has ended.
+        await self.offload.run("files", partial(self.folder.remove_left, self.socket))
         async with trio.open_nursery() as nursery:
             await nursery.start(opened.runner.run)
             await nursery.start(self._listen)
@@ -215,8 +214,6 @@ class BatchApi:
 
     async def _listen(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve the requests that other processes of the server have received."""
-        # The owner before this process has ended.
-        await self.offload.run("files", partial(self.folder.remove_sockets, self.socket, SOCKET_NAME))
         try:
             await serve_at(self.socket, partial(trio.serve_listeners, self._answer), task_status=task_status)
         except ModelLoadError as error:  # its path may be too long

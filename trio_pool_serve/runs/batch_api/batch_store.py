@@ -157,7 +157,11 @@ class BatchStore:
                 f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
             )
         self._check_bytes(connection, batch.owner, 0)
-        _check_number(connection, batch.owner)
+        (unfinished,) = connection.execute(
+            "SELECT COUNT(*) FROM batches WHERE owner = ? AND NOT is_final", (batch.owner,)
+        ).fetchone()
+        if unfinished >= MAX_UNFINISHED:
+            raise QuotaExceededError(f"There may be {MAX_UNFINISHED} unfinished batches, and there are.")
         times = {"created_at": int(self.clock()), **batch.times}
         added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
         connection.execute(
@@ -250,8 +254,7 @@ class BatchStore:
     def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
         if not self.max_stored_bytes:
             return
-        row = connection.execute("SELECT COALESCE(SUM(bytes), 0) AS stored FROM files WHERE owner = ?", (owner,))
-        stored = row.fetchone()["stored"]
+        (stored,) = connection.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
         for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
             position = _decode(unfinished, StoredBatch).position
             stored += position.output_bytes + position.error_bytes
@@ -304,14 +307,6 @@ def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, re
     if row["request"] != request:
         raise ConflictError("Another request has been sent with this Idempotency-Key.")
     return _decode(row, StoredBatch)
-
-
-def _check_number(connection: sqlite3.Connection, owner: str) -> None:
-    row = connection.execute(
-        "SELECT COUNT(*) AS unfinished FROM batches WHERE owner = ? AND NOT is_final", (owner,)
-    ).fetchone()
-    if row["unfinished"] >= MAX_UNFINISHED:
-        raise QuotaExceededError(f"There may be {MAX_UNFINISHED} unfinished batches, and there are.")
 
 
 def _page(

@@ -16,6 +16,8 @@ from trio_pool_serve.storage.durable_files import AppendedFile, make_folder, ope
 ID = re.compile(r"file-[0-9a-f]{32}")
 """Nothing else is ever removed from the folder: it may have been there before."""
 
+SOCKET_NAME = "batches.socket"
+
 
 @frozen
 class DataFolder:
@@ -71,17 +73,13 @@ class DataFolder:
         self._create_folders()
         return open_appended(self.upload(file_id), 0)
 
-    def remove_uploads(self) -> None:
-        """Remove unfinished uploads of processes that have ended."""
+    def remove_left(self, socket: Path) -> None:
+        """Remove unfinished uploads, the socket and those in the folder, of processes that have ended."""
         with storage_errors(self.path):
             for left in (self.path / "uploads").iterdir():
                 if ID.fullmatch(left.name):
                     left.unlink(missing_ok=True)
-
-    def remove_sockets(self, current: Path, suffix: str) -> None:
-        """Remove a socket, and those in the folder, of processes that have ended."""
-        with storage_errors(self.path):
-            for left in (current, *self.path.glob(f"*.{suffix}")):
+            for left in (socket, *self.path.glob(f"*.{SOCKET_NAME}")):
                 if left.is_socket():
                     left.unlink(missing_ok=True)
 

@@ -66,10 +66,8 @@ class InputCheck:
                 message = f"The custom_id {line.custom_id!r} is that of an earlier line, too."
                 self._add(line.number, "duplicate_custom_id", message, "custom_id")
             self._seen.add(digest)
-        if line.error is None:
-            self._check_request(line)
-
-    def _check_request(self, line: Line) -> None:
+        if line.error is not None:
+            return
         if line.url != self.endpoint:
             message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
             self._add(line.number, "url_mismatch", message, "url")

@@ -94,10 +94,8 @@ class OpenBatches:
             if left > 0:
                 self._incomplete[owner] = left
 
-    async def complete(
-        self, upload: Upload, owner: str, *, purpose: str, filename: str, expire_s: int | None
-    ) -> StoredFile:
-        """Make an upload a durable file, and return it.
+    async def complete(self, upload: Upload, owner: str, *, filename: str, expire_s: int | None) -> StoredFile:
+        """Make an upload a durable file for batches, and return it.
 
         Raises ``StorageError`` and ``QuotaExceededError``. Cancellation: before the file is there, or after.
         """
@@ -105,7 +103,7 @@ class OpenBatches:
         file = StoredFile(
             id=upload.id,
             owner=owner,
-            purpose=purpose,
+            purpose="batch",
             filename=filename,
             bytes=upload.file.length,
             created_at=now,
