@@ -48,8 +48,10 @@ async def test_a_model_has_all_of_its_names(scripted_folder):
             assert (await post(client, input="hello", model=name))["model"] == "first"
         listed = (await client.get("/v1/models")).json()
         assert [card["id"] for card in listed["data"]] == ["first", "second", "org/third"]
-        assert (await client.get("/models")).json() == listed
-        assert (await client.get("/v1/models/org/third/")).json()["id"] == "org/third"
+        for path in ("/models", "/v1/models/"):
+            assert (await client.get(path)).json() == listed
+        for slash in ("/", "%2F"):
+            assert (await client.get(f"/v1/models/org{slash}third/")).json()["id"] == "org/third"
         error = await refused(client, status=404, input="hello", model="fourth")
         assert error["message"].startswith("The model `fourth` does not exist.")
 

@@ -107,19 +107,6 @@ async def test_a_client_that_leaves_after_it_has_closed_its_sending_half_is_canc
     await until(lambda: is_idle(service))
 
 
-async def test_a_pipelined_request_hides_that_the_client_left(url, service, scripted):
-    """hypercorn reads no further than the second request until the first is answered."""
-    scripted.gate.clear()
-    stream = await connect(url)
-    await stream.send_all(post(HUNDRED_ROWS) + post(b'{"input": [7]}'))
-    await until_launching(scripted)
-    await stream.aclose()
-    await until(lambda: queued(service) + sum(scripted.rows) == 100)
-    scripted.gate.set()
-    await until(lambda: sum(scripted.rows) >= 100)
-    await until(lambda: is_idle(service))
-
-
 async def test_a_body_without_end_is_cut_off_and_leaves_no_task(config, scripted):
     hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, client_timeout_s=0.5))
     async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
@@ -189,15 +176,6 @@ async def test_connections_are_closed_with_their_clients_also_if_these_pipeline_
                 await stream.send_all(body)
     await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)
     await until(lambda: is_idle(service))
-
-
-@pytest.mark.parametrize("target", [b"?", b"*", b"http://[::1/livez", b"http://x/livez", b"livez", b"/%ff%00"])
-async def test_odd_request_targets_are_answered(url, target):
-    async with await connect(url) as stream:
-        await stream.send_all(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-        status = (await stream.receive_some()).split(b" ", 2)[1]
-        # What names no path is taken for /, which is a probe.
-        assert status == (b"404" if target == b"/%ff%00" else b"200")
 
 
 async def test_a_small_answer_arrives_in_one_piece(url):

@@ -2,9 +2,14 @@
 
 import httpx
 import pytest
+import trio
 
 from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.app import create_app
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 
 BAD_BODIES = {
@@ -140,3 +145,43 @@ async def test_an_unforeseen_error_is_500_with_the_request_s_id(client, service,
     assert "abc" in answer.json()["error"]["message"]
     assert "surprise" not in answer.text
     assert "Traceback" in caplog.text
+
+
+# -- exceptions of a handler that are answered, and those that end the connection's task -----------------------------
+
+INVALID = InvalidRequestError("wrong")
+
+
+async def respond(config, *raised: BaseException) -> HttpResponse:
+    """Return the response to a handler in whose nursery several tasks raise; alone, an exception is raised itself."""
+
+    async def handler(request: HttpRequest) -> HttpResponse:
+        del request
+        if len(raised) == 1:
+            raise raised[0]
+        raise BaseExceptionGroup("of a nursery", raised)
+
+    middleware = create_app(config).middleware
+    return await middleware.respond(HttpRequest({"headers": []}, "/v1/embeddings", 2**20), handler)
+
+
+@pytest.mark.parametrize("raised", [(INVALID,), (INVALID, INVALID), (INVALID, ExceptionGroup("inner", [INVALID]))])
+async def test_an_error_is_answered_alone_and_in_a_group(config, raised):
+    assert (await respond(config, *raised)).status == 400
+
+
+async def test_an_error_beside_a_cancellation_is_answered(config):
+    with trio.CancelScope() as scope:
+        scope.cancel(reason="the client leaves")
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            response = await respond(config, INVALID, cancelled)
+            raise
+    assert response.status == 400
+
+
+@pytest.mark.parametrize("raised", [(KeyboardInterrupt(),), (INVALID, KeyboardInterrupt()), (SystemExit(3), INVALID)])
+async def test_what_ends_a_process_is_never_answered(config, raised):
+    with pytest.raises((KeyboardInterrupt, SystemExit, BaseExceptionGroup)):
+        await respond(config, *raised)

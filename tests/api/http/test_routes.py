@@ -1,14 +1,20 @@
 """Every route of the server is found in one table, by method and path."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import httpx
 import pytest
 
+from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import connect, serving
 from tests.conftest import client_of, listening, running
+from tests.scripted_runner import ScriptedRunner, described
+from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.service import Service
 
 VECTOR = {"input": [[7]]}
@@ -84,6 +90,7 @@ RESPONSES: Mapping[str, tuple[str, str, Mapping[str, object], int, set[str]]] = 
     "an empty model": ("POST", "/v1/embeddings", {"json": {**VECTOR, "model": ""}}, 200, {"data", "usage"}),
     "an encoded slash": ("POST", "/v1%2Fembeddings", {"json": VECTOR}, 200, {"data", "usage"}),
     "nothing": ("GET", "/nothing", {}, 404, OPENAI),
+    "options of nothing": ("OPTIONS", "/nothing", {}, 404, OPENAI),
     "a long name of a static file": ("GET", f"/static/{'a' * 5000}", {}, 404, OPENAI),
     "nothing without a key": ("GET", "/nothing", {"headers": {"authorization": ""}}, 401, OPENAI),
     "no asset": ("GET", "/docs/oauth2-redirect.html", {}, 404, OPENAI),
@@ -142,27 +149,6 @@ async def test_routes_answer_head_as_get_and_options_and_refuse_other_methods(cl
             assert full.content
 
 
-async def test_options_of_what_is_not_there_are_404(client):
-    assert (await client.options("/nothing")).status_code == 404
-
-
-@pytest.mark.parametrize("slash", ["/", "%2F"])
-async def test_ids_of_models_may_have_slashes(config, scripted, slash):
-    named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="org/name"))
-    async with serving(named, scripted) as (_service, client):
-        answer = await client.get(f"/v1/models/org{slash}name")
-        assert answer.status_code == 200
-        assert answer.json()["id"] == "org/name"
-        assert (await client.get(f"/v1/models/org{slash}name/")).json() == answer.json()
-        listed = await client.get("/v1/models/")
-        assert [card["id"] for card in listed.json()["data"]] == ["org/name"]
-
-
-async def test_ids_of_models_may_begin_with_a_slash(client, config):
-    assert config.models[0].startswith("/")
-    assert (await client.get(f"/v1/models/{config.models[0]}")).json()["id"] == config.models[0]
-
-
 UNDER = [
     ("GET", "/api/health", 200, None),
     ("GET", "/api//health", 200, None),
@@ -184,10 +170,12 @@ async def test_routes_and_their_dialects_are_below_the_root_path(guarded):
             assert (await ask(client, "GET", path)).status_code == 404, path
 
 
-async def test_targets_in_absolute_form_and_older_versions_are_understood(guarded):
+async def test_odd_targets_and_older_versions_are_understood(guarded):
+    """What names no path is taken for /, which is a probe."""
     async with listening(guarded) as url:
         for head, status in {
-            "GET http://x/health HTTP/1.1": 200,
+            **{f"GET {target} HTTP/1.1": 200 for target in ("?", "*", "http://[::1/livez", "http://x/livez", "livez")},
+            "GET /%ff%00 HTTP/1.1": 404,
             "GET http://x HTTP/1.1": 200,
             "PUT http://x HTTP/1.1": 405,
             "GET http://x/nothing HTTP/1.1": 404,
@@ -195,13 +183,6 @@ async def test_targets_in_absolute_form_and_older_versions_are_understood(guarde
             "GET /version HTTP/1.0": 200,
         }.items():
             assert status_of(await raw(url, head)) == status, head
-
-
-async def test_a_body_is_framed_in_one_way(url):
-    head = "POST /v1/embeddings HTTP/1.1\nContent-Type: application/json\nTransfer-Encoding: chunked"
-    body = b'10\r\n{"input": [[7]]}\r\n0\r\n\r\n'
-    assert status_of(await raw(url, head, body=body)) == 200
-    assert status_of(await raw(url, f"{head}\nContent-Length: {len(body)}", body=body)) == 400
 
 
 async def test_websockets_are_refused(guarded):
@@ -212,10 +193,79 @@ async def test_websockets_are_refused(guarded):
             assert status_of(await raw(url, head, connection="Upgrade")) == status, path
 
 
-async def test_what_is_counted_is_counted_once(guarded):
-    metrics = guarded.metrics
-    async with listening(guarded) as url, client_of(url) as client:
-        for name in ("a vector", "an error", "a probe", "nothing"):
-            method, path, options, _, _ = RESPONSES[name]
-            await ask(client, method, path, **options)
-    assert (metrics.requests._value.get(), metrics.failures._value.get()) == (2, 2)
+# -- the header ``Model-Fingerprint``, and what ``/v1/models`` says of the same ------------------------------------
+
+HEADER = "model-fingerprint"
+
+COMPUTED: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hello"},
+    "/embeddings": {"input": "hello", "input_type": "query"},
+    "/pooling": {"input": "hello", "task": "token_embed"},
+    "/classify": {"input": "hello"},
+    "/v1/score": {"text_1": "hello", "text_2": "world"},
+    "/v1/rerank": {"query": "hello", "documents": ["world"]},
+    "/v2/embed": {"texts": ["hello"], "input_type": "search_query", "embedding_types": ["float"], "model": "m"},
+    "/v2/rerank": {"query": "hello", "documents": ["world"], "model": "m"},
+    "/embed": {"inputs": "hello"},
+    "/embed_all": {"inputs": "hello"},
+    "/embed_sparse": {"inputs": "hello"},
+    "/predict": {"inputs": "hello"},
+    "/similarity": {"inputs": {"source_sentence": "hello", "sentences": ["world"]}},
+    "/rerank": {"query": "hello", "texts": ["world"]},
+    "/invocations": {"input": "hello"},
+}
+
+
+@asynccontextmanager
+async def asked(config: Config, runner: ScriptedRunner) -> AsyncIterator[httpx.AsyncClient]:
+    named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="m"))
+    async with serving(named, runner) as (service, client):
+        serve_as(service, Everything())
+        yield client
+
+
+async def card_of(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/v1/models")
+    assert HEADER not in answer.headers
+    return answer.json()["data"][0]
+
+
+async def test_every_response_that_a_model_computed_has_the_fingerprint_of_the_list(config):
+    async with asked(config, ScriptedRunner(description=described("0123456789abcdef", "bfloat16"))) as client:
+        card = await card_of(client)
+        assert (card["dtype"], card["backend"]) == ("bfloat16", "torch")
+        assert re.fullmatch("[0-9a-f]{16}", card["fingerprint"])
+        told = {path: await client.post(path, json=body) for path, body in COMPUTED.items()}
+        for form in ({"stream": True}, {"encoding_format": "bytes"}, {"encoding_format": "base64"}):
+            told[str(form)] = await client.post("/v1/embeddings", json={"input": "hello", **form})
+        assert {name: answer.status_code for name, answer in told.items()} == dict.fromkeys(told, 200)
+        assert {tuple(answer.headers.get_list(HEADER)) for answer in told.values()} == {(card["fingerprint"],)}
+        document = (await client.get("/openapi.json")).json()
+        assert all(
+            "Model-Fingerprint" in document["paths"][path]["post"]["responses"]["200"]["headers"] for path in COMPUTED
+        )
+        refused = await client.post("/v1/embeddings", json={"input": "hello", "model": "none"})
+        assert (refused.status_code, HEADER in refused.headers) == (404, False)
+
+
+async def test_a_runner_that_says_nothing_of_itself_has_no_fingerprint(config):
+    async with asked(config, ScriptedRunner()) as client:
+        assert {"fingerprint", "dtype", "backend"}.isdisjoint(await card_of(client))
+        assert HEADER not in (await client.post("/v1/embeddings", json={"input": "hello"})).headers
+
+
+async def test_settings_that_change_inputs_change_the_fingerprint_and_others_do_not(config):
+    async def fingerprint(weights: str = "0123456789abcdef", **settings: Any) -> str:
+        changed = attrs.evolve(config, loading=ModelConfig(**settings))
+        async with asked(changed, ScriptedRunner(description=described(weights))) as client:
+            return (await card_of(client))["fingerprint"]
+
+    first = await fingerprint()
+    assert await fingerprint(trust_remote_code=True, cache_dir="", revision="main") == first, "a restart"
+    others = [
+        await fingerprint("fedcba9876543210"),
+        await fingerprint(default_prompt="query: "),
+        await fingerprint(max_model_len=16),
+        await fingerprint(long_text="truncate"),
+    ]
+    assert len({first, *others}) == 1 + len(others)
