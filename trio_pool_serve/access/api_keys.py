@@ -164,8 +164,7 @@ class ApiKeys:
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return the API keys of a server with these settings."""
-        names = [name for source in config.sources for name in source.names]
-        known = None if config.model_changes.model_api else names
+        known = None if config.model_changes.model_api else [name for source in config.sources for name in source.names]
         return cls(config.network, known, config.processes.api_workers)
 
     @property

@@ -11,17 +11,22 @@ from attrs import define
 
 from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullError, StorageLostError
 
+KINDS: dict[int, type[StorageError]] = {
+    errno.ENOENT: StorageLostError,
+    errno.ENOSPC: StorageFullError,
+    errno.EDQUOT: StorageFullError,
+    errno.EMFILE: StorageBusyError,
+    errno.ENFILE: StorageBusyError,
+}
+
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Raise a ``StorageError`` for each ``OSError`` about a file: disk full, permission denied."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise StorageLostError(f"{path}: {error.strerror}.") from error
     except OSError as error:
-        kind = StorageFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
-        kind = StorageBusyError if error.errno in (errno.EMFILE, errno.ENFILE) else kind
+        kind = KINDS.get(error.errno or 0, StorageError)
         raise kind(f"{path}: {error.strerror or error}.") from error
 
 

@@ -103,8 +103,7 @@ def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: PathBy
         return by_path[by_fields.path_of(decode_json(body, dict[str, msgspec.Raw]), service)]
 
     routes = {("POST", path): TaskHandler(service, candidates) for path, candidates in by_path.items()}
-    by_default = by_path[by_fields.targets[0]]
-    return {**routes, ("POST", by_fields.path): TaskHandler(service, by_default, candidates_of)}
+    return {**routes, ("POST", by_fields.path): TaskHandler(service, by_path[by_fields.targets[0]], candidates_of)}
 
 
 @define(eq=False)

@@ -61,11 +61,11 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
     headers.append((b"x-request-id", request.request_id.encode()))
     query = request.scope["query_string"]
     target = quote(request.path).encode() + (b"?" + query if query else b"")
-    url = httpx.URL(scheme="http", host="localhost", raw_path=target)
     async with AsyncExitStack() as stack:
         transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_TLS)
         client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=None))
         client.headers.clear()
+        url = httpx.URL(scheme="http", host="localhost", raw_path=target)
         outgoing = client.build_request(request.scope["method"], url, headers=headers, content=content)
         try:
             with unwrap_exception_groups(PoolServeError, httpx.TransportError):
@@ -93,8 +93,7 @@ async def _received(response: "httpx.Response", stack: AsyncExitStack) -> HttpRe
         if name.lower() not in NOT_FORWARDED | {b"date", b"server", b"content-length"}
     ]
     length = response.headers.get("content-length")
-    is_head = response.request.method == "HEAD"
-    if not is_head and length is not None and int(length) <= KEPT_BYTES:
+    if response.request.method != "HEAD" and length is not None and int(length) <= KEPT_BYTES:
         body = b"".join([piece async for piece in response.aiter_raw()])
         return HttpResponse(body, None, response.status_code, tuple(headers))
     if length is not None:
@@ -109,8 +108,7 @@ def serve_forwarded(app: Callable[[Any, Any, Any], Awaitable[None]]) -> Callable
     settings.errorlog = None
 
     async def marked(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        extensions = {**scope.get("extensions", {}), FORWARDED: {}}
-        await app({**scope, "extensions": extensions}, receive, send)
+        await app({**scope, "extensions": {**scope.get("extensions", {}), FORWARDED: {}}}, receive, send)
 
     async def serve(stream: trio.SocketStream) -> None:
         await TCPServer(ASGIWrapper(marked), settings, WorkerContext(None), {}, stream)  # type: ignore[arg-type]

@@ -113,8 +113,8 @@ class LineResponder:
             candidates = [known] if known is not None else [] if handler is None else handler.candidates
             dialects = [each.dialect for each in candidates] or [self.default]
             status, fields = error_body(describe(error, line.request_id, known, wire), dialects)
-            body = msgspec.json.encode(fields)
-            return LineResponse(status, body, timings.tokens, is_json=not isinstance(error, _NotJsonError))
+            is_json = not isinstance(error, _NotJsonError)
+            return LineResponse(status, msgspec.json.encode(fields), timings.tokens, is_json)
         finally:
             reservation.release()
 

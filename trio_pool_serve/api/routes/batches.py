@@ -70,13 +70,12 @@ def batch_object(batch: StoredBatch) -> dict[str, object]:
     """Return a batch as OpenAI describes it."""
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     position = batch.position
-    errors = {"object": "list", "data": list(batch.errors)} if batch.errors else None
     return {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
         "model": batch.model,
-        "errors": errors,
+        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": batch.status,
@@ -109,8 +108,8 @@ def batch_routes(service: Service) -> Routes:
             raise InvalidRequestError(f"An Idempotency-Key may have {MAX_IDEMPOTENCY_KEY} characters.")
         paths = batches.runner.routes().paths
         if wire.endpoint not in paths:
-            known = ", ".join(sorted(paths))
-            raise InvalidRequestError(f"The endpoint {wire.endpoint} is none of {known}.", param="endpoint")
+            message = f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}."
+            raise InvalidRequestError(message, param="endpoint")
         expires_after = wire.output_expires_after
         now = int(batches.store.clock())
         batch = StoredBatch(
@@ -128,8 +127,8 @@ def batch_routes(service: Service) -> Routes:
             results_expire_s=None if expires_after is None else expires_after.checked(),
         )
         digest = sha256(msgspec.json.encode(wire, order="deterministic")).digest()
-        added = await batches.add_batch(batch, idempotency_key=idempotency_key, request=digest)
-        return HttpResponse.json(batch_object(added))
+        batch = await batches.add_batch(batch, idempotency_key=idempotency_key, request=digest)
+        return HttpResponse.json(batch_object(batch))
 
     async def batches_of(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         query = request.query(BatchesQuery)

@@ -92,8 +92,8 @@ def console_routes(service: Service) -> Routes:
     """Return the routes of the page over a service."""
 
     def file(name: str, content_type: str) -> HttpResponse:
-        response = HttpResponse((FOLDER / (name or "index.html")).read_bytes(), content_type)
-        return response.with_headers(SECURITY_HEADERS)
+        content = (FOLDER / (name or "index.html")).read_bytes()
+        return HttpResponse(content, content_type).with_headers(SECURITY_HEADERS)
 
     async def live(request: HttpRequest) -> HttpResponse:
         after = request.query(LiveQuery).after

@@ -74,8 +74,7 @@ def operational_routes(service: Service) -> Routes:
         return _status(state, ok=state not in ("loading", "dead"))
 
     async def metrics(_: HttpRequest) -> HttpResponse:
-        exposition = partial(exposition_of, await service.snapshots())
-        text = await service.offload.run("postprocess", exposition)
+        text = await service.offload.run("postprocess", partial(exposition_of, await service.snapshots()))
         return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
 
     async def load(_: HttpRequest) -> HttpResponse:

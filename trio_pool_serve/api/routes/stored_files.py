@@ -89,8 +89,7 @@ class StoredRoute:
         if isinstance(place, Path):
             if request.is_forwarded:
                 raise UnavailableError("Another process has just taken over the files: try again.")
-            timeout_s = self.service.config.time_limits.client_timeout_s
-            return await forward(request, place, max_body_timeout_s=timeout_s)
+            return await forward(request, place, max_body_timeout_s=self.service.config.time_limits.client_timeout_s)
         if place is not None:
             return await self.respond(request, place)
         async with self.service.batches.empty() as empty:

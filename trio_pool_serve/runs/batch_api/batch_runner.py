@@ -119,8 +119,8 @@ class BatchRunner:
 
     def statistics(self) -> BatchStatistics:
         """Return the numbers of this moment."""
-        is_computing = self._turns.working is not None
-        return BatchStatistics(len(self._scopes), len(self._turns.waiting), int(is_computing), self._lines)
+        turns = self._turns
+        return BatchStatistics(len(self._scopes), len(turns.waiting), int(turns.working is not None), self._lines)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Stop a batch; its results are the committed ones.
