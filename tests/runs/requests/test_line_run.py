@@ -158,14 +158,6 @@ async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_
     assert {tuple(each) for each in parts.server.requests} == expected
 
 
-async def test_a_run_that_pauses_goes_on(run):
-    pauses = iter([False, False, True, True, True])
-    assert not await run.go(should_pause=lambda: next(pauses, True))
-    assert len(run.committed) == 3
-    assert await run.go()
-    assert run.committed[-1].line == 1500
-
-
 async def test_windows_that_the_server_cannot_compute_now_are_computed_again(run, autojump_clock):
     run.server.unavailable = 7
     assert await run.go()
