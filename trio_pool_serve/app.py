@@ -175,7 +175,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES,
     )
-    responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
+    responder = LineResponder(app.service, app.routes, OPENAI)
     routes = LineRoutes(
         responder.respond_all,
         responder.paths,

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.http.dispatch import task_routes
 from trio_pool_serve.api.http.line_responder import LineResponder
+from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions, journal_path
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
@@ -105,7 +107,10 @@ class OwnBatch:
         init=False,
         # Nothing else waits for these batches, so they have all of the budget.
         default=Factory(
-            lambda self: LineResponder(self.service, DIALECTS, INVOCATIONS, OPENAI, token_divisor=1), takes_self=True
+            lambda self: LineResponder(
+                self.service, RouteTable(task_routes(self.service, DIALECTS, INVOCATIONS)), OPENAI, token_divisor=1
+            ),
+            takes_self=True,
         ),
     )
 

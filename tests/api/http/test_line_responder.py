@@ -10,7 +10,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.conftest import reserving
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.http.dispatch import task_routes
 from trio_pool_serve.api.http.line_responder import LineResponder
+from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.errors import UnavailableError
 from trio_pool_serve.runs.requests.line_results import LineRequest, Submitter
 from trio_pool_serve.service import Service
@@ -29,7 +31,7 @@ LINES = [
 
 
 def responder_of(service: Service) -> LineResponder:
-    return LineResponder(service, DIALECTS, INVOCATIONS, OPENAI)
+    return LineResponder(service, RouteTable(task_routes(service, DIALECTS, INVOCATIONS)), OPENAI)
 
 
 def requests_of(lines: list[tuple[str, dict]]) -> list[LineRequest]:

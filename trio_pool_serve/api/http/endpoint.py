@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -103,16 +103,12 @@ class Endpoint(Generic[Wire, Job]):
     discriminators: frozenset[str] = frozenset()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
-    to_job: Callable[[Wire, NetworkConfig], Job] = field()
+    to_job: Callable[[Wire, NetworkConfig], Job] = Factory(lambda self: self.wire.job, takes_self=True)
 
     def __attrs_post_init__(self) -> None:
         # msgspec works out a class at its first use, and notes it before it has finished. A second thread that decodes
         # to the class meanwhile ends the process by a segmentation fault.
         msgspec.json.Decoder(self.wire)
-
-    @to_job.default
-    def _its_own(self) -> Callable[[Wire, NetworkConfig], Job]:
-        return self.wire.job  # type: ignore[attr-defined, no-any-return]
 
     def name_of(self, job_field: JobField, wire: Wire | None) -> str | None:
         """Return the name by which the client that sent ``wire``, if it could be decoded, knows a job's field."""

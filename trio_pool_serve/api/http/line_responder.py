@@ -5,9 +5,9 @@ from functools import partial
 
 import msgspec
 import trio
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve
 
-from trio_pool_serve.api.http.dispatch import DecodedBody, PathByFields, TaskHandler, task_routes
+from trio_pool_serve.api.http.dispatch import DecodedBody, TaskHandler
 from trio_pool_serve.api.http.endpoint import Call, Dialect
 from trio_pool_serve.api.http.error_responses import describe, error_body
 from trio_pool_serve.api.http.json_body import is_quick_to_decode
@@ -40,30 +40,23 @@ PAUSE_S = 0.003
 
 @define(eq=False)
 class LineResponder:
-    """Responds to lines by the routes of the ``dialects``; errors that belong to none are written as ``default`` does.
+    """Responds to lines by the tasks among ``routes``; errors of no dialect are written as ``default`` does.
 
     ``respond_all`` is a ``RespondAll``.
     """
 
     service: Service
-    dialects: Sequence[Dialect]
-    by_fields: PathByFields
+    routes: RouteTable
     default: Dialect
-    token_divisor: int = field()
+    token_divisor: int = Factory(
+        lambda self: GPU_TOKEN_DIVISOR if has_gpu(self.service.config.loading) else CPU_TOKEN_DIVISOR, takes_self=True
+    )
     """Batches have the token budget of the engine divided by this."""
-    _routes: RouteTable = field(init=False)
-
-    @token_divisor.default
-    def _of_the_device(self) -> int:
-        return GPU_TOKEN_DIVISOR if has_gpu(self.service.config.loading) else CPU_TOKEN_DIVISOR
-
-    def __attrs_post_init__(self) -> None:
-        self._routes = RouteTable(task_routes(self.service, self.dialects, self.by_fields))
 
     @property
     def paths(self) -> list[str]:
         """The paths that lines may name."""
-        return [path for method, path in self._routes.routes if method == "POST"]
+        return [path for (_, path), handler in self.routes.routes.items() if isinstance(handler, TaskHandler)]
 
     def has_route(self, path: str) -> bool:
         """Return whether lines may name a path."""
@@ -156,7 +149,7 @@ class LineResponder:
         return response
 
     def _handler_of(self, path: str) -> TaskHandler | None:
-        handler = self._routes.find("POST", self._routes.path_of_route(path))
+        handler = self.routes.find("POST", self.routes.path_of_route(path))
         return handler if isinstance(handler, TaskHandler) else None
 
 

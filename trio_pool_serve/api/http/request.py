@@ -67,7 +67,13 @@ class HttpRequest:
     request_id: str = field(init=False)
     claimed_by: DialectEndpoint | None = None
     wire: Any = None
-    timings: RequestTimings = field(init=False)
+    timings: RequestTimings = field(
+        init=False,
+        default=Factory(
+            lambda self: RequestTimings(self.scope.get("extensions", {}).get(WAITED_S, 0.0)), takes_self=True
+        ),
+    )
+    """They begin when it arrived."""
     deadline: float = math.inf
     is_task: bool = False
     client: Client = field(init=False, default=Client())
@@ -94,10 +100,6 @@ class HttpRequest:
     cancel_reason: str | None = field(init=False, default=None)
     has_left: bool = field(init=False, default=False)
     """Whether the client disconnected before it was answered."""
-
-    @timings.default
-    def _since_its_arrival(self) -> RequestTimings:
-        return RequestTimings(self.scope.get("extensions", {}).get(WAITED_S, 0.0))
 
     @body.default
     def _empty_body(self) -> RequestBody:

@@ -1,6 +1,6 @@
 """A ``multipart/form-data`` body with one file, of which only the fields are kept in memory."""
 
-from attrs import define, field
+from attrs import Factory, define, field
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
@@ -45,16 +45,17 @@ class UploadForm:
     max_file_bytes: int
     fields: dict[str, str] = field(init=False, factory=dict)
     filename: str | None = field(default=None, init=False)
-    _decoder: MultipartDecoder = field(init=False)
+    _decoder: MultipartDecoder = field(
+        init=False,
+        default=Factory(
+            lambda self: MultipartDecoder(self.boundary, MAX_BUFFERED, max_parts=MAX_PARTS), takes_self=True
+        ),
+    )
     _part: str | None = field(default=None, init=False)
     """Name of the part that is being read; ``None`` in the file."""
     _value: bytearray = field(init=False, factory=bytearray)
     _file_bytes: int = field(default=0, init=False)
     _held: bytes = field(default=b"", init=False)
-
-    @_decoder.default
-    def _of_boundary(self) -> MultipartDecoder:
-        return MultipartDecoder(self.boundary, MAX_BUFFERED, max_parts=MAX_PARTS)
 
     def take(self, piece: bytes | None) -> list[bytes]:
         """Take a piece of the body, ``None`` at its end; return the parts of the file in it.
