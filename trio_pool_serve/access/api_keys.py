@@ -1,7 +1,7 @@
 """The API keys of a server, and the usage of each against its limits."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -148,7 +148,6 @@ class ApiKeys:
     known_models: Collection[str] | None = ()
     """Models that keys may name; ``None`` for any, because models may be loaded while the server runs."""
     processes: int = 1
-    clock: Callable[[], float] = trio.current_time
     _of_flags: Mapping[bytes, ApiKey] = field(init=False)
     _by_digest: Mapping[bytes, ApiKey] = field(init=False)
     _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
@@ -185,7 +184,7 @@ class ApiKeys:
         usage = self._usage.get((key.name, by_batches))
         if usage is None:
             usage = self._usage[key.name, by_batches] = KeyUsage(1 if by_batches else self.processes)
-            usage.apply(key, self.clock())
+            usage.apply(key, trio.current_time())
         return usage
 
     def usage_by_batches(self, name: str) -> KeyUsage | None:
@@ -224,7 +223,7 @@ class ApiKeys:
         of_file = await offload.run("postprocess", self.read_file)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._by_digest = {**of_file, **self._of_flags}
-        now = self.clock()
+        now = trio.current_time()
         limits = {key.name: key for key in self._by_digest.values()}
         self._usage = {of: usage for of, usage in self._usage.items() if of[0] in limits}
         for (name, _), usage in self._usage.items():

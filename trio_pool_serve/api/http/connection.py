@@ -11,12 +11,17 @@ from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import NotFound
 
-from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler, begin_trace, log_request
+from trio_pool_serve.api.http.request import (
+    CLIENT_LEFT,
+    Handler,
+    HttpRequest,
+    StreamingHandler,
+    begin_trace,
+    log_request,
+)
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import innermost
-
-CLIENT_LEFT = "the client has disconnected"
 
 SILENCE_S = 1.0
 """A client that sends nothing for this long is waiting for the response, not sending a body."""
@@ -71,7 +76,6 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             await self._handle(request, handler, receive, send)
         except BaseException as error:
             request.cancel_reason = _reason_of(error)
-            request.has_left = request.cancel_reason == CLIENT_LEFT
             raise
         finally:
             request.end()
@@ -99,7 +103,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
                     await self._respond(request, handler, response, send)
                     nursery.cancel_scope.cancel(reason="the request has been answered")
         if self._request_scope.cancelled_caught:
-            request.has_left, request.cancel_reason = True, CLIENT_LEFT
+            request.cancel_reason = CLIENT_LEFT
 
     async def _response_to_stream(self, request: HttpRequest, handler: Handler, receive: Any) -> HttpResponse:
         """Return the response to a request whose handler receives the body: as fast as it can, and no faster."""

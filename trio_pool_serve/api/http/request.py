@@ -37,6 +37,8 @@ WAITED_S = "trio_pool_serve.waited_s"
 FORWARDED = "trio_pool_serve.forwarded"
 """The ASGI extension of requests that another process of this server has received."""
 
+CLIENT_LEFT = "the client has disconnected"
+
 Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
 """refused: an error status below 500, for a fault of the request. failed: a status from 500 on."""
 
@@ -98,8 +100,7 @@ class HttpRequest:
     span: Any = field(init=False, default=None)
     """OpenTelemetry's span, if requests are traced."""
     cancel_reason: str | None = field(init=False, default=None)
-    has_left: bool = field(init=False, default=False)
-    """Whether the client disconnected before it was answered."""
+    """Why it was not answered: ``CLIENT_LEFT`` if its client disconnected before."""
 
     @body.default
     def _empty_body(self) -> RequestBody:
@@ -117,7 +118,7 @@ class HttpRequest:
     def outcome(self) -> Outcome:
         """How the request has ended."""
         if self.cancel_reason is not None:
-            return "client left" if self.has_left else "cancelled"
+            return "client left" if self.cancel_reason == CLIENT_LEFT else "cancelled"
         if self.error is None:
             return "answered"
         if isinstance(self.error, DrainingError):

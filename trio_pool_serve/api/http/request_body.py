@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError
+from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError, PoolServeError
 from trio_pool_serve.rendering.memory_budget import Reservation
 
 Buffer: TypeAlias = bytearray | mmap.mmap
@@ -46,15 +46,17 @@ class RequestBody:
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._announced = expected_bytes
-        self._is_too_large = self.announced > max_bytes
         self._complete = trio.Event()
         self._length = 0
         self._reservation: Reservation | None = None
         self._reserved = 0
-        self._refusal: OverloadedError | BodyTimeoutError | None = None
+        self._refusal: PoolServeError | None = None
+        """Why nothing of the body is kept any longer; ``take`` raises it."""
         self.buffer: Buffer = bytearray()
         """The data that has arrived and is kept."""
-        if not self._is_too_large and self.announced > MAPPED_BYTES:
+        if self.announced > max_bytes:
+            self._end()
+        elif self.announced > MAPPED_BYTES:
             # Memory is taken as it is written to, not before.
             self.buffer = mmap.mmap(-1, self.announced, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -69,12 +71,12 @@ class RequestBody:
 
     def append(self, data: bytes) -> None:
         """Append a piece; past the limit nothing is kept, and ``take`` raises."""
-        if not data or self._is_too_large:
+        if not data or self._refusal is not None:
             return
         begin, self._length = self._length, self._length + len(data)
         if self._reservation is not None and self._length > self._reserved:
             self._reserve(self._reservation)
-            if self._is_too_large:
+            if self._refusal is not None:
                 return
         limit = len(self.buffer) if isinstance(self.buffer, mmap.mmap) else self._max_bytes
         if self._length > limit:
@@ -86,7 +88,7 @@ class RequestBody:
 
     def hold(self, reservation: Reservation) -> None:
         """Count the body's memory as it arrives, unless it is small. If it does not fit, ``take`` raises."""
-        if not (self._is_too_large or self.is_small):
+        if self._refusal is None and not self.is_small:
             self._reservation = reservation
             self._reserve(reservation)
 
@@ -103,9 +105,10 @@ class RequestBody:
         else:
             self._reserved = wanted
 
-    def _end(self, refusal: OverloadedError | BodyTimeoutError | None = None) -> None:
-        """Keep nothing of the body any longer."""
-        self._is_too_large, self.buffer, self._refusal = True, bytearray(), refusal
+    def _end(self, refusal: PoolServeError | None = None) -> None:
+        """Keep nothing of the body any longer, because it is too large if no other reason is given."""
+        too_large = PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
+        self.buffer, self._refusal = bytearray(), refusal or too_large
         self._complete.set()
 
     @contextmanager
@@ -145,7 +148,7 @@ class RequestBody:
     @property
     def is_searchable(self) -> bool:
         """Whether all of a body has arrived that is not too large, and of at most ``SEARCHABLE_BYTES``."""
-        return self._complete.is_set() and not self._is_too_large and self._length <= SEARCHABLE_BYTES
+        return self._complete.is_set() and self._refusal is None and self._length <= SEARCHABLE_BYTES
 
     def set_complete(self) -> None:
         """Note that all of the body has arrived."""
@@ -162,7 +165,7 @@ class RequestBody:
         Raises ``BodyTimeoutError``, ``OverloadedError``, and ``PayloadTooLargeError``, without waiting if too many
         bytes are announced. Cancellation: at once.
         """
-        if not self._is_too_large and not self._complete.is_set():  # a time limit takes 12 µs
+        if not self._complete.is_set():  # a time limit takes 12 µs
             try:
                 with trio.fail_after(timeout_s), self._ended_if_stalled():
                     await self._complete.wait()
@@ -170,8 +173,6 @@ class RequestBody:
                 raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None
         if self._refusal is not None:
             raise self._refusal
-        if self._is_too_large:
-            raise PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
         body, self.buffer = self.buffer, bytearray()
         return body
 
