@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file
 from trio_pool_serve.config import Config, NetworkConfig
@@ -37,11 +37,6 @@ class TokenBucket:
     updated: float = 0.0
     used: float = field(default=0.0, init=False)
 
-    @property
-    def capacity(self) -> float:
-        """The highest level."""
-        return max(1.0, self.per_minute)
-
     def take(self, amount: float, now: float) -> None:
         """Take an amount, even if that overdraws the bucket."""
         if self.per_minute:
@@ -53,7 +48,7 @@ class TokenBucket:
         if not self.per_minute:
             return 0.0
         self._fill(now)
-        return max(0.0, amount + self.used - self.capacity) * 60 / self.per_minute
+        return max(0.0, amount + self.used - max(1.0, self.per_minute)) * 60 / self.per_minute
 
     def resize(self, per_minute: float, now: float) -> None:
         """Change the rate; the used amount stays used, unless there was no limit or is none."""
@@ -148,17 +143,22 @@ class ApiKeys:
     known_models: Collection[str] | None = ()
     """Models that keys may name; ``None`` for any, because models may be loaded while the server runs."""
     processes: int = 1
-    _of_flags: Mapping[bytes, ApiKey] = field(init=False)
-    _by_digest: Mapping[bytes, ApiKey] = field(init=False)
+    _of_flags: Mapping[bytes, ApiKey] = field(
+        init=False,
+        default=Factory(
+            lambda self: {
+                digest_of(key): ApiKey(name=f"--api-key {number}", admin=True)
+                for number, key in enumerate(self.network.api_key_list, 1)
+            },
+            takes_self=True,
+        ),
+    )
+    """Without limits, and with names that no key of a file can have."""
+    _by_digest: Mapping[bytes, ApiKey] = field(
+        init=False, default=Factory(lambda self: self._of_flags, takes_self=True)
+    )
     _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
     """By the key's name, and whether it is the usage by jobs. Usage stays when the file is reloaded."""
-
-    def __attrs_post_init__(self) -> None:
-        # Without limits, and with names that no key of a file can have.
-        self._by_digest = self._of_flags = {
-            digest_of(key): ApiKey(name=f"--api-key {number}", admin=True)
-            for number, key in enumerate(self.network.api_key_list, 1)
-        }
 
     @classmethod
     def of(cls, config: Config) -> Self:

@@ -35,12 +35,6 @@ async def assert_described(client, config, service) -> None:
     assert described == routed
 
 
-async def test_every_reference_leads_somewhere(client):
-    found = await document(client)
-    for name in set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(found).decode())):
-        assert name in found["components"]["schemas"]
-
-
 def names_of(schemas, references):
     """The fields of the objects that references lead to."""
     found = (schemas[reference["$ref"].rpartition("/")[2]] for reference in references)

@@ -195,21 +195,6 @@ def test_a_line_that_is_not_utf_8_is_refused_wherever():
     assert refused.error.code == "invalid_json_line"
 
 
-async def test_what_fails_otherwise_ends_the_run_at_its_last_commit(run):
-    class BrokenError(Exception):
-        pass
-
-    async def fail_third(position: Position) -> None:
-        if len(run.committed) == 3:
-            raise BrokenError
-        await run.commit(position)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await run.go(commit=fail_third)
-    assert caught.group_contains(BrokenError)
-    assert await run.go()
-
-
 async def test_lines_that_are_refused_are_not_computed(run):
     assert await run.go(error_of=lambda _: LineError("batch_expired", "over"))
     assert run.server.requests == []

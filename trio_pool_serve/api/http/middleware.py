@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.access.key_file import ApiKey
@@ -13,6 +13,7 @@ from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import Handler, HttpRequest, begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import (
     AuthenticationError,
     OverloadedError,
@@ -23,9 +24,6 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
-
-VERSIONED_PATHS = ("/v1", "/v2")
-METRICS_PATH = "/metrics"
 
 EXPOSED_HEADERS = (
     "metadata, model-fingerprint, retry-after, retry-after-ms, server-timing, x-request-id, "
@@ -68,14 +66,23 @@ class Middleware:
     _by_path: Mapping[str, Sequence[Dialect]] = field(kw_only=True)
     _open_routes: Collection[tuple[str, str]] = field(kw_only=True)
     _for_admins: Collection[str | tuple[str, str]] = field(kw_only=True)
-    _labels: ClientLabels = field(init=False)
-    _origins: frozenset[str] = field(init=False)
+    _network: NetworkConfig = field(
+        init=False, default=Factory(lambda self: self._service.config.network, takes_self=True)
+    )
+    _labels: ClientLabels = field(
+        init=False,
+        default=Factory(
+            lambda self: ClientLabels(self._network.proxy_networks, self._network.trusts_unix), takes_self=True
+        ),
+    )
+    _origins: frozenset[str] = field(
+        init=False,
+        default=Factory(
+            lambda self: frozenset(filter(None, map(str.strip, self._network.cors_allow_origins.split(",")))),
+            takes_self=True,
+        ),
+    )
     _refusals: dict[Hashable, KnownRefusal] = field(init=False, factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        network = self._service.config.network
-        self._labels = ClientLabels(network.proxy_networks, network.trusts_unix)
-        self._origins = frozenset(filter(None, map(str.strip, network.cors_allow_origins.split(","))))
 
     async def respond(self, request: HttpRequest, handler: Handler) -> HttpResponse:
         """Return the handler's response, or an error response.
@@ -171,10 +178,9 @@ class Middleware:
         method, path = request.scope.get("method", "WEBSOCKET"), request.path
         if (method, path) in self._open_routes or (self._origins and method == "OPTIONS"):
             return False  # browsers ask for a page's permission without its key
-        key_scope = self._service.config.network.api_key_scope
-        if key_scope == "vllm":
-            return path.startswith(VERSIONED_PATHS)
-        return key_scope == "all" or path != METRICS_PATH
+        if self._network.api_key_scope == "vllm":
+            return path.startswith(("/v1", "/v2"))
+        return self._network.api_key_scope == "all" or path != "/metrics"
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""

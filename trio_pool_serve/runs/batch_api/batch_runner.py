@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
-from typing import TypeAlias
 
 import trio
 from attrs import define, field, frozen
@@ -44,10 +43,6 @@ UNLIMITED = KeyUsage()
 
 EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
 
-ModelOf: TypeAlias = Callable[[str | None, frozenset[str] | None], str]
-"""Returns the name of the model that a name stands for, ``None`` being the default, among those with one of the second
-argument's names, ``None`` for all. Raises ``NotFoundError``."""
-
 
 @frozen(eq=False)
 class LineRoutes:
@@ -55,7 +50,9 @@ class LineRoutes:
 
     respond_all: RespondAll
     paths: Collection[str]
-    model_of: ModelOf
+    model_of: Callable[[str | None, frozenset[str] | None], str]
+    """Returns the name of the model that a name stands for, ``None`` being the default, among those with one of the
+    second argument's names, ``None`` for all. Raises ``NotFoundError``."""
     usage_of: Callable[[str], KeyUsage | None]
 
 
