@@ -11,8 +11,6 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from trio_pool_serve.types import Client
-
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
@@ -44,11 +42,6 @@ class ApiKey(_Permissions, frozen=True, kw_only=True):
     """
 
     name: str
-
-    @property
-    def client(self) -> Client:
-        """The client that uses the key."""
-        return Client(self.name, self.may_outrank)
 
 
 class _Table(_Permissions, frozen=True, kw_only=True):

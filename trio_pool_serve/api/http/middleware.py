@@ -171,7 +171,7 @@ class Middleware:
         key = keys.find(request.headers)
         if key is None:
             raise AuthenticationError("The API key is missing or wrong.")
-        request.key, request.client, request.models = key, key.client, key.models
+        request.key, request.client, request.models = key, Client(key.name, key.may_outrank), key.models
         return key
 
     def _needs_key(self, request: HttpRequest) -> bool:

@@ -239,8 +239,8 @@ def event_of(request: HttpRequest) -> Mapping[str, Any]:
         "total_ms": round(timings.total_s * 1e3, 3),
     }
     if timings.rows:
-        stages = {f"{name}_ms": round(seconds * 1e3, 3) for name, seconds in timings.stages().items()}
-        event |= {"rows": timings.rows, "tokens": timings.tokens, **stages}
+        event |= {"rows": timings.rows, "tokens": timings.tokens}
+        event |= {f"{name}_ms": round(seconds * 1e3, 3) for name, seconds in timings.stages().items()}
     return event
 
 

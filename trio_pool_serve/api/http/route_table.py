@@ -38,10 +38,10 @@ class RouteTable:
             methods = ", ".join(sorted({*handlers, "OPTIONS"}))
             handlers["OPTIONS"] = partial(_list_methods, methods)
             handlers[OTHER_METHODS] = partial(_refuse_method, methods)
-        templates = [path for path in self._by_path if PLACE in path]
-        templates.sort(key=lambda path: -len(path.partition(PLACE)[2]))
+        templates = (path for path in self._by_path if PLACE in path)
         self._patterns = {
-            path: re.compile(".+".join(map(re.escape, path.split(PLACE))), re.DOTALL) for path in templates
+            path: re.compile(".+".join(map(re.escape, path.split(PLACE))), re.DOTALL)
+            for path in sorted(templates, key=lambda path: -len(path.partition(PLACE)[2]))
         }
         """Of paths with ``{name}``."""
 

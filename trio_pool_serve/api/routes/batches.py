@@ -11,7 +11,7 @@ from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
-from trio_pool_serve.api.routes.stored_files import ExpiresAfter, StoredRoute, id_in, list_page
+from trio_pool_serve.api.routes.stored_files import ExpiresAfter, id_in, list_page, stored_route
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.runs.batch_api.batch_store import Page
 from trio_pool_serve.runs.batch_api.open_batches import FILE_PREFIX, OpenBatches
@@ -142,7 +142,7 @@ def batch_routes(service: Service) -> Routes:
         cancelled = await batches.runner.cancel(request.owner, id_in(request, BATCHES_PATH, "/cancel"))
         return HttpResponse.json(batch_object(cancelled))
 
-    stored = partial(StoredRoute, service)
+    stored = partial(stored_route, service)
     return {
         ("POST", BATCHES_PATH): stored(create),
         ("GET", BATCHES_PATH): stored(batches_of),

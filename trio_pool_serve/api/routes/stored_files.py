@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from attrs import frozen
 
 from trio_pool_serve.api.http.forwarding import forward
-from trio_pool_serve.api.http.request import HttpRequest, StreamingHandler
+from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.response import HttpResponse, file_response
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
@@ -72,28 +71,27 @@ class FilesQuery(msgspec.Struct, frozen=True):
     purpose: str | None = None
 
 
-@frozen(eq=False)
-class StoredRoute:
-    """Responds where the files are: by ``respond`` in this process, or by forwarding to another process.
+def stored_route(
+    service: Service, respond: Callable[[HttpRequest, OpenBatches], Awaitable[HttpResponse]], *, creates: bool = False
+) -> Handler:
+    """Return a handler that responds where the files are: by ``respond``, or by forwarding to another process.
 
-    While nothing has been stored, ``respond`` gets an empty store. ``creates``: the route stores something.
+    While nothing has been stored, ``respond`` gets an empty store. ``creates``: the route stores something. The handler
+    raises ``StorageError`` and ``UnavailableError``. Cancellation: at once.
     """
 
-    service: Service
-    respond: Callable[[HttpRequest, OpenBatches], Awaitable[HttpResponse]]
-    creates: bool = False
-
-    async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Return the response. Raises ``StorageError``, ``UnavailableError``. Cancellation: at once."""
-        place = await self.service.batches.locate(create=self.creates)
+    async def handle(request: HttpRequest) -> HttpResponse:
+        place = await service.batches.locate(create=creates)
         if isinstance(place, Path):
             if request.is_forwarded:
                 raise UnavailableError("Another process has just taken over the files: try again.")
-            return await forward(request, place, max_body_timeout_s=self.service.config.time_limits.client_timeout_s)
+            return await forward(request, place, max_body_timeout_s=service.config.time_limits.client_timeout_s)
         if place is not None:
-            return await self.respond(request, place)
-        async with self.service.batches.empty() as empty:
-            return await self.respond(request, empty)
+            return await respond(request, place)
+        async with service.batches.empty() as empty:
+            return await respond(request, empty)
+
+    return handle
 
 
 def list_page(objects: Sequence[Mapping[str, object]], *, has_more: bool) -> HttpResponse:
@@ -158,7 +156,7 @@ def file_routes(service: Service) -> Routes:
         await batches.remove_file(request.owner, file_id)
         return HttpResponse.json({"id": file_id, "object": "file", "deleted": True})
 
-    stored = partial(StoredRoute, service)
+    stored = partial(stored_route, service)
     return {
         ("POST", FILES_PATH): StreamingHandler(stored(upload, creates=True)),
         ("GET", FILES_PATH): stored(files),
