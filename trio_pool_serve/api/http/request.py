@@ -111,8 +111,8 @@ class HttpRequest:
     @request_id.default
     def _chosen_id(self) -> str:
         given = self.header(b"x-request-id") or ""
-        printable = given.isascii() and given.isprintable()
-        return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
+        is_shown = given and given.isascii() and given.isprintable()
+        return given[:MAX_REQUEST_ID] if is_shown else secrets.token_hex(16)
 
     @property
     def outcome(self) -> Outcome:

@@ -1,6 +1,6 @@
 """``/openapi.json`` describes every route; ``/docs`` shows it in a browser."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -177,20 +177,21 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
     }
     described = {"tags": ["operations"], "summary": operation.summary, "responses": responses}
     if operation.body is not None:
-        content = {"application/json": {"schema": {"type": "object"}, "example": operation.body}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": {"type": "object"}, "example": operation.body}},
+        }
     return described
 
 
-def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: Iterable[Route]) -> Routes:
+def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: Collection[Route]) -> Routes:
     """Return the routes of the document and of the page that shows it, which loads nothing from outside.
 
     The arguments are those of ``openapi_document``.
     """
-    left_out = frozenset(without)
 
     async def document(_: HttpRequest) -> HttpResponse:
-        return HttpResponse(openapi_document(dialects, by_fields, left_out))  # takes 20 ms, the first time
+        return HttpResponse(openapi_document(dialects, by_fields, frozenset(without)))  # takes 20 ms, the first time
 
     async def asset(name: str, kind: str, _: HttpRequest) -> HttpResponse:
         return HttpResponse(await trio.Path(SWAGGER_UI / name).read_bytes(), kind)

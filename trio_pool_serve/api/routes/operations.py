@@ -48,8 +48,8 @@ def operational_routes(service: Service) -> Routes:
     shares_all_engines = service.config.processes.engine == "hosts"
 
     async def liveness(_: HttpRequest) -> HttpResponse:
-        dead = service.state == "dead"
-        return _status("dead" if dead else "alive", ok=not dead)
+        state = "dead" if service.state == "dead" else "alive"
+        return _status(state, ok=state == "alive")
 
     async def readiness(request: HttpRequest) -> HttpResponse:
         """Respond whether a task would be accepted now; with ``?deep=true``, after computing one short input.
@@ -101,8 +101,7 @@ def operational_routes(service: Service) -> Routes:
 
 
 def _status(state: str, *, ok: bool, reason: str = "") -> HttpResponse:
-    body = {"status": state, "reason": reason} if reason else {"status": state}
-    return HttpResponse.json(body, 200 if ok else 503)
+    return HttpResponse.json({"status": state, **({"reason": reason} if reason else {})}, 200 if ok else 503)
 
 
 class HostRequest(msgspec.Struct, frozen=True):

@@ -97,8 +97,9 @@ def stored_route(
 def list_page(objects: Sequence[Mapping[str, object]], *, has_more: bool) -> HttpResponse:
     """Return the response with a page of a list of objects, which have ids."""
     first, last = (objects[0]["id"], objects[-1]["id"]) if objects else (None, None)
-    page = {"data": objects, "first_id": first, "last_id": last, "has_more": has_more, "object": "list"}
-    return HttpResponse.json(page)
+    return HttpResponse.json(
+        {"data": objects, "first_id": first, "last_id": last, "has_more": has_more, "object": "list"}
+    )
 
 
 def id_in(request: HttpRequest, path: str, suffix: str = "") -> str:

@@ -192,16 +192,16 @@ class BatchRunner:
             cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
             # Outside of the turn: others are computed while an owner with limits waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
-                submitter = Submitter(Client(batch.owner, is_background=True), batch.models, usage)
                 ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
 
                 def should_pause() -> bool:
                     if usage is not None:
                         return next(windows) > 0  # one has been saved up for
-                    has_committed = self._lines > lines_before  # or turns that are too short would get nowhere
-                    is_over = has_committed and trio.current_time() >= ends
+                    # Without a commit, turns that are too short would get nowhere.
+                    is_over = self._lines > lines_before and trio.current_time() >= ends
                     return is_over and self._turns.is_wanted_by_others(batch.owner)
 
+                submitter = Submitter(Client(batch.owner, is_background=True), batch.models, usage)
                 position = await self._run_lines(batch, submitter, should_pause=should_pause)
         if position.is_finished:
             await self.store.advance(batch.id, "finalizing")

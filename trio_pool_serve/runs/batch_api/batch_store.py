@@ -184,8 +184,7 @@ class BatchStore:
     @transaction
     def unfinished(self, connection: sqlite3.Connection) -> list[StoredBatch]:
         """Return all batches that have not ended, of all owners, in the order of their creation."""
-        rows = connection.execute("SELECT record FROM batches WHERE NOT is_final ORDER BY number")
-        return [_decode(row, StoredBatch) for row in rows]
+        return _unfinished(connection)
 
     @transaction
     def advance(
@@ -245,19 +244,16 @@ class BatchStore:
     @transaction
     def known_ids(self, connection: sqlite3.Connection) -> set[str]:
         """Return the ids of all files: complete ones, and the results of batches that have not ended."""
-        ids = {row["id"] for row in connection.execute("SELECT id FROM files")}
-        for row in connection.execute("SELECT record FROM batches WHERE NOT is_final"):
-            batch = _decode(row, StoredBatch)
-            ids |= {batch.output_id, batch.error_id}
-        return ids
+        complete = {row["id"] for row in connection.execute("SELECT id FROM files")}
+        unfinished = _unfinished(connection)
+        return complete | {result for batch in unfinished for result in (batch.output_id, batch.error_id)}
 
     def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
         if not self.max_stored_bytes:
             return
         (stored,) = connection.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
-        for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
-            position = _decode(unfinished, StoredBatch).position
-            stored += position.output_bytes + position.error_bytes
+        positions = [batch.position for batch in _unfinished(connection, "AND owner = ?", owner)]
+        stored += sum(position.output_bytes + position.error_bytes for position in positions)
         if stored + nbytes > self.max_stored_bytes:
             raise QuotaExceededError(
                 f"All files together may have {self.max_stored_bytes} bytes; there are {stored} already. Delete some."
@@ -282,6 +278,12 @@ def _update_batch(connection: sqlite3.Connection, batch: StoredBatch) -> StoredB
         (is_final, ended_at, msgspec.json.encode(batch), batch.id),
     )
     return batch
+
+
+def _unfinished(connection: sqlite3.Connection, where: str = "", *values: object) -> list[StoredBatch]:
+    """Return the batches that have not ended, in the order of their creation."""
+    query = f"SELECT record FROM batches WHERE NOT is_final {where} ORDER BY number"  # noqa: S608  (of ours)
+    return [_decode(row, StoredBatch) for row in connection.execute(query, values)]
 
 
 def _find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:

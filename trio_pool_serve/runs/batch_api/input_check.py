@@ -50,8 +50,10 @@ class InputCheck:
 
     def _end(self) -> None:
         if self.total > MAX_LINES:
-            message = f"A file may have {MAX_LINES} requests, and this has more."
-            self.errors.insert(0, BatchError(code="too_many_tasks", message=message))
+            self.errors.insert(
+                0,
+                BatchError(code="too_many_tasks", message=f"A file may have {MAX_LINES} requests, and this has more."),
+            )
         elif not self.total:
             self.errors.append(BatchError(code="empty_file", message="The file has no requests."))
         del self.errors[MAX_ERRORS:]
@@ -63,14 +65,19 @@ class InputCheck:
         if line.custom_id is not None:
             digest = blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             if digest in self._seen:
-                message = f"The custom_id {line.custom_id!r} is that of an earlier line, too."
-                self._add(line.number, "duplicate_custom_id", message, "custom_id")
+                self._add(
+                    line.number,
+                    "duplicate_custom_id",
+                    f"The custom_id {line.custom_id!r} is that of an earlier line, too.",
+                    "custom_id",
+                )
             self._seen.add(digest)
         if line.error is not None:
             return
         if line.url != self.endpoint:
-            message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
-            self._add(line.number, "url_mismatch", message, "url")
+            self._add(
+                line.number, "url_mismatch", f"The url of the line is not the batch's endpoint, {self.endpoint}.", "url"
+            )
         try:
             model = self.model_of(line.model)
         except NotFoundError:
@@ -79,8 +86,12 @@ class InputCheck:
         if self.model is None:
             self.model = model
         elif model != self.model:
-            message = f"The line is for the model `{model}`, an earlier one for `{self.model}`."
-            self._add(line.number, "model_mismatch", message, "body.model")
+            self._add(
+                line.number,
+                "model_mismatch",
+                f"The line is for the model `{model}`, an earlier one for `{self.model}`.",
+                "body.model",
+            )
 
     def _add(self, number: int, code: str, message: str, param: str | None) -> None:
         if len(self.errors) < MAX_ERRORS:
