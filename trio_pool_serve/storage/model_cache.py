@@ -77,13 +77,6 @@ def installed_versions(*libraries: str) -> dict[str, str]:
     return versions
 
 
-def write_record(path: Path, files: dict[str, str], record: object) -> None:
-    """Write a record, with the SHA-256 of each file by its path in the entry. Raises ``OSError``."""
-    stored = _Stored(FORMAT, files, msgspec.Raw(msgspec.json.encode(record)))
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
-    path.chmod(0o600)
-
-
 def read_record(path: Path, record_type: type[T]) -> tuple[T, dict[str, str]] | None:
     """Return the record of an entry's folder, and the SHA-256 of each file.
 
@@ -271,7 +264,10 @@ class CacheEntry:
             folder = Path(name)
             record = write(folder)
             files = {file.relative_to(folder): _read_settled(file) for file in folder.rglob("*") if file.is_file()}
-            write_record(folder / RECORD, {name.as_posix(): file.sha256 for name, file in files.items()}, record)
+            digests = {name.as_posix(): file.sha256 for name, file in files.items()}
+            stored = _Stored(FORMAT, digests, msgspec.Raw(msgspec.json.encode(record)))
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
+            (folder / RECORD).chmod(0o600)
             with suppress(FileNotFoundError):
                 _discard(path)
             publish(folder, path)

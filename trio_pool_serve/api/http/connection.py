@@ -75,7 +75,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         try:
             await self._handle(request, handler, receive, send)
         except BaseException as error:
-            request.cancel_reason = _reason_of(error)
+            cause = innermost(error)
+            reason = cause.reason if isinstance(cause, trio.Cancelled) else None
+            request.cancel_reason = reason or type(cause).__name__
             raise
         finally:
             request.end()
@@ -181,13 +183,6 @@ async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) ->
     # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
     body: Any = response.response if isinstance(response, Response) else response.get_data()
     return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
-
-
-def _reason_of(error: BaseException) -> str:
-    """Return why a request was cut off: the reason of a cancellation, or else the type of the error."""
-    cause = innermost(error)
-    reason = cause.reason if isinstance(cause, trio.Cancelled) else None
-    return reason or type(cause).__name__
 
 
 def _path_of_target(target: str) -> str:

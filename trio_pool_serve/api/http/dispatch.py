@@ -207,7 +207,7 @@ class TaskHandler:
             response = await claimed_by.endpoint.respond(call)
             request.fingerprint = model.computed_by.fingerprint
             if not isinstance(response.body, bytes):
-                request.keep(use)
+                use.outlives_context, request.model_use = True, use
         return response
 
     async def _decoded(self, request: HttpRequest) -> DecodedBody:
@@ -228,9 +228,8 @@ class TaskHandler:
 
     def decode(self, body: Buffer) -> DecodedBody:
         """Return what a body asks of one of the endpoints; an error in it is returned with the endpoint."""
-        config = self.service.config
-        embeds = config.input.enable_prompt_embeds
-        return decode_body(body, self.candidates, config.network, self.candidates_of, embeds=embeds)
+        network, embeds = self.service.config.network, self.service.config.input.enable_prompt_embeds
+        return decode_body(body, self.candidates, network, self.candidates_of, embeds=embeds)
 
 
 def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:

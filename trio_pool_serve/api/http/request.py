@@ -86,7 +86,8 @@ class HttpRequest:
     """The usage of the key, once it counts the request as running."""
     reservation: Reservation | None = field(init=False, default=None)
     """The memory that it holds, including its response until that has been sent."""
-    _use: ModelUse | None = field(init=False, default=None)
+    model_use: ModelUse | None = field(init=False, default=None)
+    """The use of its model, if that ends with the request: for a response that is streamed."""
     route: str = field(init=False, default="")
     """The path of the route, with ``{name}`` for a variable part."""
     model: str | None = field(init=False, default=None)
@@ -143,13 +144,8 @@ class HttpRequest:
         if self.usage is not None:
             self.usage.leave()
             self.usage = None
-        if self._use is not None:
-            self._use.end()
-
-    def keep(self, use: ModelUse) -> None:
-        """End the use of a model with the request, for a response that is streamed."""
-        use.outlives_context = True
-        self._use = use
+        if self.model_use is not None:
+            self.model_use.end()
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

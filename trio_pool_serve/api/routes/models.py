@@ -87,32 +87,6 @@ def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
     return served, name
 
 
-def _info(service: Service, model: Model, source: ModelSource) -> dict[str, object]:
-    """Return the response of ``/info``, which clients of text-embeddings-inference request before they send any work.
-
-    ``model_dtype`` is the setting. The last three fields are about builds and limits that this server does not have.
-    """
-    config, commit = service.config, model.folder.path.name
-    return {
-        "model_id": source.shown_location,
-        "model_sha": commit if COMMIT.fullmatch(commit) else None,
-        "model_dtype": model.computed_by.dtype or source.loading.dtype,
-        "served_model_name": model.name,
-        "model_type": _model_type(model),
-        # Requests are limited by time and memory instead; clients read a number here.
-        "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
-        "max_input_length": model.renderer.max_model_len,
-        "max_batch_tokens": model.engine.facts.max_batch_tokens,
-        "max_client_batch_size": config.network.max_inputs_per_request,
-        "auto_truncate": model.long_text != "refuse",
-        "tokenization_workers": config.threads.renderer_num_workers,
-        "version": trio_pool_serve.__version__,
-        "max_batch_requests": None,
-        "sha": None,
-        "docker_label": None,
-    }
-
-
 def _model_type(model: Model) -> dict[str, dict[str, object]]:
     """Return one entry: ``embedding`` with the pooling, or ``reranker`` or ``classifier`` with the labels' names."""
     spec = model.folder.spec
@@ -140,8 +114,34 @@ def model_routes(service: Service) -> Routes:
         return HttpResponse.json(model_object(service, *model_of(service, request)))
 
     async def info(request: HttpRequest) -> HttpResponse:
+        """Respond with what clients of text-embeddings-inference request before they send any work.
+
+        ``model_dtype`` is the setting. The last three fields are about builds and limits that this server does not
+        have. Cancellation: at once.
+        """
         with service.models.use(among=request.models) as use:
-            return HttpResponse.json(_info(service, await service.models.loaded(use.served), use.served.source))
+            model, source = await service.models.loaded(use.served), use.served.source
+        config, commit = service.config, model.folder.path.name
+        return HttpResponse.json(
+            {
+                "model_id": source.shown_location,
+                "model_sha": commit if COMMIT.fullmatch(commit) else None,
+                "model_dtype": model.computed_by.dtype or source.loading.dtype,
+                "served_model_name": model.name,
+                "model_type": _model_type(model),
+                # Requests are limited by time and memory instead; clients read a number here.
+                "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
+                "max_input_length": model.renderer.max_model_len,
+                "max_batch_tokens": model.engine.facts.max_batch_tokens,
+                "max_client_batch_size": config.network.max_inputs_per_request,
+                "auto_truncate": model.long_text != "refuse",
+                "tokenization_workers": config.threads.renderer_num_workers,
+                "version": trio_pool_serve.__version__,
+                "max_batch_requests": None,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
 
     async def tokenizer_info(request: HttpRequest) -> HttpResponse:
         """Respond as vLLM with the tokenizer's settings and the chat template. Cancellation: at once."""
