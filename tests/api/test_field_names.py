@@ -9,6 +9,7 @@ import pytest
 
 import trio_pool_serve
 from tests.api.scripted_models import Everything, serve_as
+from tests.api.serving import refused
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.errors import JobField
 
@@ -71,17 +72,7 @@ ERRORS = [
 ]
 
 
-async def test_clients_of_openai_s_form_are_shown_the_field(client, service):
-    serve_as(service, Everything())
-    for path, body, param, message in ERRORS:
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 400, (path, body, answer.text)
-        error = answer.json()["error"]
-        assert error["param"] == param, (path, body, error)
-        assert message in error["message"], (path, body, error)
-
-
-MESSAGES = [
+OTHERS = [
     ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension must be from 1 to 8"),
     ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, "truncated (truncate)"),
     ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, 400, "max_tokens_per_doc must be"),
@@ -89,11 +80,16 @@ MESSAGES = [
     ("/embed", {"inputs": LONG, "truncate": False}, 422, "truncated (truncate)"),
     ("/rerank", {"query": "a", "texts": [LONG], "truncate": False}, 422, "truncated (truncate)"),
 ]
+"""Requests of dialects that show the field in the message only."""
 
 
-async def test_other_clients_are_shown_the_field_in_the_message(client, service):
+async def test_clients_are_shown_the_field_by_the_name_that_they_sent(client, service):
     serve_as(service, Everything())
-    for path, body, status, message in MESSAGES:
+    for path, body, param, message in ERRORS:
+        error = await refused(client, path, body)
+        assert error["param"] == param, (path, body, error)
+        assert message in error["message"], (path, body, error)
+    for path, body, status, message in OTHERS:
         answer = await client.post(path, json=body)
         assert answer.status_code == status, (path, body, answer.text)
         shown = answer.json().get("message") or answer.json()["error"]

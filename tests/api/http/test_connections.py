@@ -52,15 +52,17 @@ async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rende
     await until(lambda: is_idle(service))
 
 
+async def answer_of(stream: trio.SocketStream) -> bytes:
+    with trio.fail_after(10):
+        return b"".join([part async for part in stream])
+
+
 async def test_a_body_that_turns_out_to_be_malformed_is_a_400(url, service, scripted):
-    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with await connect(url) as stream:
-        await stream.send_all(head + b"1\r\n{")
+        await stream.send_all(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{")
         await until(lambda: not is_idle(service))
         await stream.send_all(b"zz\r\n")
-        with trio.fail_after(10):
-            answer = b"".join([part async for part in stream])
-    assert answer.startswith(b"HTTP/1.1 400 ")
+        assert (await answer_of(stream)).startswith(b"HTTP/1.1 400 ")
     await until(lambda: is_idle(service))
 
 
@@ -73,8 +75,7 @@ async def test_a_client_that_closes_its_sending_half_gets_its_answer(url, servic
         await stream.send_eof()
         assert await stream.receive_some() == b"H"  # asks whether anyone listens
         scripted.gate.set()
-        with trio.fail_after(10):
-            answer = b"H" + b"".join([part async for part in stream])
+        answer = b"H" + await answer_of(stream)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"connection: close" in head.lower()
@@ -86,8 +87,7 @@ async def test_pipelined_requests_are_answered_in_their_turn_also_after_the_end_
     async with await connect(url) as stream:
         await stream.send_all(post(b'{"input": [7]}') + post(b'{"input": [8]}'))
         await stream.send_eof()
-        with trio.fail_after(10):
-            answer = b"".join([part async for part in stream])
+        answer = await answer_of(stream)
     assert answer.count(b"HTTP/1.1 200 ") == answer.count(b"HTTP") == 2
     assert answer.index(b"1.0,7.0,7.0,7.0") < answer.index(b"1.0,8.0,8.0,8.0")
     await until(lambda: is_idle(service))

@@ -13,10 +13,8 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 
 BAD_BODIES = {
-    "malformed JSON": (b'{"input": "hello"', None),
     "not UTF-8": (b'{"input": "\xff\xfe"}', None),
     "nested past reason": (b'{"input":' + b"[" * 100_000, None),
-    "no body": (b"", None),
     "not an object": (b"[1, 2]", None),
     "no input": (b"{}", "input"),
     "a lone surrogate": (b'{"input": "\\ud800"}', None),
@@ -35,14 +33,12 @@ BAD_BODIES = {
     "an id past 64 bits": (b'{"input": [123456789012345678901234567890]}', "input"),
     "an empty text without special tokens": (b'{"input": "", "add_special_tokens": false}', "input"),
     "dimensions 0": (b'{"input": "hello", "dimensions": 0}', "dimensions"),
-    "dimensions negative": (b'{"input": "hello", "dimensions": -1}', "dimensions"),
     "dimensions too large": (b'{"input": "hello", "dimensions": 9}', "dimensions"),
     "dimensions a text": (b'{"input": "hello", "dimensions": "three"}', "dimensions"),
     "an unknown encoding": (b'{"input": "hello", "encoding_format": "hex"}', "encoding_format"),
     "an unknown type": (b'{"input": "hello", "embed_dtype": "int4"}', "embed_dtype"),
     "bits of 3 dimensions": (b'{"input": "hello", "embed_dtype": "binary", "dimensions": 3}', "embed_dtype"),
     "truncation to 0": (b'{"input": "hello", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens"),
-    "truncation to -2": (b'{"input": "hello", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"),
     "truncation past the model": (b'{"input": "hello", "truncate_prompt_tokens": 65}', "truncate_prompt_tokens"),
     "truncation to special tokens": (b'{"input": "hello", "truncate_prompt_tokens": 2}', "truncate_prompt_tokens"),
     "truncation of neither side": (b'{"input": "hello", "truncation_side": "top"}', "truncation_side"),

@@ -117,15 +117,6 @@ async def test_memory_is_reserved_as_a_body_arrives_and_not_as_it_is_announced(c
     assert_idle(service)
 
 
-async def test_a_client_that_holds_nothing_has_room_for_one_body(client, service):
-    with reserving(service.memory, ANOTHER) as other:
-        other.settle(service.memory.max_bytes)
-        assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
-    with reserving(service.memory, Client("127.0.0.1")) as own:
-        own.settle(service.memory.max_bytes)
-        assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 429
-
-
 async def test_bodies_that_do_not_arrive_make_room_for_others(client, url, service, monkeypatch):
     service.memory.max_bytes, service.memory.client_bytes = 3 * RESERVED_AHEAD, 0
     monkeypatch.setattr(memory_budget, "CLIENT_SHARE", 1)

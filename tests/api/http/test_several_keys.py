@@ -69,13 +69,6 @@ async def embed(client: httpx.AsyncClient, key: str, **fields) -> httpx.Response
     return await client.post("/v1/embeddings", json={**EMBED, **fields}, headers={"authorization": f"Bearer {key}"})
 
 
-async def test_several_keys_of_the_flag_are_all_right(config, scripted):
-    async with keyed(config, scripted, None, api_key="one, two") as (_, client):
-        for key, status in (("one", 200), ("two", 200), ("one, two", 401), ("one,", 401), (",", 401)):
-            assert (await embed(client, key)).status_code == status, key
-        assert (await client.get("/metrics", headers={"authorization": "Bearer two"})).status_code == 200
-
-
 @each(
     ("headers", "status"),
     [
@@ -212,10 +205,16 @@ async def test_the_client_of_a_request_is_its_key_or_else_its_address(config, sc
         assert identified(service, "192.0.2.1", x_api_key="wrong") == Client("192.0.2.1")
 
 
-async def test_without_keys_a_trusted_proxy_names_the_client(config, scripted):
+async def test_without_a_file_a_trusted_proxy_names_the_client_and_several_keys_of_the_flag_are_all_right(
+    config, scripted
+):
     async with keyed(config, scripted, None, trusted_proxies="127.0.0.1") as (service, _):
         assert identified(service, "127.0.0.1", x_forwarded_for="team") == Client("id:team")
         assert identified(service, "192.0.2.1", x_forwarded_for="team") == Client("192.0.2.1")
+    async with keyed(config, scripted, None, api_key="one, two") as (_, client):
+        for key, status in (("one", 200), ("two", 200), ("one, two", 401), ("one,", 401), (",", 401)):
+            assert (await embed(client, key)).status_code == status, key
+        assert (await client.get("/metrics", headers={"authorization": "Bearer two"})).status_code == 200
 
 
 # -- reading the file again ------------------------------------------------------------------------------------------
@@ -226,7 +225,9 @@ async def reload(service: Service) -> None:
         await hook()
 
 
-async def test_keys_come_and_go_with_the_file_and_their_usage_stays(config, scripted, key_file, caplog):
+async def test_keys_come_and_go_with_the_file_their_usage_stays_and_a_broken_file_changes_nothing(
+    config, scripted, key_file, caplog
+):
     async with keyed(config, scripted, key_file) as (service, client):
         for _ in range(2):
             await embed(client, "few-key")
@@ -237,10 +238,6 @@ async def test_keys_come_and_go_with_the_file_and_their_usage_stays(config, scri
         # The key of the same name has used two of its three.
         assert (await embed(client, "new-key")).status_code == 429
         assert (await embed(client, "few-key")).status_code == 401
-
-
-async def test_a_broken_file_is_logged_and_the_keys_stay(config, scripted, key_file, caplog):
-    async with keyed(config, scripted, key_file) as (service, client):
         for broken in ("[a", "[a]\nkey = 'SECRET-KEY'\nmodels = ['none']", None):
             key_file.write_text(broken) if broken else key_file.unlink()
             await reload(service)

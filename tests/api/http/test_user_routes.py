@@ -73,11 +73,22 @@ def blueprint(left: trio.Event) -> Blueprint:
     return routes
 
 
-async def test_they_pass_authentication_get_ids_and_errors_in_the_default_dialect(guarded, caplog):
+@pytest.fixture
+def left() -> trio.Event:
+    """Set once the client of the endless stream has disconnected."""
+    return trio.Event()
+
+
+@pytest.fixture
+async def mine(guarded, left) -> AsyncIterator[str]:
     app = create_app(guarded.config, guarded)
-    left = trio.Event()
     app.register_blueprint(blueprint(left))
-    async with listening(guarded, app) as url, client_of(url) as client:
+    async with listening(guarded, app) as url:
+        yield url
+
+
+async def test_they_pass_authentication_get_ids_and_errors_in_the_default_dialect(mine, caplog):
+    async with client_of(mine) as client:
         assert (await client.post("/mine/length", content=b"abc")).status_code == 401
         for size in (3, 5_000_000):
             answer = await client.post("/mine/length", content=b"x" * size, headers={**KEY, "x-request-id": "mine"})
@@ -108,29 +119,23 @@ async def test_they_pass_authentication_get_ids_and_errors_in_the_default_dialec
         assert (await client.post("/v1/embeddings", json={"input": "hello"}, headers=KEY)).status_code == 200
 
 
-async def test_a_stream_ends_when_its_client_disconnects(guarded):
-    app = create_app(guarded.config, guarded)
-    left = trio.Event()
-    app.register_blueprint(blueprint(left))
-    async with listening(guarded, app) as url:
-        async with await connect(url) as stream:
-            await stream.send_all(b"GET /mine/endless HTTP/1.1\r\nHost: x\r\nAuthorization: s3cret\r\n\r\n")
-            received = b""
-            while b"line" not in received:
-                received += await stream.receive_some()
-            assert not left.is_set()
-        with trio.fail_after(10):
-            await left.wait()
+async def test_a_stream_ends_when_its_client_disconnects(mine, left):
+    async with await connect(mine) as stream:
+        await stream.send_all(b"GET /mine/endless HTTP/1.1\r\nHost: x\r\nAuthorization: s3cret\r\n\r\n")
+        received = b""
+        while b"line" not in received:
+            received += await stream.receive_some()
+        assert not left.is_set()
+    with trio.fail_after(10):
+        await left.wait()
 
 
 @pytest.mark.parametrize(("key", "status"), [(b"Bearer s3cret", b"101"), (b"Bearer other", b"401")])
-async def test_websockets_pass_authentication(guarded, key, status):
-    app = create_app(guarded.config, guarded)
-    app.register_blueprint(blueprint(trio.Event()))
+async def test_websockets_pass_authentication(mine, key, status):
     handshake = (
         b"GET /mine/socket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: %b\r\n\r\n"
     )
-    async with listening(guarded, app) as url, await connect(url) as stream:
+    async with await connect(mine) as stream:
         await stream.send_all(handshake % key)
         assert (await stream.receive_some()).split(b" ", 2)[1] == status
