@@ -27,18 +27,21 @@ def config(scripted_folder: Path, tmp_path: Path) -> Config:
     )
 
 
+def client_at(url: str, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
 @asynccontextmanager
 async def asked_by(config: Config, scripted, *keys: str) -> AsyncIterator[tuple[Service, list[openai.AsyncOpenAI]]]:
     """Serve; gives the service, and a client for each key."""
     async with serving(config, scripted) as (service, http), AsyncExitStack() as stack:
-        url = f"{str(http.base_url).removesuffix('/')}/v1"
-        clients = [openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) for key in keys]
-        yield service, [await stack.enter_async_context(client) for client in clients]
+        url = str(http.base_url).removesuffix("/")
+        yield service, [await stack.enter_async_context(client_at(url, key)) for key in keys]
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
+    async with client_at(url) as one:
         yield one
 
 
