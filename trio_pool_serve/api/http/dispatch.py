@@ -341,8 +341,10 @@ def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoi
     """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
     for name in sorted(claimed_by.foreign.intersection(fields)):
         if bytes(fields[name]) != b"null":
-            message = f"{name} is not a field of {claimed_by.dialect.name}'s requests on this route: leave it out."
-            raise InvalidRequestError(message, param=name)
+            raise InvalidRequestError(
+                f"{name} is not a field of {claimed_by.dialect.name}'s requests on this route: leave it out.",
+                param=name,
+            )
 
 
 def _claimant(fields: Collection[str], candidates: Sequence[DialectEndpoint]) -> DialectEndpoint:

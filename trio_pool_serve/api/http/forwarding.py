@@ -62,11 +62,16 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
     query = request.scope["query_string"]
     target = quote(request.path).encode() + (b"?" + query if query else b"")
     async with AsyncExitStack() as stack:
-        transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_TLS)
-        client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=None))
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_TLS), timeout=None)
+        )
         client.headers.clear()
-        url = httpx.URL(scheme="http", host="localhost", raw_path=target)
-        outgoing = client.build_request(request.scope["method"], url, headers=headers, content=content)
+        outgoing = client.build_request(
+            request.scope["method"],
+            httpx.URL(scheme="http", host="localhost", raw_path=target),
+            headers=headers,
+            content=content,
+        )
         try:
             with unwrap_exception_groups(PoolServeError, httpx.TransportError):
                 async with trio.open_nursery() as nursery:

@@ -139,5 +139,9 @@ def file_response(path: Path, size: int, offload: Offload, *, byte_range: str, i
         status = 206
         headers.append(("content-range", f"bytes {begin}-{end - 1}/{size}"))
     headers.append(("content-length", str(end - begin)))
-    body = _file_body(path, begin, begin if is_head else end, offload)
-    return HttpResponse(body, "application/octet-stream", status, tuple(headers))
+    return HttpResponse(
+        _file_body(path, begin, begin if is_head else end, offload),
+        "application/octet-stream",
+        status,
+        tuple(headers),
+    )

@@ -139,8 +139,8 @@ def batch_routes(service: Service) -> Routes:
         return HttpResponse.json(batch_object(await batches.store.batch(request.owner, id_in(request, BATCHES_PATH))))
 
     async def cancel(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        cancelled = await batches.runner.cancel(request.owner, id_in(request, BATCHES_PATH, "/cancel"))
-        return HttpResponse.json(batch_object(cancelled))
+        batch_id = id_in(request, BATCHES_PATH, "/cancel")
+        return HttpResponse.json(batch_object(await batches.runner.cancel(request.owner, batch_id)))
 
     stored = partial(stored_route, service)
     return {

@@ -122,8 +122,8 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     by_path = dict(endpoints_by_path(dialects))
     by_path[by_fields.path] = [endpoint for target in by_fields.targets for endpoint in by_path[target]]
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
-    responses = [endpoint.response for endpoint in endpoints if endpoint.response is not None]
-    types = list(dict.fromkeys([*(endpoint.wire for endpoint in endpoints), *responses]))
+    wires, responses = [endpoint.wire for endpoint in endpoints], [endpoint.response for endpoint in endpoints]
+    types = list(dict.fromkeys(filter(None, [*wires, *responses])))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}

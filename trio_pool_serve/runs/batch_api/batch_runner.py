@@ -216,8 +216,9 @@ class BatchRunner:
         if window is None:
             return 0, 0
         nbytes = window.next_offset - done.offset
-        guess = min(nbytes, WINDOW_BYTES) // 4  # of English text
-        return len(window.rows), nbytes * done.tokens // done.offset if done.tokens else guess
+        # Without tokens so far, as many as English text has.
+        tokens = nbytes * done.tokens // done.offset if done.tokens else min(nbytes, WINDOW_BYTES) // 4
+        return len(window.rows), tokens
 
     async def _run_lines(
         self,

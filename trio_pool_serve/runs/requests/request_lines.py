@@ -120,8 +120,8 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
     file.seek(offset)
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
-            error = LineError("line_too_long", f"A line may have {max_line_bytes} bytes, and this has more.")
-            lines.append(Line(next_line, None, error=error))
+            message = f"A line may have {max_line_bytes} bytes, and this has more."
+            lines.append(Line(next_line, None, error=LineError("line_too_long", message)))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))
             inputs += data.count(b'"') // 2 + data.count(b"]")
