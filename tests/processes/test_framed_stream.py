@@ -21,7 +21,6 @@ from trio_pool_serve.processes.framed_stream import (
     MAX_PAYLOAD_BYTES,
     FramedStream,
     joined,
-    sendable,
 )
 
 pytestmark = pytest.mark.unit
@@ -200,8 +199,3 @@ async def test_an_announced_payload_takes_no_memory_before_it_comes():
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert psutil.Process().memory_info().rss - before < 2**30
         nursery.cancel_scope.cancel()
-
-
-def test_texts_for_people_can_be_sent_whatever_is_in_them():
-    assert sendable("a\ud800b\udfff") == "a?b?"
-    assert len(msgspec.msgpack.encode(sendable("\U0001f600" * 10**6))) < MAX_HEADER_BYTES

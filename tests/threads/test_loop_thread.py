@@ -82,7 +82,7 @@ def test_calls_run_in_the_loop_with_the_entered_context(loop):
 
 
 def test_calls_of_several_threads_run_at_the_same_time(loop):
-    meet = loop.call(lambda _: barrier())
+    meet: list[float] = []
 
     async def wait(_: Opened) -> int:
         meet.append(trio.current_time())
@@ -93,10 +93,6 @@ def test_calls_of_several_threads_run_at_the_same_time(loop):
 
     with ThreadPoolExecutor(4) as callers:
         assert list(callers.map(loop.call, [wait] * 4)) == [4] * 4
-
-
-async def barrier() -> list[float]:
-    return []
 
 
 def test_an_error_of_a_call_is_that_callers_alone(loop):

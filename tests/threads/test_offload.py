@@ -52,35 +52,12 @@ async def occupied(offload: Offload, **options) -> AsyncIterator[tuple[trio.Nurs
         blocker.let_go.set()
 
 
-async def test_a_callable_runs_in_another_thread_and_its_result_comes_back():
-    assert await Offload().run("render", threading.get_ident) != threading.get_ident()
-
-
-async def test_an_error_comes_back_as_itself_and_frees_the_limiter():
-    offload = Offload()
-    with pytest.raises(ZeroDivisionError):
-        await offload.run("render", lambda: 1 // 0)
-    assert offload.statistics()["render"].borrowed == 0
-
-
 async def test_kinds_do_not_wait_for_each_other():
     offload = Offload()
     async with occupied(offload):
         for kind in ("postprocess", "load", "launch", "copy"):
             assert await offload.run(kind, lambda: "free") == "free"
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
-
-
-async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
-    offload, blockers = Offload(render=3), [Blocker() for _ in range(5)]
-    async with trio.open_nursery() as nursery:
-        for blocker in blockers:
-            nursery.start_soon(offload.run, "render", blocker)
-        await wait_all_tasks_blocked()
-        assert offload.statistics()["render"] == LimiterStatistics(capacity=3, borrowed=3, waiting=2)
-        for blocker in blockers:
-            blocker.let_go.set()
-    assert offload.statistics()["render"] == LimiterStatistics(capacity=3, borrowed=0, waiting=0)
 
 
 def test_each_kind_has_the_capacity_it_was_given():
@@ -194,11 +171,18 @@ async def test_a_cancelled_call_that_waits_for_a_thread_leaves_at_once_unrun_and
     assert len(hops.seen) == 1
 
 
-async def test_a_running_callable_is_waited_for():
+@pytest.mark.parametrize("checks", [False, True])
+async def test_a_running_callable_is_waited_for_and_may_check_whether_it_is_cancelled(checks):
     offload, blocker, results = Offload(), Blocker(), []
 
+    def work() -> str:
+        done = blocker()
+        if checks:
+            trio.from_thread.check_cancelled()
+        return done
+
     async def ask() -> None:
-        results.append(await offload.run("render", blocker))
+        results.append(await offload.run("render", work))
 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -208,30 +192,9 @@ async def test_a_running_callable_is_waited_for():
             with trio.CancelScope(shield=True):
                 await wait_all_tasks_blocked()
             assert offload.statistics()["render"].borrowed == 1
-            assert results == []
             blocker.let_go.set()
-    assert results == ["done"]
+    assert results == ([] if checks else ["done"])
     assert offload.statistics()["render"].borrowed == 0
-
-
-async def test_a_callable_that_checks_for_cancellation_stops_there():
-    offload, blocker, after = Offload(), Blocker(), []
-
-    def two_units() -> None:
-        blocker()
-        trio.from_thread.check_cancelled()
-        after.append("the second unit")
-
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(offload.run, "render", two_units)
-            await in_thread(blocker.entered.wait)
-            scope.cancel()
-            with trio.CancelScope(shield=True):
-                await wait_all_tasks_blocked()
-            blocker.let_go.set()
-    assert scope.cancelled_caught
-    assert after == []
 
 
 async def test_an_abandoned_callable_keeps_its_token_until_it_ends():

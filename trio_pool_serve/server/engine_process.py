@@ -13,8 +13,7 @@ from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, LoadFailed, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
-from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.loading.runner_loader import load_model

@@ -14,8 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
-from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of

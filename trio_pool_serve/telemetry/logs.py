@@ -89,8 +89,9 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
         """Return the line, without the lines of an error."""
-        fields = (f" {name}={_in_one_line(value)}" for name, value in _fields_of(record).items() if value is not None)
-        return super().formatMessage(record) + "".join(fields)
+        fields = {name: value for name, value in vars(record).items() if name not in _RESERVED and value is not None}
+        line = super().formatMessage(record)
+        return line + "".join(f" {name}={_in_one_line(value)}" for name, value in fields.items())
 
 
 def places_of(exc_info: ExcInfo) -> str:
@@ -115,10 +116,6 @@ def places_of(exc_info: ExcInfo) -> str:
         if cause is not None:
             pending.append(cause)
     return "\n".join(lines)
-
-
-def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _RESERVED}
 
 
 def _in_one_line(value: object) -> str:

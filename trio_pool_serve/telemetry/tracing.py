@@ -4,12 +4,10 @@ import os
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import trio
 from attrs import define, field
-
-Attributes: TypeAlias = dict[str, str | int | float]
 
 OWN = "trio_pool_serve."
 W3C = ("traceparent", "tracestate")
@@ -79,7 +77,7 @@ class Tracing:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
-        known: Attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http"}  # for samplers
+        known = {"http.request.method": method, "http.route": route, "url.scheme": "http"}  # for samplers
         if route.endswith(EMBEDDING_ROUTES):
             known["gen_ai.operation.name"] = "embeddings"
         brought = {name: headers[name.encode()].decode("latin1") for name in W3C if name.encode() in headers}

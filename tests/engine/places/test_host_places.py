@@ -5,7 +5,7 @@ import itertools
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -60,58 +60,52 @@ class Hosts(HostPlaces):
 
     engines: dict[str, Engine] = field(init=False, factory=dict)
 
+    @property
+    def engine(self) -> Engine:
+        return self.engines["m"]
+
+    @property
+    def states(self) -> dict[str, list[str]]:
+        return {host["host"]: [engine["state"] for engine in host["engines"]] for host in self.described()}
+
     def change(self, *hosts: Host | HostPlace) -> None:
         """Have these in the file of the settings, and read it."""
         Path(self.listed.setting).write_text("".join([f"{host.address}\n" for host in hosts]))
         self.read()
 
 
-@define(eq=False)
-class Server:
-    """An API process and its hosts."""
-
-    folder: Path
-    setting: str
-    digests: dict[str, ModelDigest] = field(factory=lambda: {"m": DIGEST})
-    hosts: Hosts = field(init=False)
-
+@pytest.fixture
+def serve(tmp_path: Path):
     @asynccontextmanager
-    async def run(self) -> AsyncIterator[Hosts]:
-        keys = keys_of(self.folder / "key")
-        self.hosts = Hosts(HostList(self.setting, self.folder / "hosts.changes"), keys, SchedulingConfig())
-        self.hosts.read()
+    async def serve(*listed: Host | str, **digests: ModelDigest) -> AsyncIterator[Hosts]:
+        """Run an API process of a server with these hosts in its file, and with one model if no other are given."""
+        setting = tmp_path / "hosts"
+        setting.write_text("".join([f"{getattr(host, 'address', host)}\n" for host in listed]))
+        keys = keys_of(tmp_path / "key")
+        hosts = Hosts(HostList(str(setting), tmp_path / "hosts.changes"), keys, SchedulingConfig())
+        hosts.read()
+        digests = digests or {"m": DIGEST}
         async with trio.open_nursery() as nursery:
-            for name in self.digests:
-                workers = self.hosts.workers[name] = RemoteWorkers([], Metrics().of_engine(name))
-                engine = self.hosts.engines[name] = Engine(workers)
+            for name in digests:
+                workers = hosts.workers[name] = RemoteWorkers([], Metrics().of_engine(name))
+                engine = hosts.engines[name] = Engine(workers)
                 await nursery.start(engine.run)
-            nursery.start_soon(self.hosts.run)
-            for name, digest in self.digests.items():
-                self.hosts.serve(name, digest)
-            yield self.hosts
+            nursery.start_soon(hosts.run)
+            for name, digest in digests.items():
+                hosts.serve(name, digest)
+            yield hosts
             nursery.cancel_scope.cancel()
+
+    return serve
 
 
 @asynccontextmanager
 async def living(*hosts: Host) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        ready = [trio.Event() for _ in hosts]
-
-        async def live(host: Host, is_ready: trio.Event) -> None:
-            async with host.listen(), host.live():
-                is_ready.set()
-                await trio.sleep_forever()
-
-        for host, is_ready in zip(hosts, ready, strict=True):
-            nursery.start_soon(live, host, is_ready)
-        for is_ready in ready:
-            await is_ready.wait()
+    async with AsyncExitStack() as stack:
+        for host in hosts:
+            await stack.enter_async_context(host.listen())
+            await stack.enter_async_context(host.live())
         yield
-        nursery.cancel_scope.cancel()
-
-
-def states(hosts: HostPlaces) -> dict[str, list[str]]:
-    return {host["host"]: [engine["state"] for engine in host["engines"]] for host in hosts.described()}
 
 
 def test_hosts_are_read_from_a_list_and_from_a_file(tmp_path):
@@ -141,18 +135,16 @@ def test_more_hosts_than_there_can_be_links_are_refused(monkeypatch):
         read_hosts("a:1,b:1,c:1")
 
 
-async def test_each_engine_computes_the_model_whose_files_it_has(make, tmp_path):
+async def test_each_engine_computes_the_model_whose_files_it_has(make, serve):
     other = ModelDigest("o" * 64, "w" * 64)
     first, second = make(0), make(1, model="o", digest=other)
-    async with living(first, second):
-        setting = f"{first.address},{second.address}"
-        async with Server(tmp_path, setting, {"m": DIGEST, "another": other}).run() as hosts:
-            for name, engine in hosts.engines.items():
-                await engine.wait_ready()
-                for _ in range(3):
-                    await engine.submit(request(5))
-                assert sum((first if name == "m" else second).runner.rows) == 3
-            assert [host["engines"][0]["model"] for host in hosts.described()] == ["m", "another"]
+    async with living(first, second), serve(first, second, m=DIGEST, another=other) as hosts:
+        for name, engine in hosts.engines.items():
+            await engine.wait_ready()
+            for _ in range(3):
+                await engine.submit(request(5))
+            assert sum((first if name == "m" else second).runner.rows) == 3
+        assert [host["engines"][0]["model"] for host in hosts.described()] == ["m", "another"]
 
 
 OTHERS = {
@@ -163,152 +155,113 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("model", "digest", "reason"), OTHERS.values(), ids=OTHERS)
-async def test_an_engine_with_another_model_is_refused_and_says_why(make, tmp_path, model, digest, reason):
+async def test_an_engine_with_another_model_is_refused_and_says_why(make, serve, model, digest, reason):
     host = make(model=model, digest=digest)
-    async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
+    async with living(host), serve(host) as hosts:
         await until(lambda: hosts.places and next(iter(hosts.places.values())).link.failure)
         (described,) = hosts.described()[0]["engines"]
         assert described["state"] == "connecting"
         assert reason in described["reason"]
         with pytest.raises(EngineLoadingError):
-            await hosts.engines["m"].submit(request(5))
+            await hosts.engine.submit(request(5))
 
 
-async def test_a_server_without_weights_takes_those_of_its_first_engine(make, tmp_path):
+async def test_a_server_without_weights_takes_those_of_its_first_engine_until_all_with_them_have_left(make, serve):
     first, second = make(0), make(1, digest=ModelDigest(DIGEST.files, "x" * 64))
-    async with living(first, second):
-        (tmp_path / "hosts").write_text(f"{first.address}\n")
-        server = Server(tmp_path, str(tmp_path / "hosts"), {"m": ModelDigest(DIGEST.files, "")})
-        async with server.run() as hosts:
-            await hosts.engines["m"].wait_ready()
-            hosts.change(first, second)
-            await until(lambda: len(hosts.places) == 2)
-            await until(lambda: [link.link.failure for link in hosts.places.values()][1])
-            assert states(hosts) == {str(first.address): ["ready"], str(second.address): ["connecting"]}
+    async with living(first, second), serve(first, m=ModelDigest(DIGEST.files, "")) as hosts:
+        await hosts.engine.wait_ready()
+        hosts.change(first, second)
+        await until(lambda: len(hosts.places) == 2)
+        await until(lambda: [link.link.failure for link in hosts.places.values()][1])
+        assert hosts.states == {str(first.address): ["ready"], str(second.address): ["connecting"]}
+        hosts.change(second)
+        await until(lambda: hosts.states == {str(second.address): ["ready"]})
 
 
-async def test_engines_that_compute_in_other_data_types_are_told_apart(make, tmp_path, caplog):
+async def test_engines_that_compute_in_other_data_types_are_told_apart(make, serve, caplog):
     first, second = make(1, identity="1"), make(2, identity="2")
     first.runner.description, second.runner.description = described("1" * 16), described("2" * 16, "bfloat16")
-    async with living(first, second):
-        (tmp_path / "hosts").write_text(f"{first.address}\n")
-        async with Server(tmp_path, str(tmp_path / "hosts")).run() as hosts:
-            await hosts.engines["m"].wait_ready()
-            assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
-            hosts.change(first, second)
-            await until(lambda: len(hosts.engines["m"].dispatcher.devices) == 2)
-            both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
-            assert hosts.workers["m"].computed_by == both
-            assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
-            assert "the engines of m differ: " in caplog.text
-            hosts.change(second)
-            await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
+    async with living(first, second), serve(first) as hosts:
+        await hosts.engine.wait_ready()
+        assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
+        hosts.change(first, second)
+        await until(lambda: len(hosts.engine.dispatcher.devices) == 2)
+        both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
+        assert hosts.workers["m"].computed_by == both
+        assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
+        assert "the engines of m differ: " in caplog.text
+        hosts.change(second)
+        await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
 
 
-async def test_the_weights_of_engines_that_have_all_left_count_no_longer(make, tmp_path):
-    first, second = make(0), make(1, digest=ModelDigest(DIGEST.files, "x" * 64))
-    async with living(first, second):
-        (tmp_path / "hosts").write_text(f"{first.address}\n")
-        server = Server(tmp_path, str(tmp_path / "hosts"), {"m": ModelDigest(DIGEST.files, "")})
-        async with server.run() as hosts:
-            await hosts.engines["m"].wait_ready()
-            hosts.change(second)
-            await until(lambda: states(hosts) == {str(second.address): ["ready"]})
-
-
-async def test_hosts_join_and_leave_with_the_file(make, tmp_path):
-    first, second = make(0), make(1)
-    async with living(first, second):
-        path = tmp_path / "hosts"
-        path.write_text(f"{first.address}\n")
-        async with Server(tmp_path, str(path)).run() as hosts:
-            engine = hosts.engines["m"]
-            await engine.wait_ready()
-            hosts.change(second)
-            await until(lambda: states(hosts) == {str(second.address): ["ready"]})
-            await until(lambda: not first.engine.connections)
-            await engine.submit_all([request(5)] * 5)
-            assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 5)
-
-
-async def test_a_host_that_leaves_computes_what_it_has_first(make, tmp_path):
+async def test_hosts_join_and_leave_with_the_file_and_one_that_leaves_computes_what_it_has_first(make, serve):
     first, second = make(0), make(1)
     outputs = []
-    async with living(first, second):
-        path = tmp_path / "hosts"
-        path.write_text(f"{first.address}\n")
-        async with Server(tmp_path, str(path)).run() as hosts, trio.open_nursery() as nursery:
-            engine = hosts.engines["m"]
-            await engine.wait_ready()
-            first.runner.gate.clear()
+    async with living(first, second), serve(first) as hosts, trio.open_nursery() as nursery:
+        await hosts.engine.wait_ready()
+        first.runner.gate.clear()
 
-            async def ask() -> None:
-                outputs.append(await engine.submit(request(5)))
+        async def ask() -> None:
+            outputs.append(await hosts.engine.submit(request(5)))
 
-            nursery.start_soon(ask)
-            await until(lambda: first.engine.worker.statistics().in_flight_batches)
-            hosts.change(second)
-            await until(lambda: states(hosts)[str(second.address)] == ["ready"])
-            assert states(hosts)[str(first.address)] == ["draining"]
-            first.runner.gate.set()
-            await until(lambda: states(hosts) == {str(second.address): ["ready"]})
-            await until(lambda: outputs)
+        nursery.start_soon(ask)
+        await until(lambda: first.engine.worker.statistics().in_flight_batches)
+        hosts.change(second)
+        await until(lambda: hosts.states[str(second.address)] == ["ready"])
+        assert hosts.states[str(first.address)] == ["draining"]
+        first.runner.gate.set()
+        await until(lambda: hosts.states == {str(second.address): ["ready"]})
+        await until(lambda: outputs and not first.engine.connections)
 
 
-async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make, tmp_path):
+async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make, serve):
     first, second = make(0), make(1)
-    async with living(first, second):
-        path = tmp_path / "hosts"
-        path.write_text(f"{first.address}\n{second.address}\n")
-        async with Server(tmp_path, str(path)).run() as hosts, trio.open_nursery() as nursery:
-            engine = hosts.engines["m"]
-            await until(lambda: len(engine.dispatcher.devices) == 2)
-            leaving = hosts.places[first.address].link
-            hosts.change(second)
-            hosts._update(nursery)
-            assert leaving in engine.dispatcher.devices, "its task has not run since"
-            assert not leaving.takes_rows
-            await engine.submit_all([request(5)] * 5)
+    async with living(first, second), serve(first, second) as hosts, trio.open_nursery() as nursery:
+        await until(lambda: len(hosts.engine.dispatcher.devices) == 2)
+        leaving = hosts.places[first.address].link
+        hosts.change(second)
+        hosts._update(nursery)
+        assert leaving in hosts.engine.dispatcher.devices, "its task has not run since"
+        assert not leaving.takes_rows
+        await hosts.engine.submit_all([request(5)] * 5)
 
 
-async def test_two_changes_in_the_same_moment_are_both_read(make, tmp_path):
-    async with Server(tmp_path, "127.0.0.1:1").run() as one, Server(tmp_path, "127.0.0.1:1").run() as other:
-        await until(lambda: states(one) == states(other) == {"127.0.0.1:1": ["connecting"]})
+async def test_two_changes_in_the_same_moment_are_both_read(serve, tmp_path):
+    async with serve("127.0.0.1:1") as one, serve("127.0.0.1:1") as other:
+        await until(lambda: one.states == other.states == {"127.0.0.1:1": ["connecting"]})
         one.add("127.0.0.1:2")
-        await until(lambda: len(states(other)) == 2)
+        await until(lambda: len(other.states) == 2)
         changes = tmp_path / "hosts.changes"
         modified = changes.stat().st_mtime_ns
         one.add("127.0.0.1:3")
         os.utime(changes, ns=(modified, modified))
-        await until(lambda: len(states(other)) == 3)
+        await until(lambda: len(other.states) == 3)
 
 
-async def test_hosts_are_added_and_drained_for_all_processes_of_the_server(make, tmp_path):
+async def test_hosts_are_added_and_drained_for_all_processes_of_the_server(make, serve):
     first, second = make(0), make(1)
-    async with living(first, second):
-        setting = str(first.address)
-        async with Server(tmp_path, setting).run() as one, Server(tmp_path, setting).run() as other:
-            for hosts in (one, other):
-                await hosts.engines["m"].wait_ready()
-            one.add(str(second.address))
-            both_ready = {str(first.address): ["ready"], str(second.address): ["ready"]}
-            await until(lambda: states(one) == states(other) == both_ready)
-            other.drain(str(first.address))
-            one_drained = {**both_ready, str(first.address): ["draining"]}
-            await until(lambda: states(one) == states(other) == one_drained)
-            one.add(str(first.address))
-            await until(lambda: states(one) == states(other) == both_ready)
+    async with living(first, second), serve(first) as one, serve(first) as other:
+        for hosts in (one, other):
+            await hosts.engine.wait_ready()
+        one.add(f" {second.address} ")
+        both_ready = {str(first.address): ["ready"], str(second.address): ["ready"]}
+        await until(lambda: one.states == other.states == both_ready)
+        other.drain(f" {first.address} ")
+        one_drained = {**both_ready, str(first.address): ["draining"]}
+        await until(lambda: one.states == other.states == one_drained)
+        one.add(str(first.address))
+        await until(lambda: one.states == other.states == both_ready)
 
 
-async def test_changes_of_hosts_that_make_no_sense_are_refused(make, tmp_path):
-    async with Server(tmp_path, "127.0.0.1:1").run() as hosts:
+async def test_changes_of_hosts_that_make_no_sense_are_refused(serve):
+    async with serve("127.0.0.1:1") as hosts:
         with pytest.raises(InvalidRequestError, match="is not HOST:PORT"):
             hosts.add("nothing")
         with pytest.raises(NotFoundError):
             hosts.drain("127.0.0.1:2")
-        await until(lambda: states(hosts) == {"127.0.0.1:1": ["connecting"]})
+        await until(lambda: hosts.states == {"127.0.0.1:1": ["connecting"]})
         hosts.add("127.0.0.1:1")
-        await until(lambda: states(hosts) == {"127.0.0.1:1": ["connecting"]})
+        await until(lambda: hosts.states == {"127.0.0.1:1": ["connecting"]})
 
 
 @define
@@ -327,107 +280,82 @@ class Names(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-async def test_a_name_stands_for_an_engine_at_each_of_its_addresses(make, tmp_path):
+async def test_a_name_stands_for_an_engine_at_each_of_its_addresses(make, serve):
     """As that of a headless service in Kubernetes, which follows the number of its pods."""
     names = Names()
     trio.socket.set_custom_hostname_resolver(names)
     first, second = make(0), make(1)
-    async with first.listen("127.0.0.1"), first.live(), trio.open_nursery() as nursery:
+    async with living(first):
         port = first.address.port
-        listening = socket.create_server(("127.0.0.2", port))
-        second.listening = trio.socket.from_stdlib_socket(listening)
-        async with second.live():
-            names.addresses = ["127.0.0.1"]
-            async with Server(tmp_path, f"engines:{port}").run() as hosts:
-                name = f"engines:{port}"
-                await until(lambda: states(hosts) == {name: ["ready"]})
+        name, second.listening = f"engines:{port}", trio.socket.socket()
+        await second.listening.bind(("127.0.0.2", port))
+        second.listening.listen()
+        with second.listening:
+            async with second.live(), serve(name) as hosts:
+                names.addresses = ["127.0.0.1"]
+                await until(lambda: hosts.states == {name: ["ready"]})
                 names.addresses = ["127.0.0.1", "127.0.0.2"]
-                await until(lambda: states(hosts) == {name: ["ready", "ready"]})
+                await until(lambda: hosts.states == {name: ["ready", "ready"]})
                 names.addresses = None
                 await trio.sleep(0.3)
-                assert states(hosts) == {name: ["ready", "ready"]}, "what cannot be resolved now is as it was"
+                assert hosts.states == {name: ["ready", "ready"]}, "what cannot be resolved now is as it was"
                 names.addresses = ["127.0.0.2"]
-                await until(lambda: states(hosts) == {name: ["ready"]})
+                await until(lambda: hosts.states == {name: ["ready"]})
                 hosts.drain(f"127.0.0.2:{port}")
-                await until(lambda: states(hosts) == {name: ["draining"]})
-        nursery.cancel_scope.cancel()
-    listening.close()
+                await until(lambda: hosts.states == {name: ["draining"]})
 
 
-async def test_two_names_of_one_address_both_stand_for_it(make, tmp_path):
+async def test_two_names_of_one_address_both_stand_for_it(make, serve):
     trio.socket.set_custom_hostname_resolver(Names(["127.0.0.1"]))
-    host = make()
-    async with living(host):
-        port = host.address.port
-        async with Server(tmp_path, f"one:{port},two:{port}").run() as hosts:
-            await hosts.engines["m"].wait_ready()
-            for name in (f"one:{port}", f"two:{port}", f"127.0.0.1:{port}"):
-                hosts.drain(name)
-                assert [known.state for known in hosts.places.values()] == ["draining"], name
-                hosts.add(f"two:{port}")
-                assert [known.state for known in hosts.places.values()] == ["ready"], name
+    async with living(host := make()), serve(f"one:{host.address.port}", f"two:{host.address.port}") as hosts:
+        await hosts.engine.wait_ready()
+        for name in ("one", "two", "127.0.0.1"):
+            hosts.drain(f"{name}:{host.address.port}")
+            assert [known.state for known in hosts.places.values()] == ["draining"], name
+            hosts.add(f"two:{host.address.port}")
+            assert [known.state for known in hosts.places.values()] == ["ready"], name
 
 
-async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_when_the_first_is_gone(make, tmp_path):
+async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_when_the_first_is_gone(make, serve):
     """As one with an address by IPv4 and another by IPv6: twice its rate would be counted."""
     host = make(identity="the process")
-    async with host.listen("0.0.0.0"), host.live():
-        port = host.address.port
-        path = tmp_path / "hosts"
-        path.write_text(f"127.0.0.1:{port}\n127.0.0.2:{port}\n")
-        async with Server(tmp_path, str(path)).run() as hosts:
-            engine = hosts.engines["m"]
-            await until(lambda: sorted(itertools.chain(*states(hosts).values())) == ["connecting", "ready"])
-            await until(lambda: any("it is the engine at" in known.link.failure for known in hosts.places.values()))
-            assert len(engine.dispatcher.devices) == 1
-            (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
-            (other,) = [known for known in hosts.places.values() if known is not used]
-            hosts.change(other)
-            await until(lambda: states(hosts) == {str(other.address): ["ready"]})
+    addresses = "127.0.0.1", "127.0.0.2"
+    async with (
+        host.listen("0.0.0.0"),
+        host.live(),
+        serve(*[f"{address}:{host.address.port}" for address in addresses]) as hosts,
+    ):
+        await until(lambda: sorted(itertools.chain(*hosts.states.values())) == ["connecting", "ready"])
+        await until(lambda: any("it is the engine at" in known.link.failure for known in hosts.places.values()))
+        assert len(hosts.engine.dispatcher.devices) == 1
+        (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
+        (other,) = [known for known in hosts.places.values() if known is not used]
+        hosts.change(other)
+        await until(lambda: hosts.states == {str(other.address): ["ready"]})
 
 
-async def test_hosts_are_drained_by_what_they_were_added_by(make, tmp_path):
-    host = make()
-    async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
-        await hosts.engines["m"].wait_ready()
-        hosts.drain(f" {host.address} ")
-        assert states(hosts) == {str(host.address): ["draining"]}
-        hosts.add(f" {host.address} ")
-        assert states(hosts) == {str(host.address): ["ready"]}
-
-
-async def test_a_name_that_is_never_resolved_holds_up_no_other_host_and_no_change(make, tmp_path, monkeypatch):
+async def test_names_that_hang_or_cannot_be_encoded_hold_up_no_other_host_and_no_change(make, serve, caplog):
     class Hanging(Names):
         async def getaddrinfo(self, host, *arguments, **options):
             if host == b"hangs":
                 await trio.sleep_forever()
+            if host == b"wrong":
+                "a..b".encode("idna")
             return await super().getaddrinfo(host, *arguments, **options)
 
     trio.socket.set_custom_hostname_resolver(Hanging(["127.0.0.1"]))
     first, second = make(0), make(1)
-    async with (
-        living(first, second),
-        Server(tmp_path, f"hangs:9000,{first.address},good:{second.address.port}").run() as hosts,
-    ):
-        ready = {"hangs:9000": [], str(first.address): ["ready"], f"good:{second.address.port}": ["ready"]}
-        await until(lambda: states(hosts) == ready)
-        hosts.drain(str(first.address))
-        await until(lambda: states(hosts)[str(first.address)] == ["draining"])
+    async with living(first, second):
+        good = f"good:{second.address.port}"
+        async with serve("hangs:9000", "wrong:1", first, good) as hosts:
+            ready = {"hangs:9000": [], "wrong:1": [], str(first.address): ["ready"], good: ["ready"]}
+            await until(lambda: hosts.states == ready)
+            await until(lambda: "the host wrong:1 cannot be resolved" in caplog.text)
+            hosts.drain(str(first.address))
+            await until(lambda: hosts.states[str(first.address)] == ["draining"])
 
 
-async def test_a_name_that_cannot_be_encoded_is_one_that_cannot_be_resolved(make, tmp_path, caplog):
-    class Encoding(Names):
-        async def getaddrinfo(self, host, *arguments, **options):
-            "a..b".encode("idna")
-
-    trio.socket.set_custom_hostname_resolver(Encoding())
-    host = make()
-    async with living(host), Server(tmp_path, f"name:1,{host.address}").run() as hosts:
-        await hosts.engines["m"].wait_ready()
-        await until(lambda: "the host name:1 cannot be resolved" in caplog.text)
-
-
-async def test_a_link_that_fails_as_it_should_not_is_begun_anew_and_no_other_ends(make, tmp_path, monkeypatch, caplog):
+async def test_a_link_that_fails_as_it_should_not_is_begun_anew_and_no_other_ends(make, serve, monkeypatch, caplog):
     first, second = make(0), make(1)
     run, failed = RemoteDevice.run, []
 
@@ -438,16 +366,15 @@ async def test_a_link_that_fails_as_it_should_not_is_begun_anew_and_no_other_end
         await run(link)
 
     monkeypatch.setattr(RemoteDevice, "run", fail_once)
-    async with living(first, second), Server(tmp_path, f"{first.address},{second.address}").run() as hosts:
-        await until(lambda: states(hosts) == {str(host.address): ["ready"] for host in (first, second)})
+    async with living(first, second), serve(first, second) as hosts:
+        await until(lambda: hosts.states == {str(host.address): ["ready"] for host in (first, second)})
         assert failed
         assert f"the link to the engine at {first.address} has failed" in caplog.text
 
 
-async def test_the_links_are_in_the_metrics(make, tmp_path):
-    host = make()
-    async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
-        await hosts.engines["m"].wait_ready()
+async def test_the_links_are_in_the_metrics(make, serve):
+    async with living(host := make()), serve(host) as hosts:
+        await hosts.engine.wait_ready()
         (family,) = hosts.families()
         found = {(labels["address"], labels["of"]): value for _, labels, value in family.samples}
         assert found[str(host.address), "connected"] == 1

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ import trio
 from attrs import define
 
 from tests.lanes import sampled
+from tests.server.server_process import until
 from tests.simulated_gpus import EIGHT, LABELS, UUIDS
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.engine import Engine
@@ -88,12 +89,6 @@ async def asking(engines: LocalPlaces) -> AsyncIterator[Engine]:
         await nursery.start(engine.run)
         yield engine
         nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(120):
-        while not condition():  # noqa: ASYNC110  (other processes)
-            await trio.sleep(0.01)
 
 
 def states(engines: LocalPlaces) -> list[str]:
@@ -222,18 +217,10 @@ async def test_a_process_that_a_signal_ends_while_it_loads_for_the_first_time_is
 
 
 @pytest.mark.slow
-async def test_the_model_cannot_be_loaded_if_it_fails_on_every_gpu(machine):
-    machine.breaks(gpu0="raises", gpu1="raises")
-    with pytest.raises(ModelLoadError, match=r"^m cannot be loaded: CUDA error: GPU-000000a[01]-.* is broken$"):
-        async with running(machine.make(gpus=GPUS[:2])):
-            await trio.sleep_forever()
-
-
-@pytest.mark.slow
-async def test_one_model_without_replicas_ends_the_server_though_another_has_some(machine):
-    machine.breaks(gpu2="raises", gpu3="exits")
+async def test_one_model_that_fails_on_all_of_its_gpus_ends_the_server_though_another_has_some(machine):
+    machine.breaks(gpu2="raises", gpu3="raises")
     engines = machine.make("a", "b", gpus=GPUS[:4], replicas=2)
-    with pytest.raises(ModelLoadError):
+    with pytest.raises(ModelLoadError, match=r"^b cannot be loaded: CUDA error: GPU-000000a[23]-.* is broken$"):
         async with running(engines):
             await trio.sleep_forever()
     assert states(engines)[2:] == ["failed", "failed"]
@@ -299,20 +286,10 @@ async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_
 async def test_states_are_told_by_replica(machine):
     machine.breaks(gpu1="raises")
     engines = machine.make(gpus=GPUS[:2])
-    load = engines.snapshot().load
-    assert load == {
-        "models": {
-            "m": {
-                "replicas": {
-                    "0": {"device": LABELS[0], "state": "loading", "restarts": 0},
-                    "1": {"device": LABELS[1], "state": "loading", "restarts": 0},
-                }
-            }
-        },
-        "processes": {
-            "engine m 0": {"state": "loading", "restarts": 0},
-            "engine m 1": {"state": "loading", "restarts": 0},
-        },
+    loading = {"state": "loading", "restarts": 0}
+    assert engines.snapshot().load == {
+        "models": {"m": {"replicas": {str(number): {"device": LABELS[number], **loading} for number in range(2)}}},
+        "processes": {f"engine m {number}": loading for number in range(2)},
     }
     async with running(engines):
         await until(lambda: states(engines) == ["ready", "failed"])

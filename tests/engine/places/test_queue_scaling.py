@@ -53,20 +53,38 @@ def test_a_queue_that_is_long_for_a_moment_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "waiting_s", "then"), [(1, 1.5, 2), (1, 9.0, 2), (4, 1.5, 6), (4, 9.0, 8), (6, 9.0, 8)]
+    ("wanted", "waiting_s", "state", "then"),
+    [
+        # Replicas are added until the queue is short, at most doubled.
+        *((1, 1.5, {}, 2), (1, 9.0, {}, 2), (4, 1.5, {}, 6), (4, 9.0, {}, 8), (6, 9.0, {}, 8)),
+        (2, 9.0, {"ready": 1, "loading": 1}, 2),  # others are being started
+        (3, 2.0, {"ready": 1}, 4),  # two have failed, and one that is ready needs another
+        (3, 2.0, {"ready": 2}, 5),
+    ],
 )
-def test_replicas_are_added_until_the_queue_is_short_at_most_doubled(wanted, waiting_s, then):
-    assert run(scaling(wanted), waiting_s, seconds=UP_AFTER_S) == then
+def test_replicas_are_added(wanted, waiting_s, state, then):
+    seconds = 600 if "loading" in state else UP_AFTER_S
+    assert run(scaling(wanted), waiting_s, seconds=seconds, **state) == then
 
 
-def test_none_is_added_while_others_are_being_started():
-    assert run(scaling(2), 9.0, seconds=600, ready=1, loading=1) == 2
-
-
-@pytest.mark.parametrize(("ready", "then"), [(1, 4), (2, 5)])
-def test_those_that_have_failed_are_no_reason_to_add_none_and_are_replaced(ready, then):
-    """Of three: one that is ready needs another, two that are ready need two."""
-    assert run(scaling(3), 2.0, seconds=UP_AFTER_S, ready=ready) == then
+@pytest.mark.parametrize(
+    ("wanted", "waiting_s", "state", "then"),
+    [
+        (4, UP_S / 2, {}, 4),  # neither short nor long
+        (2, 0.08, {}, 2),  # one alone would have 0.16 s, more than a tenth of ``UP_S``
+        (2, 0.04, {}, 1),
+        (3, 0.0, {"busy": 1.5}, 3),  # three compute for half of the time: two would for three quarters
+        (3, 0.0, {"busy": 1.4}, 2),
+        (2, 0.0, {"ready": 0}, 2),
+        (2, 0.0, {"ready": 0, "loading": 2}, 2),
+        (2, 0.0, {"ready": 1, "busy": 0.8}, 2),  # one of two computes: alone it would be as it is
+        (2, 0.0, {"ready": 1, "busy": 0.6}, 1),
+    ],
+)
+def test_a_replica_is_taken_away_if_the_others_would_neither_leave_a_queue_nor_be_too_busy(
+    wanted, waiting_s, state, then
+):
+    assert run(scaling(wanted), waiting_s, seconds=600, **state) == then
 
 
 def test_one_is_taken_away_at_a_time_and_never_the_last():
@@ -77,38 +95,11 @@ def test_one_is_taken_away_at_a_time_and_never_the_last():
     assert run(made, 0.0, seconds=600, begin=2 * DOWN_AFTER_S + 1) == 1
 
 
-def test_between_a_short_and_a_long_queue_nothing_changes():
-    assert run(scaling(4), UP_S / 2, seconds=6000) == 4
-
-
 def test_a_queue_in_between_begins_the_wait_anew():
     made = scaling(2)
     run(made, 0.0, seconds=DOWN_AFTER_S - 1)
     run(made, UP_S / 2, seconds=0, begin=DOWN_AFTER_S - 0.5)
     assert run(made, 0.0, seconds=DOWN_AFTER_S - 1, begin=DOWN_AFTER_S) == 2
-
-
-def test_a_replica_that_would_leave_a_queue_stays():
-    """Two replicas with 0.08 s each: one alone would have 0.16 s, more than a tenth of ``UP_S``."""
-    assert run(scaling(2), 0.08, seconds=600) == 2
-    assert run(scaling(2), 0.04, seconds=600) == 1
-
-
-def test_a_replica_whose_work_would_keep_the_others_too_busy_stays():
-    """Three replicas that compute for half of the time: two would for three quarters."""
-    assert run(scaling(3), 0.0, seconds=600, busy=1.5) == 3
-    assert run(scaling(3), 0.0, seconds=600, busy=1.4) == 2
-
-
-def test_while_none_is_ready_none_is_taken_away():
-    assert run(scaling(2), 0.0, seconds=600, ready=0) == 2
-    assert run(scaling(2), 0.0, seconds=600, ready=0, loading=2) == 2
-
-
-def test_the_work_of_those_that_are_ready_decides_whether_others_are_taken_away():
-    """One of two computes: alone it would be as it is."""
-    assert run(scaling(2), 0.0, seconds=600, ready=1, busy=0.8) == 2
-    assert run(scaling(2), 0.0, seconds=600, ready=1, busy=0.6) == 1
 
 
 def replicas_of(*states: str, wanted: int) -> list[Place]:

@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places import ray_cluster as module
 from trio_pool_serve.engine.places import ray_places, supervisor
-from trio_pool_serve.engine.places.queue_scaling import FRESH_S, QueueSeconds
+from trio_pool_serve.engine.places.queue_scaling import QueueSeconds
 from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, NodeLostError, RayCluster
 from trio_pool_serve.engine.places.ray_places import AVOIDED_S, ActorPlaces
 from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S, Loaded
@@ -175,7 +174,7 @@ async def until(condition: Callable[[], bool], limit_s: float) -> None:
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     @asynccontextmanager
-    async def run(*nodes: Node, replicas: str, estimates: bool = True):
+    async def run(*nodes: Node, replicas: str):
         cluster = MadeUpCluster([*nodes])
 
         @asynccontextmanager
@@ -186,8 +185,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         config = read_config(["m", "--engine", "ray", "--replicas", replicas])
         made = Running(cluster, ActorPlaces(config, "no:loader", tmp_path, key="k"), QueueSeconds.open(tmp_path, 0, 1))
         async with trio.open_nursery() as nursery:
-            if estimates:
-                nursery.start_soon(made.estimate)
+            nursery.start_soon(made.estimate)
             await nursery.start(made.engines.run)
             yield made
             nursery.cancel_scope.cancel()
@@ -237,14 +235,6 @@ async def test_a_replica_that_has_failed_does_not_keep_others_from_being_added(r
         server.cluster.nodes.append(Node("c", 9))
         await server.grow(*server.ready, 2)
         assert server.cluster.places == ["a", "c"]
-
-
-async def test_what_a_dead_api_process_has_estimated_last_adds_no_replicas(running, autojump_clock):
-    async with running(Node("a", 2), replicas="1..2", estimates=False) as server:
-        await server.until_ready(0)
-        server.queue.estimates[0] = 3.0, time.monotonic() - FRESH_S
-        await trio.sleep(20 * DOWN_AFTER_S)
-        assert server.ready == [0]
 
 
 async def test_an_actor_that_dies_after_it_was_ready_is_replaced_in_the_same_place(running, autojump_clock):

@@ -15,8 +15,7 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig, computing_config
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, host_connector, unix_connector
-from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys, answer_greeting
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine

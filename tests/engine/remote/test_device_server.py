@@ -18,7 +18,6 @@ from trio_pool_serve.engine.remote.wire import (
     Answers,
     BatchFacts,
     FromEngine,
-    Heartbeat,
     Hello,
     QueueState,
     Submit,
@@ -180,26 +179,6 @@ async def test_a_process_whose_rows_are_all_answered_has_no_share(replica):
         await busy.send(request(5), queue=QueueState(1000))
         await until(lambda: busy.done)
         assert busy.told.others_share == 0
-
-
-async def test_an_api_process_says_what_waits_there_without_a_batch_too(replica):
-    """It may have withdrawn it, or given it to another device."""
-    async with processes(replica, 2) as (first, second):
-        await first.send(request(5), queue=QueueState(30_000))
-        await until(lambda: first.done)
-        await first.stream.send(Heartbeat(QueueState(20_000)))
-        await until(lambda: sum(each.queue.tokens for each in replica.engine.connections) == 20_000)
-        await second.send(request(5), queue=QueueState(160_000))
-        await until(lambda: second.done)
-        assert second.told.others_share == 0.25
-
-
-async def test_an_api_process_that_says_huge_numbers_hurts_no_other(replica):
-    async with processes(replica, 2) as (boastful, other):
-        await boastful.send(request(5), queue=QueueState(small_requests=2**64 - 1))
-        await other.send(request(6))
-        await until(lambda: other.done)
-        assert not boastful.done
 
 
 async def test_each_is_told_what_is_computed_for_others(replica):

@@ -227,31 +227,6 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(played):
     assert not len(engine.dispatcher.in_flight)
 
 
-async def test_leaving_can_be_cancelled(make):
-    replica = make()
-    async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
-        async with replica.live():
-            await engine.wait_ready()
-            replica.runner.gate.clear()
-            nursery.start_soon(outcome_of, engine, request(1))
-            await until(lambda: replica.engine.worker.statistics().in_flight_batches)
-            replica.leaving.set()
-            await until(lambda: not engine.worker.links[0].takes_rows)
-        assert not replica.has_left
-
-
-async def test_a_link_that_is_drained_gets_no_more_rows_until_it_is_used_again(make):
-    first, second = make(0), make(1)
-    async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine.dispatcher.devices) == 2)
-        engine.worker.links[0].is_draining = True
-        await engine.submit_all([request(7)] * 20)
-        assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 20)
-        engine.worker.links[0].is_draining = False
-        await engine.submit_all([request(7)] * 20)
-        assert sum(first.runner.rows) > 0
-
-
 # -- zones -----------------------------------------------------------------------------------------------
 
 

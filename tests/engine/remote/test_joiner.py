@@ -16,7 +16,6 @@ from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
 from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
-from trio_pool_serve.errors import BatchFailedError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -63,36 +62,17 @@ def sender(joiner: Joiner) -> Sender:
     return Sender(joiner)
 
 
-def limits(max_tokens: int, **options) -> BatchLimits:
-    return BatchLimits(max_tokens, **options)
-
-
-def test_the_rows_of_one_batch_are_taken_in_order_by_as_many_passes_as_they_need(joiner, sender):
-    entries = sender.send([4] * 10)
-    passes = []
-    while taken := joiner.take(limits(16)):
-        passes.append(taken)
-    assert passes == [entries[:4], entries[4:8], entries[8:]]
-
-
-def test_a_row_beside_another_process_s_thousands_is_in_the_next_pass(joiner, sender):
-    sender.send([8] * 4000)
-    (alone,) = sender.send([8])
-    assert alone in joiner.take(limits(512))
-    assert len(joiner) == 4000 - 63
-
-
 def test_processes_share_a_pass_by_their_clients(joiner, sender):
     many = sender.send([8] * 100, clients=3)
     few = sender.send([8] * 100, clients=1)
-    taken = joiner.take(limits(320))
+    taken = joiner.take(BatchLimits(320))
     assert (len([*filter(many.__contains__, taken)]), len([*filter(few.__contains__, taken)])) == (30, 10)
 
 
 def test_the_smallest_rank_gets_all_but_one_row_of_each(joiner, sender):
     later = sender.send([8] * 100, rank=1)
     first = sender.send([8] * 100, rank=-1)
-    taken = joiner.take(limits(320))
+    taken = joiner.take(BatchLimits(320))
     assert taken[0] is first[0]
     assert [entry in later for entry in taken] == [False, True] + [False] * 38
 
@@ -100,8 +80,8 @@ def test_the_smallest_rank_gets_all_but_one_row_of_each(joiner, sender):
 def test_rows_that_would_be_padded_too_much_are_left_for_the_next_pass(joiner, sender):
     long = sender.send([512] * 2)
     short = sender.send([8] * 10)
-    assert joiner.take(limits(2048)) == long
-    assert joiner.take(limits(2048)) == short
+    assert joiner.take(BatchLimits(2048)) == long
+    assert joiner.take(BatchLimits(2048)) == short
 
 
 def test_a_process_behind_others_is_first_when_they_have_sent_more(joiner, sender):
@@ -110,60 +90,18 @@ def test_a_process_behind_others_is_first_when_they_have_sent_more(joiner, sende
     short = sender.send([8] * 10)
     passes = []
     for _ in range(4):
-        passes.append(joiner.take(limits(2048)))
+        passes.append(joiner.take(BatchLimits(2048)))
         sender.send([512])
     assert [pass_ == short for pass_ in passes].count(True) == 1
 
 
-def test_only_batches_with_equal_keys_are_joined(joiner, sender):
-    texts, images, more = sender.send([8] * 2), sender.send([8] * 2, key="images"), sender.send([8])
-    assert {*joiner.take(limits(512))} == {*texts, *more}
-    assert joiner.take(limits(512)) == images
-
-
-def test_a_suspect_is_taken_alone(joiner, sender):
-    before, suspect, after = sender.send([8]), sender.send([8], suspect=True), sender.send([8])
-    assert {*joiner.take(limits(512))} == {*before, *after}
-    sender.send([8])
-    assert joiner.take(limits(512)) == suspect
-
-
-def test_planned_batches_are_whole_whoever_waits_for_their_rows(joiner, sender):
-    planned, second = sender.send([8] * 3, planned=True), sender.send([8], planned=True)
-    sender.send([8])
-    joiner.withdraw(planned[1])
-    assert (len(joiner), joiner.tokens) == (1, 8), "they do not count as waiting"
-    assert len(joiner.take(limits(512))) == 1
-    assert joiner.take_planned() == planned
-    joiner.withdraw(second[0])
-    assert joiner.take_planned() == []
-    assert [batch.left for batch in sender.done] == [0]
-
-
 def test_long_batches_are_left_to_other_threads_while_short_ones_come(joiner, sender):
     long, short = sender.send([SHORT_TOKENS + 1]), sender.send([64])
-    assert joiner.take(limits(2048), leaves_long=True) == short
-    assert joiner.take(limits(2048), leaves_long=True) == []
-    assert joiner.take(limits(2048)) == long
+    assert joiner.take(BatchLimits(2048), leaves_long=True) == short
+    assert joiner.take(BatchLimits(2048), leaves_long=True) == []
+    assert joiner.take(BatchLimits(2048)) == long
     again = sender.send([SHORT_TOKENS + 1])
-    assert joiner.take(limits(2048), leaves_long=True) == again, "short ones are less than an eighth of all"
-
-
-def test_a_batch_is_done_once_with_its_last_row(joiner, sender):
-    output = PoolingOutput((), 0.0, 0.0, 0.0)
-    computed, failed, withdrawn, launched = sender.send([8] * 4)
-    joiner.withdraw(withdrawn)
-    taken = joiner.take(limits(512))
-    assert taken == [computed, failed, launched]
-    joiner.withdraw(launched)
-    computed.output = launched.output = output
-    computed.settled([computed])
-    failed.fail(BatchFailedError("no"))
-    assert not sender.done
-    launched.settled([launched])
-    assert len(sender.done) == 1
-    assert sender.settled == [withdrawn, computed, failed, launched]
-    assert repr(joiner) == "<Joiner 0 rows of 0 batches>"
+    assert joiner.take(BatchLimits(2048), leaves_long=True) == again, "short ones are less than an eighth of all"
 
 
 LENGTHS = st.lists(st.sampled_from([1, 2, 8, 100, 255, 256, 257, 512, 3000]), min_size=1, max_size=12)
@@ -290,15 +228,8 @@ def test_short_rows_are_joined_with_long_ones_that_are_more_than_may_be_left():
     assert [entry.tokens for entry in state.taken] == [1, 257]
 
 
-def run_model(examples: int, steps: int) -> None:
+@pytest.mark.parametrize(("examples", "steps"), [(60, 30), pytest.param(500, 50, marks=pytest.mark.slow)])
+def test_the_joiner_does_what_lists_would(examples, steps):
     quiet = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(JoinerModel, settings=quiet)
-
-
-def test_the_joiner_does_what_lists_would():
-    run_model(examples=60, steps=30)
-
-
-@pytest.mark.slow
-def test_the_joiner_does_what_lists_would_for_long():
-    run_model(examples=500, steps=50)
+    assert repr(Joiner()) == "<Joiner 0 rows of 0 batches>"

@@ -9,7 +9,6 @@ import trio
 from msgspec.structs import replace
 
 from tests.engine.remote.replicas import asking, frame_of, outcome_of, request, until
-from tests.engine.remote.test_wire import types_of
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.wire import (
@@ -21,6 +20,7 @@ from trio_pool_serve.engine.remote.wire import (
     Leaving,
     Outputs,
     Part,
+    QueueState,
     Submit,
     ToEngine,
     Withdraw,
@@ -116,6 +116,7 @@ EXCESSIVE = {
     "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))], BatchFacts(0, 1025)),
     "rows of a batch": Submit([Part([0, 1], 0, msgspec.Raw(b"\x90"))], BatchFacts(0, 1)),
     "rows": Submit([], BatchFacts(0, 2**21)),
+    "small requests": Submit([], BatchFacts(0, 1, queue=QueueState(small_requests=2**64 - 1))),
 }
 
 
@@ -272,27 +273,3 @@ async def test_a_batch_with_the_number_of_one_that_waits_ends_its_connection_alo
     replica.runner.gate.set()
     assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
     assert replica.engine.joiner.tokens == 0
-
-
-async def answers_to(stream: FramedStream[FromEngine], batch: int) -> dict[int, type]:
-    """Return of which type the answers to a batch's rows are, by number."""
-    found: dict[int, type] = {}
-    with trio.fail_after(10):
-        while True:
-            message, frame_payload = await stream.receive()
-            if isinstance(message, Hello):
-                continue
-            found.update(types_of(message.parts, frame_payload))
-            if batch in [done.batch for done in message.done]:
-                return found
-
-
-async def test_rows_without_tokens_fail_alone(replica, engine):
-    """An API process sends none: a pass over nothing would end the engine."""
-    stream = await replica.connect()
-    for batch, row in enumerate((request(), request(5))):
-        (frame,) = row_frames([(batch, row)], pytest.fail)
-        await stream.send(Submit(frame.parts, BatchFacts(batch, 1)), frame.buffers)
-    assert await answers_to(stream, 1) == {0: UnsendableError, 1: PoolingOutput}
-    await stream.aclose()
-    assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)

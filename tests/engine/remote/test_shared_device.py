@@ -8,14 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.engine.remote.simulation import LateLoop, SimulatedRunner, Simulation, patch_time, row, simulated
+from tests.engine.remote.simulation import LateLoop, SimulatedRunner, patch_time, row, simulated
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.batching import BatchBudget
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.device_server import HEARTBEAT_S
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
-from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
-from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest
+from trio_pool_serve.errors import EngineDeadError, OverloadedError
+from trio_pool_serve.types import Client, ImageFeatures
 
 pytestmark = pytest.mark.unit
 
@@ -82,45 +81,19 @@ async def test_a_row_beside_thousands_of_another_process_is_in_the_first_pass_af
         assert sum(runner.rows) == 4010
 
 
-async def send_together(simulation: Simulation, *requests: list[PoolingRequest]) -> list[list[object]]:
-    """Send the rows of an API process each, all while the device computes another row; return outputs and errors."""
-    engines = [await simulation.add_process() for _ in requests]
-    outcomes: list[list[object]] = [[] for _ in requests]
-
-    async def ask(engine: Engine, request: PoolingRequest, found: list[object]) -> None:
-        try:
-            found.append(await engine.submit(request))
-        except (BatchFailedError, EngineDeadError) as error:
-            found.append(error)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engines[0].submit, row(1))
-        await trio.sleep(0.001)
-        for engine, own, found in zip(engines, requests, outcomes, strict=True):
-            for request in own:
-                nursery.start_soon(ask, engine, request, found)
-    return outcomes
-
-
-async def test_rows_of_several_processes_are_joined_only_if_they_fit_together(clock):
+async def test_texts_images_and_token_embeddings_of_several_processes_are_not_joined(clock):
     image = ImageFeatures({"pixel_values": np.ones((1, 4, 4), np.float32)}, (4,))
     async with simulated() as simulation:
         await simulation.add_device(runner := SimulatedRunner(embeds_width=2), launches_block=True)
-        await send_together(
-            simulation,
-            [row(32, 2)] * 20,
-            [row(512, 3)] * 2,
-            [row(30, 4)] * 10,
-            [row(32, 0, images=image)] * 2,
-            [row(32, 0, embeds=np.ones((32, 2), np.float32))] * 2,
-        )
-        assert sum(runner.rows) == 1 + 20 + 2 + 10 + 2 + 2
-        assert any({2, 4} <= {*tokens} for tokens in runner.passes), "about equally long"
-        for batch in runner.batches:
-            prompts = [request.prompt for request in batch.requests]
-            assert len({(prompt.images is None, prompt.embeds is None) for prompt in prompts}) == 1
-            budget = BatchBudget(BATCH_TOKENS, BATCH_TOKENS // 64)
-            assert all(budget.try_add(request.tokens) for request in batch.requests)
+        engines = [await simulation.add_process() for _ in range(3)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engines[0].submit, row(1))
+            await trio.sleep(0.001)  # the others wait together
+            for engine, prompt in zip(
+                engines, ({}, {"images": image}, {"embeds": np.ones((32, 2), np.float32)}), strict=True
+            ):
+                nursery.start_soon(engine.submit_all, [row(32, **prompt)] * 2)
+        assert [len(batch.requests) for batch in runner.batches] == [1, 2, 2, 2]
 
 
 @blocks_or_not

@@ -190,8 +190,7 @@ def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Fram
     """
 
     def refuse(frame: Frame, number: int, error: Exception) -> None:
-        failed = UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")
-        frame.add([number], _failure_of(failed))
+        frame.add([number], _failure_of(UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")))
 
     return frames_of(batches, _content_of, refuse, _divide)
 
@@ -228,8 +227,7 @@ def _content_of(outcomes: Sequence[Any]) -> Outputs:
 def _failure_of(error: Exception) -> Outputs:
     """Encode an error as the nearest of its base classes that the receiver knows."""
     kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
-    failure = Failure(next(kinds, BatchFailedError.__name__), sendable(message_of(error)))
-    return Outputs(failure=failure)
+    return Outputs(failure=Failure(next(kinds, BatchFailedError.__name__), sendable(message_of(error))))
 
 
 def _values_of(column: Sequence[Any]) -> Values:

@@ -27,7 +27,6 @@ Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Counted: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-Launches: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
 
 
@@ -149,7 +148,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     resident_bytes: Bytes = 0
     device_bytes: Bytes = 0
     """Memory of the model there: see ``ModelMemory``."""
-    launches: Launches = 1
+    launches: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """Batches computed at a time."""
     pads: bool = True
     """Whether padding is computed."""
