@@ -14,7 +14,6 @@ from tests.server.server_process import ROOT
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "trio-pool-serve"
 TOOLS = ROOT / ".venv-deploy" / "bin"
-
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 needs_tools = pytest.mark.skipif(
@@ -25,7 +24,6 @@ VARIANTS = ("base", "cpu", "autoscaled")
 """The chart as it is, and with each of its files of values."""
 
 CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
-
 Manifest = dict[str, Any]
 
 

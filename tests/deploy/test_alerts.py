@@ -14,18 +14,16 @@ from tests.server.server_process import ROOT
 
 ALERTS = ROOT / "deploy" / "monitoring" / "alerts.yaml"
 RULES = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-
 SERVER = 'instance="a:8000",job="trio-pool-serve"'
 MODEL = f'{SERVER},model="m"'
 REPLICA = f'{MODEL},device="cpu",replica="0"'
-
 Series = Mapping[str, str]
-"""A series without the prefix of its name → its values, one a minute."""
+"""``NAME OF``, without the prefix of the name, or a whole series → its values, one a minute."""
 
 
 @frozen
 class Case:
-    """What fires an alert within 40 minutes, and what does not; the labels and the summary that it has then."""
+    """What fires an alert within 40 minutes, and what does not; the summary and the labels that it has then."""
 
     firing: Series
     quiet: Series
@@ -33,15 +31,14 @@ class Case:
     labels: str = MODEL
 
 
-def of(name: str, which: str, labels: str = MODEL) -> str:
-    return f'{name}{{{labels},of="{which}"}}'
-
-
 def buckets(name: str, late: str, labels: str = MODEL) -> Series:
     """A histogram that grows by 100 observations a minute, of which all but those up to 0.1 s are of up to 5 s."""
     grows = {"0.1": late, "5.0": "0+100x60", "+Inf": "0+100x60"}
     return {f'{name}_bucket{{{labels},le="{le}"}}': values for le, values in grows.items()}
 
+
+HOST = f'{SERVER},address="10.0.0.1:9000"'
+ALL_REQUESTS = {f"requests_total{{{SERVER}}}": "0+100x60"}
 
 CASES = {
     "Down": Case(
@@ -51,26 +48,18 @@ CASES = {
         SERVER,
     ),
     "NoEngine": Case(
-        {of("model", "ready"): "1x10 0x50", of("model", "loading"): "0x10 1x50", of("model", "stalled"): "0x60"},
-        {of("model", "ready"): "0x3 1x60", of("model", "loading"): "1x3 0x60", of("model", "stalled"): "0x60"},
+        {"model ready": "1x10 0x50", "model loading": "0x10 1x50", "model stalled": "0x60"},
+        {"model ready": "0x3 1x60", "model loading": "1x3 0x60", "model stalled": "0x60"},
         "a:8000 has no engine for m",
     ),
     "EngineStalled": Case(
-        {of("engine", "stalled"): "0x60", of("model", "stalled"): "0x20 1x40"},
-        {of("engine", "stalled"): "0x60", of("model", "stalled"): "0x60", of("model", "ready"): "1x60"},
+        {"engine stalled": "0x60", "model stalled": "0x20 1x40"},
+        {"engine stalled": "0x60", "model stalled": "0x60", "model ready": "1x60"},
         "Nothing comes back from an engine of m on a:8000",
     ),
     "Overloaded": Case(
-        {
-            of("refusals_total", "queue", SERVER): "0+20x60",
-            of("refusals_total", "memory", SERVER): "0+10x60",
-            f"requests_total{{{SERVER}}}": "0+100x60",
-        },
-        {
-            of("refusals_total", "queue", SERVER): "0+4x60",
-            of("refusals_total", "api_key", SERVER): "0+90x60",
-            f"requests_total{{{SERVER}}}": "0+100x60",
-        },
+        {"refusals_total queue": "0+20x60", "refusals_total memory": "0+10x60", **ALL_REQUESTS},
+        {"refusals_total queue": "0+4x60", "refusals_total api_key": "0+90x60", **ALL_REQUESTS},
         "a:8000 refuses 30% of all requests",
         SERVER,
     ),
@@ -80,13 +69,13 @@ CASES = {
         "1 % of the rows for m on a:8000 wait for 4.951s",
     ),
     "RowsFailed": Case(
-        {of("faults_total", "failed_rows"): "0x36 1x24"},
-        {of("faults_total", "failed_rows"): "7x60", of("faults_total", "failed_batches"): "0+1x60"},
+        {"faults_total failed_rows": "0x36 1x24"},
+        {"faults_total failed_rows": "7x60", "faults_total failed_batches": "0+1x60"},
         "m on a:8000 fails to compute inputs",
     ),
     "OutOfMemory": Case(
-        {of("faults_total", "out_of_memory"): "0+1x60"},
-        {of("faults_total", "out_of_memory"): "0x20 1x40"},
+        {"faults_total out_of_memory": "0+1x60"},
+        {"faults_total out_of_memory": "0x20 1x40"},
         "Batches of m on a:8000 do not fit into the device's memory",
     ),
     "LoopLag": Case(
@@ -96,47 +85,45 @@ CASES = {
         SERVER,
     ),
     "EngineRestarts": Case(
-        {of("replica", "restarts", REPLICA): "0x28 1 2 2 3 4 5x40"},
-        {of("replica", "restarts", REPLICA): "0x10 1x10 2x40"},
+        {f'replica{{{REPLICA},of="restarts"}}': "0x28 1 2 2 3 4 5x40"},
+        {f'replica{{{REPLICA},of="restarts"}}': "0x10 1x10 2x40"},
         "Engine processes of m on a:8000 keep dying",
     ),
     "ReplicaFailed": Case(
-        {of("replica", "failed", REPLICA): "0x20 1x40"},
-        {of("replica", "failed", REPLICA): "0x60"},
-        "Replica 0 of m on a:8000 has failed",
-        REPLICA,
+        {"replica failed": "0x20 1x40"}, {"replica failed": "0x60"}, "Replica 0 of m on a:8000 has failed", REPLICA
     ),
     "ServerRestarts": Case(
-        {of("process", "start_time_seconds", SERVER): "1x28 2 3 4 5 5x40"},
-        {of("process", "start_time_seconds", SERVER): "1x20 2x60"},
+        {"process start_time_seconds": "1x28 2 3 4 5 5x40"},
+        {"process start_time_seconds": "1x20 2x60"},
         "a:8000 keeps being started again",
         SERVER,
     ),
     "RequestMemory": Case(
-        {of("request_memory_bytes", "all", SERVER): "95x60", of("request_memory_limit_bytes", "all", SERVER): "100x60"},
-        {of("request_memory_bytes", "all", SERVER): "80x60", of("request_memory_limit_bytes", "all", SERVER): "100x60"},
+        {"request_memory_bytes all": "95x60", "request_memory_limit_bytes all": "100x60"},
+        {"request_memory_bytes all": "80x60", "request_memory_limit_bytes all": "100x60"},
         "Requests hold 95% of what they may on a:8000",
         SERVER,
     ),
     "Connections": Case(
-        {of("connections", "open", SERVER): "4096x60", of("connections", "limit", SERVER): "4096x60"},
-        {of("connections", "open", SERVER): "3000x60", of("connections", "limit", SERVER): "4096x60"},
+        {"connections open": "4096x60", "connections limit": "4096x60"},
+        {"connections open": "3000x60", "connections limit": "4096x60"},
         "a:8000 has 100% of the connections that it may have",
         SERVER,
     ),
     "HostLost": Case(
-        {of("link", "connected", f'{SERVER},address="10.0.0.1:9000"'): "2x20 0x40"},
-        {of("link", "connected", f'{SERVER},address="10.0.0.1:9000"'): "2x20 0x2 1x40"},
+        {"link connected": "2x20 0x40"},
+        {"link connected": "2x20 0x2 1x40"},
         "a:8000 has no connection to the engine at 10.0.0.1:9000",
-        f'{SERVER},address="10.0.0.1:9000"',
+        HOST,
     ),
 }
 
 
-def named(series: Series) -> list[dict[str, str]]:
+def named(series: Series, labels: str) -> list[dict[str, str]]:
+    found = {re.sub(r"^(\w+) (\w+)$", rf'\1{{{labels},of="\2"}}', name): values for name, values in series.items()}
     return [
         {"series": name if name.startswith("up{") else f"trio_pool_serve_{name}", "values": values}
-        for name, values in series.items()
+        for name, values in found.items()
     ]
 
 
@@ -163,14 +150,16 @@ def test_each_alert_fires_on_its_own_case_and_on_nothing_else(tmp_path: Path):
             others = [
                 {"eval_time": "40m", "alertname": other["alert"], "exp_alerts": []} for other in RULES if other != rule
             ]
-            tests.append({"interval": "1m", "input_series": named(series), "alert_rule_test": [asked, *others]})
+            tests.append(
+                {"interval": "1m", "input_series": named(series, case.labels), "alert_rule_test": [asked, *others]}
+            )
     compute(tmp_path, *tests)
     assert len(tests) == 2 * len(CASES) == 2 * len(RULES)
 
 
 def test_a_server_is_missed_whatever_its_job_is_called(tmp_path: Path):
     elsewhere = 'instance="b",job="embeddings",namespace="n"'
-    series = named({f"up{{{elsewhere}}}": "1x9 0x51", of("process", "count", elsewhere): "1x9 stale"})
+    series = named({f"up{{{elsewhere}}}": "1x9 0x51", "process count": "1x9 stale"}, elsewhere)
     query = {"expr": 'count(ALERTS{alertname="TrioPoolServeDown",alertstate="firing"})', "eval_time": "40m"}
     asked = {**query, "exp_samples": [{"labels": "{}", "value": 1}]}
     compute(tmp_path, {"interval": "1m", "input_series": series, "promql_expr_test": [asked]})

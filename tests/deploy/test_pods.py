@@ -1,15 +1,19 @@
-"""What pods are allowed and asked."""
+"""What pods are allowed and asked, and what objects say about each other."""
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+import attrs
 import pytest
 
 import trio_pool_serve
-from tests.deploy.manifests import CHART, VARIANTS, Manifest, by_name, needs_tools, rendered
+from tests.deploy.manifests import CHART, VARIANTS, Manifest, by_name, needs_tools, of_kind, rendered
+from trio_pool_serve.command_line.server_commands import read_settings
+from trio_pool_serve.engine.engine_statistics import EngineStatistics
+from trio_pool_serve.telemetry.metrics import PREFIX
 
 pytestmark = needs_tools
-
 USER = 10001
 """That of the image."""
 
@@ -17,7 +21,6 @@ SPARE_S = 15
 """What a pod needs after a drain that took all of its time."""
 
 ALL = (*VARIANTS, "models")
-
 API, ENGINE = ("Deployment", "trio-pool-serve-api"), ("Deployment", "trio-pool-serve-engine-minilm")
 
 
@@ -56,13 +59,15 @@ def test_pods_keep_to_the_restricted_standard_write_only_where_they_must_and_get
 
 
 @pytest.mark.parametrize("variant", ALL)
-def test_containers_request_resources_and_limit_memory(variant):
-    for each in pods(variant):
-        for container in each["containers"]:
-            requests, limits = container["resources"]["requests"], container["resources"]["limits"]
-            assert {"cpu", "memory"} <= requests.keys()
-            assert "memory" in limits
-            assert requests.get("nvidia.com/gpu") == limits.get("nvidia.com/gpu")
+def test_containers_request_resources_and_limit_memory_in_images_of_this_version(variant):
+    for container in [container for each in pods(variant) for container in each["containers"]]:
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert {"cpu", "memory"} <= requests.keys()
+        assert "memory" in limits
+        assert requests.get("nvidia.com/gpu") == limits.get("nvidia.com/gpu")
+        assert container["image"].rpartition(":")[2] == trio_pool_serve.__version__
+    version = trio_pool_serve.__version__
+    assert f"\nversion: {version}\nappVersion: {version}\n" in (CHART / "Chart.yaml").read_text()
 
 
 @pytest.mark.parametrize(("variant", "gpus", "image"), [("base", "1", "cuda"), ("cpu", None, "cpu")])
@@ -79,22 +84,19 @@ def test_an_engine_has_one_gpu_or_cores_of_its_own(variant, gpus, image):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", [API, ENGINE])
-def test_pods_are_spread_over_zones_and_nodes_and_start_where_there_is_but_one(variant, name):
-    """Both have to be named: a pod that has constraints does not get the scheduler's own."""
-    constraints = pod(variant, name)["topologySpreadConstraints"]
-    assert [each["topologyKey"] for each in constraints] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
-    for each in constraints:
-        assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", [API, ENGINE])
-def test_a_pod_has_more_time_to_end_than_its_drain_takes(variant, name):
+def test_pods_are_spread_over_zones_and_nodes_and_have_more_time_to_end_than_their_drain_takes(variant, name):
+    """Both constraints have to be named: a pod that has any does not get the scheduler's own."""
     each = pod(variant, name)
+    constraints = [
+        (constraint["topologyKey"], constraint["maxSkew"], constraint["whenUnsatisfiable"])
+        for constraint in each["topologySpreadConstraints"]
+    ]
+    assert constraints == [
+        (key, 1, "ScheduleAnyway") for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
     (container,) = each["containers"]
     before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    drain = int(flags(container)["drain-timeout-s"])
-    assert each["terminationGracePeriodSeconds"] >= before + drain + SPARE_S
+    assert each["terminationGracePeriodSeconds"] >= before + int(flags(container)["drain-timeout-s"]) + SPARE_S
     assert (before > 0) == (name == API), "load balancers find API pods, API processes find engines"
 
 
@@ -155,12 +157,136 @@ def test_the_job_downloads_the_model_into_the_volume_that_is_served():
     assert ("PersistentVolumeClaim", served) in by_name(rendered("models"))
 
 
-@pytest.mark.parametrize("variant", ALL)
-def test_the_images_are_of_this_version(variant):
-    for each in pods(variant):
-        for container in each["containers"]:
-            assert container["image"].rpartition(":")[2] == trio_pool_serve.__version__
-    assert (
-        f"\nversion: {trio_pool_serve.__version__}\nappVersion: {trio_pool_serve.__version__}\n"
-        in (CHART / "Chart.yaml").read_text()
-    )
+# -- the commands accept the arguments of their pods
+
+
+def arguments(zone: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for manifest in (manifest for variant in VARIANTS for manifest in rendered(variant)):
+        if manifest["kind"] == "Deployment":
+            (container,) = manifest["spec"]["template"]["spec"]["containers"]
+            given = [argument.replace("$(ZONE)", zone) for argument in container["args"]]
+            assert found.setdefault(given[0], given) == given
+    return found
+
+
+@pytest.mark.parametrize("zone", ["", "europe-west4-a"])
+@pytest.mark.parametrize("command", ["serve", "engine"])
+def test_the_commands_accept_the_arguments_of_pods(command, zone):
+    given = arguments(zone)
+    assert set(given) == {"serve", "engine"}
+    settings = read_settings(command, given[command][1:])
+    assert (settings if command == "serve" else settings.config).hosts.zone == zone
+
+
+# -- what objects say about each other: whom selectors select, whom policies let in, what queries ask for
+
+EVERY = "autoscaled"
+"""Has objects of every kind."""
+
+
+OF_API, OF_ENGINE = [API[1]], [ENGINE[1]]
+
+
+def deployments() -> dict[str, Manifest]:
+    return {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(rendered(EVERY), "Deployment")}
+
+
+def selected_by(labels: dict[str, str]) -> list[str]:
+    assert labels
+    return [
+        name for name, spec in deployments().items() if labels.items() <= spec["template"]["metadata"]["labels"].items()
+    ]
+
+
+OF_API, OF_ENGINE = [API[1]], [ENGINE[1]]
+
+
+SELECTORS = {
+    "Service": lambda spec: spec["selector"],
+    "Deployment": lambda spec: spec["selector"]["matchLabels"],
+    "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+    "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
+}
+
+
+@pytest.mark.parametrize("kind", SELECTORS)
+def test_all_selectors_select_the_pods_of_one_deployment(kind):
+    selected = []
+    for manifest in of_kind(rendered(EVERY), kind):
+        name, spec = manifest["metadata"]["name"], manifest["spec"]
+        selected.append(selected_by(SELECTORS[kind](spec)))
+        assert selected[-1] == (OF_API if "-api" in name else OF_ENGINE), name
+        for constraint in spec["template"]["spec"]["topologySpreadConstraints"] if kind == "Deployment" else ():
+            assert selected_by(constraint["labelSelector"]["matchLabels"]) == [name]
+    assert sorted(selected) == [OF_API, OF_ENGINE]
+
+
+def peers(rule: Manifest, of: str) -> list[Any]:
+    return [
+        selected_by(peer["podSelector"]["matchLabels"]) if "podSelector" in peer else peer["namespaceSelector"]
+        for peer in rule.get(of, [])
+    ]
+
+
+def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
+    def allowed(rules: list[Manifest], of: str) -> list[tuple[list[Any], list[int]]]:
+        return [(peers(rule, of), [port["port"] for port in rule["ports"]]) for rule in rules]
+
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(rendered(EVERY), "NetworkPolicy")}
+    api, engine = policies["trio-pool-serve-api"], policies["trio-pool-serve-engine"]
+    assert all(sorted(policy["policyTypes"]) == ["Egress", "Ingress"] for policy in (api, engine))
+    assert allowed(engine["ingress"], "from") == [([OF_API], [9000]), ([monitoring], [9001])]
+    assert engine["egress"] == []
+    assert allowed(api["ingress"], "from") == [([], [8000])]
+    # The second two are OpenShift's: a policy sees the port of the pod behind the Service.
+    assert allowed(api["egress"], "to") == [([], [53, 53, 5353, 5353]), ([OF_ENGINE], [9000])]
+    assert [port["protocol"] for port in api["egress"][0]["ports"]] == ["UDP", "TCP", "UDP", "TCP"]
+
+
+def test_prometheus_finds_each_port_with_metrics():
+    scraped, services = [], of_kind(rendered(EVERY), "Service")
+    for monitor in of_kind(rendered(EVERY), "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = (each for each in services if wanted <= each["metadata"]["labels"].items())
+        ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
+        for endpoint in monitor["spec"]["endpoints"]:
+            at = (service["metadata"]["name"], ports[endpoint["port"]], endpoint["path"])
+            scraped.append((*at, "authorization" in endpoint))
+    assert sorted(scraped) == [
+        ("trio-pool-serve-api", 8000, "/metrics", True),
+        ("trio-pool-serve-engine", 9001, "/metrics", False),
+    ]
+
+
+def test_keda_alone_decides_how_many_engines_there_are():
+    (scaled,) = of_kind(rendered(EVERY), "ScaledObject")
+    assert [scaled["spec"]["scaleTargetRef"]["name"]] == OF_ENGINE
+    assert "replicas" not in deployments()[ENGINE[1]]
+    assert "replicas" in deployments()[API[1]]
+
+
+def test_queries_ask_for_metrics_and_labels_that_there_are():
+    """They average a sum: a sum of averages would have each engine that ended, beside the one that replaced it."""
+    (scaled,) = of_kind(rendered(EVERY), "ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    assert [re.sub(r"\{.*?\}", "", query) for query in queries] == [
+        "avg_over_time(sum(trio_pool_serve_engine)[1m:15s])",
+        "avg_over_time(sum(trio_pool_serve_engine > bool 0)[5m:15s])",
+    ]
+    (container,) = deployments()[ENGINE[1]]["template"]["spec"]["containers"]
+    gauges = EngineStatistics("ready", **{each.name: 0 for each in attrs.fields(EngineStatistics)[1:]}).gauges()
+    namespace = scaled["metadata"]["namespace"]
+    for query, of, service in zip(queries, ("queued_tokens", "in_flight_batches"), ("api", "engine"), strict=True):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', query))
+        service = f"trio-pool-serve-{service}"
+        model = container["args"][1].partition("=")[0]
+        assert labels == {"of": of, "model": model, "namespace": namespace, "service": service}
+        assert of in gauges["trio_pool_serve_engine".removeprefix(PREFIX)]
+        assert by_name(rendered(EVERY))["Service", service]["metadata"]["namespace"] == namespace
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_objects_are_in_one_namespace(variant):
+    assert {manifest["metadata"]["namespace"] for manifest in rendered(variant)} == {"trio-pool-serve"}
