@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trio
 from attrs import define, field
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from tests.runner.test_varlen import PACKED
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.output_copy import OutputCopier, Split
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenEmbed, Vectors
+from trio_pool_serve.types import Batch, PooledBatch, TokenEmbed, Vectors
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -70,17 +69,6 @@ async def test_every_family_agrees_with_the_processor(path: Path):
     assert largest_difference(await ServedModel(path, device="cuda").embed(TEXTS), expected) < TOLERANCE
 
 
-async def test_minilm_agrees_with_the_processor(on_cuda: ServedModel, minilm: Path):
-    expected = await ServedModel(minilm).embed(TEXTS)
-    assert largest_difference(await on_cuda.embed(TEXTS), expected) < TOLERANCE
-
-
-async def test_mixed_dimensions_and_normalization_agree_with_the_processor(on_cuda: ServedModel, minilm: Path):
-    texts, params = TEXTS[:3], [Embed(dimensions=7), Embed(normalize=False), Embed()]
-    expected = await ServedModel(minilm).embed(texts, params)
-    assert largest_difference(await on_cuda.embed(texts, params), expected) < TOLERANCE
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_half_precision_points_where_float32_does(on_cuda: ServedModel, minilm: Path, dtype: Any):
     rows, exact = await ServedModel(minilm, device="cuda", dtype=dtype).embed(TEXTS), await on_cuda.embed(TEXTS)
@@ -114,21 +102,6 @@ async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
     handles = [first, *(on_cuda.runner.launch(batch) for batch in batches[1:])]
     for rows, rows_expected in zip(await awaited(handles), expected, strict=True):
         assert largest_difference(rows, rows_expected) < TOLERANCE
-
-
-async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedModel, slow_copies: SlowCopier):
-    batch = Batch(tuple(await on_cuda.requests(TEXTS)))
-    expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
-    slow_copies.events.clear()
-    slow_copies.slow = True
-    handle = on_cuda.runner.launch(batch)
-    slow_copies.slow = False
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await handle
-    assert scope.cancelled_caught
-    assert not slow_copies.events[0].query()
-    assert largest_difference((await awaited([on_cuda.runner.launch(batch)]))[0], expected) < TOLERANCE
 
 
 # -- faster ways to compute ------------------------------------------------------------------------------
@@ -209,11 +182,3 @@ async def test_a_launch_does_not_wait_for_the_device(minilm: Path, settings: Any
         handle = served.runner.launch(batch)
         assert not busy.query()
         await awaited([handle])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own code
-async def test_a_compiled_model_agrees(minilm: Path):
-    rows = await ServedModel(minilm, device="cuda", settings={"backend": "compile"}).embed(TEXTS)
-    torch.compiler.set_stance("default")
-    assert largest_difference(rows, await ServedModel(minilm).embed(TEXTS)) < 1e-3

@@ -105,16 +105,11 @@ async def test_classifiers_are_replayed_with_their_segments(tmp_path: Path, name
     assert graphed.backend.replays == 1
 
 
-async def test_what_fits_no_graph_is_computed_without(bert: Path):
+async def test_long_batches_and_embeddings_fit_no_graph_and_are_computed_without(bert: Path):
     graphed = Graphed(ServedModel(bert))
     texts = [*TEXTS, *TEXTS, *TEXTS]
     rows = await graphed.served.embed(texts)
     assert largest_difference(rows, await ServedModel(bert).embed(texts)) < TOLERANCE
-    assert graphed.backend.replays == 0
-
-
-async def test_embeddings_fit_no_graph(bert: Path):
-    graphed = Graphed(ServedModel(bert))
     prompt = RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=np.ones((3, 32), dtype=np.float32))
     await graphed.served.runner.launch(Batch((PoolingRequest(prompt),)))
     assert graphed.backend.replays == 0
@@ -135,24 +130,21 @@ async def test_a_shape_without_memory_is_left_out(bert: Path):
     assert graphs.shapes == (SHAPES[2], SHAPES[1])
 
 
-def test_shapes_are_few_and_cover_a_batch():
-    shapes = shapes_to_capture(parameters=86_000_000, max_tokens=512, max_batch_tokens=16384)
+@pytest.mark.parametrize(
+    ("parameters", "max_tokens", "max_batch_tokens", "largest", "longest"),
+    [
+        (86_000_000, 512, 16384, 16384, 512),
+        (86_000_000, 512, 10_000, 10_000, 512),  # a full batch of any budget
+        (20_000_000, 200, 16384, 16384, 200),
+        (8_000_000_000, 32768, 16384, 512, 512),  # a large model computes for long
+    ],
+)
+def test_shapes_are_few_and_cover_a_batch(
+    parameters: int, max_tokens: int, max_batch_tokens: int, largest: int, longest: int
+):
+    shapes = shapes_to_capture(parameters=parameters, max_tokens=max_tokens, max_batch_tokens=max_batch_tokens)
     assert len(shapes) == len(set(shapes)) < 50
-    assert shapes[0].tokens == 16384
     tokens = sorted({shape.tokens for shape in shapes})
-    assert max(larger / smaller for smaller, larger in pairwise(tokens)) == 1.5
-
-
-def test_a_full_batch_of_any_budget_has_a_shape_of_its_own():
-    shapes = shapes_to_capture(parameters=86_000_000, max_tokens=512, max_batch_tokens=10_000)
-    assert max(shape.tokens for shape in shapes) == 10_000
-
-
-def test_no_shape_is_longer_than_the_model_reads():
-    shapes = shapes_to_capture(parameters=20_000_000, max_tokens=200, max_batch_tokens=16384)
-    assert max(shape.longest for shape in shapes) == 200
-
-
-def test_a_large_model_has_graphs_for_a_few_tokens_only():
-    shapes = shapes_to_capture(parameters=8_000_000_000, max_tokens=32768, max_batch_tokens=16384)
-    assert max(shape.tokens for shape in shapes) == 512
+    assert shapes[0].tokens == tokens[-1] == largest
+    assert max(shape.longest for shape in shapes) == longest
+    assert max(larger / smaller for smaller, larger in pairwise(tokens)) <= 1.5

@@ -9,22 +9,16 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks, without_synchronisation
 
-BIDIRECTIONAL = {
-    "batch_size": 2,
-    "q_length": 3,
-    "kv_length": 3,
-    "mask_function": bidirectional_mask_function,
-    "allow_is_causal_skip": False,
-    "allow_is_bidirectional_skip": True,
-}
-
 
 def test_what_a_mask_holds_is_not_looked_at():
     """A tensor on this device has no numbers that could be read."""
     mask = torch.ones((2, 3), dtype=torch.bool, device="meta")
+    options = {"batch_size": 2, "q_length": 3, "kv_length": 3, "attention_mask": mask, "device": "meta"}
+    options |= {"mask_function": bidirectional_mask_function}
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
     with pytest.raises((RuntimeError, NotImplementedError)):
-        sdpa_mask(**BIDIRECTIONAL, attention_mask=mask, device="meta")
-    made = without_synchronisation(sdpa_mask)(**BIDIRECTIONAL, attention_mask=mask, device="meta")
+        sdpa_mask(**options)
+    made = without_synchronisation(sdpa_mask)(**options)
     assert made is not None
     assert made.shape == (2, 1, 3, 3)
 

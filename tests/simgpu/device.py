@@ -17,8 +17,8 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateus
 
 from tests.simgpu import graphs, streams
 from tests.simgpu.activity import LOCK, activities, call_site
-from tests.simgpu.memory import MEMORY, replace_storage
-from tests.simgpu.sim_tensor import NAME, Settings, SimTensor, dispatch
+from tests.simgpu.memory import MEMORY
+from tests.simgpu.sim_tensor import NAME, Settings, dispatch
 from tests.simgpu.streams import NO_STACKS, ORDER
 
 DEVICES = 2
@@ -78,19 +78,6 @@ class DeviceModule:
         with LOCK:
             for activity in activities():
                 activity.synchronisations.append(f"empty_cache: {call_site()}")
-
-    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
-        capacity = MEMORY.capacity or 80 * 2**30
-        return capacity - MEMORY.in_use, capacity
-
-    def memory_allocated(self, _: Any = None) -> int:
-        return MEMORY.in_use
-
-    def max_memory_allocated(self, _: Any = None) -> int:
-        return MEMORY.peak
-
-    def reset_peak_memory_stats(self, _: Any = None) -> None:
-        MEMORY.peak = MEMORY.in_use
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -179,20 +166,6 @@ def _from_data(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return factory(data, *args, **kwargs).to(device)
 
     return make
-
-
-@contextmanager
-def without_values() -> Iterator[None]:
-    """Have the device's tensors lose their values, and compute none within the block: any size costs no memory.
-
-    A model can be loaded only with values, which are compared; what is launched afterwards needs none.
-    """
-    for tensor in [found for found in gc.get_objects() if type(found) is SimTensor]:
-        old, tensor.raw = tensor.raw, tensor.raw.to("meta")
-        replace_storage(old, tensor.raw, tensor.allocation)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Settings, "computes", False)
-        yield
 
 
 @contextmanager

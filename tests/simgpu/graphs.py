@@ -45,7 +45,6 @@ class CUDAGraph:
         self.kept: list[Tensor] = []
         self.inputs: dict[int, Any] = {}
         self.pool_id: Any = None
-        self.computes = True
 
     def __del__(self) -> None:
         with LOCK:
@@ -68,7 +67,6 @@ class CUDAGraph:
         self, function: Any, args: Any, kwargs: Any, outputs: Any, *, mutates: bool, made: tuple[Any, ...]
     ) -> None:
         """Record an operation."""
-        self.computes = all(tensor.raw.device.type == "cpu" for tensor in made)
         self.steps.append(Step(function, args, kwargs, outputs, mutates))
         for tensor in made:
             self.inputs[tensor.allocation.data_ptr] = None if tensor.allocation.pool else tensor
@@ -83,9 +81,8 @@ class CUDAGraph:
             ORDER.launch("graph", set(self.inputs) - {self.arena.data_ptr}, {self.arena.data_ptr})
             for activity in activities():
                 activity.kernels["graph"] += 1
-        if self.computes:
-            for step in self.steps:
-                step()
+        for step in self.steps:
+            step()
 
 
 def capture_of_thread() -> CUDAGraph | None:

@@ -114,15 +114,6 @@ class Allocation:
 _allocations: "WeakValueDictionary[int, Allocation]" = WeakValueDictionary()
 
 
-def replace_storage(old: Tensor, new: Tensor, allocation: Allocation) -> None:
-    """Have a tensor's storage stand for an allocation in place of another's, which may be freed.
-
-    A storage made later may get the freed one's address, and must not be taken for it.
-    """
-    _allocations.pop(old.untyped_storage()._cdata, None)
-    _allocations[new.untyped_storage()._cdata] = allocation
-
-
 def allocation_of(raw: Tensor, pool: Arena | None) -> Allocation:
     """Return the allocation of a tensor's storage, made now for a storage that has none."""
     storage = raw.untyped_storage()

@@ -40,15 +40,13 @@ CPU = torch.device("cpu")
 
 
 class Settings:
-    """``computes``: whether there are values; without, tensors have shapes alone, and any size costs no memory."""
+    """``refuses_synchronisations`` as ``torch.cuda.set_sync_debug_mode`` has it."""
 
-    computes = True
     refuses_synchronisations = False
-    """As ``torch.cuda.set_sync_debug_mode`` has it."""
 
 
 class SimTensor(Tensor):
-    """A tensor of the simulated device: ``raw`` has its values, on the CPU or, without any, on ``meta``."""
+    """A tensor of the simulated device: ``raw`` has its values, on the CPU."""
 
     raw: Tensor
     allocation: Any
@@ -110,9 +108,7 @@ def raw_of(value: Any) -> Any:
     if isinstance(value, SimTensor):
         return value.raw
     if isinstance(value, torch.device) and value.type == NAME:
-        return CPU if Settings.computes else torch.device("meta")
-    if isinstance(value, Tensor) and not Settings.computes and value.dim() == 0:
-        return value.to("meta")
+        return CPU
     return value
 
 
@@ -130,17 +126,14 @@ def dispatch(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name in ("aten::_to_copy", "aten::to") and target is not None and target.type == "cpu":
         _read_by_host("copy to the host")
         found = args[0].raw
-        source = found if Settings.computes else torch.zeros(found.shape, dtype=found.dtype)
         for activity in activities():
             activity.copies_to_host += 1
             activity.to_host_bytes += found.nbytes
             activity.blocking_copies.append(f"to the host: {call_site()}")
-        return source.to(dtype=kwargs.get("dtype") or source.dtype, copy=True)
+        return found.to(dtype=kwargs.get("dtype") or found.dtype, copy=True)
     _require_one_device(name, args, kwargs)
     if name in READ_BY_HOST or _indexes_by_mask(name, args) or _repeats_unknown(name, args, kwargs):
         _read_by_host(name.removeprefix("aten::"))
-        if not Settings.computes:
-            return _without_values(name)
     if name == "torch_attn::_varlen_attn":
         return launch("varlen_attn", varlen_attention, args, kwargs)
     return launch(name.removeprefix("aten::"), operation, args, kwargs)
@@ -254,8 +247,7 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> Tensor:
 
 
 def _copy_to_device(target: SimTensor, source: Tensor) -> Tensor:
-    if Settings.computes:
-        _write(target.raw, source)
+    _write(target.raw, source)
     with LOCK:
         seq = ORDER.launch("copy to the device", set(), {target.allocation.data_ptr})
         target.allocation.uses[current_stream().number] = seq
@@ -266,7 +258,7 @@ def _copy_to_device(target: SimTensor, source: Tensor) -> Tensor:
 
 
 def _copy_to_host(target: Tensor, source: SimTensor, *, is_asynchronous: bool) -> Tensor:
-    values = source.raw.clone() if Settings.computes else torch.zeros(source.shape, dtype=source.dtype)
+    values = source.raw.clone()
     with LOCK:
         stream = current_stream().number
         seq = ORDER.launch("copy to the host", {source.allocation.data_ptr}, set())
@@ -300,15 +292,6 @@ def _read_by_host(what: str) -> None:
 def _require_allowed(what: str) -> None:
     if Settings.refuses_synchronisations:
         raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
-
-
-def _without_values(name: str) -> Any:
-    """Return what the host reads on a device without values: nothing differs."""
-    if name == "aten::equal":
-        return True
-    if name == "aten::_local_scalar_dense":
-        return 0.0
-    raise SimulatedFaultError(f"{name}: this device has no values")
 
 
 def _indexes_by_mask(name: str, args: Any) -> bool:

@@ -2,8 +2,10 @@
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,15 +34,14 @@ def rows(*lengths: int, params: tuple = (Embed(),)) -> Batch:
     return Batch(tuple(PoolingRequest(prompt, params) for prompt in prompts))
 
 
-def loaded(folder: Path, name: str, way: str = "graphed", **settings: object) -> TransformerRunner:
+def loaded(folder: Path, name: str, way: str = "graphed", **settings: Any) -> TransformerRunner:
     path = KINDS[name].write(folder / "model")
     return KINDS[name].serve(path, **WAYS[way], **settings).runner
 
 
 def peak_of(runner: TransformerRunner, batch: Batch) -> int:
     """Compute a batch; return the bytes that it needed."""
-    torch.get_device_module(runner.device).reset_peak_memory_stats()
-    before = MEMORY.in_use
+    MEMORY.peak = before = MEMORY.in_use
     finish(runner, batch)
     return MEMORY.peak - before
 
@@ -83,11 +84,12 @@ def test_rows_without_padding_have_no_mask(tmp_path: Path):
 # -- graphs -----------------------------------------------------------------------------------------------
 
 
-def test_graphs_share_one_pool_on_one_stream(tmp_path: Path):
+def test_graphs_share_one_pool_on_one_stream_which_does_not_stay_the_current_one(tmp_path: Path):
     """Memory of a pool is used again on the stream that it was allocated on: a stream for each graph shares nothing."""
-    with on_simulated_device():
-        before = set(MEMORY.pools)
+    with on_simulated_device() as device:
+        before, stream = set(MEMORY.pools), torch.get_device_module(device).current_stream(device)
         runner = loaded(tmp_path, "bert")
+        assert torch.get_device_module(device).current_stream(device) is stream
         assert isinstance(runner.compute, GraphedBackbone)
         assert len(runner.compute.shapes) > 4
         (pool,) = [MEMORY.pools[key] for key in MEMORY.pools.keys() - before]
@@ -95,13 +97,6 @@ def test_graphs_share_one_pool_on_one_stream(tmp_path: Path):
         tokens = [shape.tokens for shape in runner.compute.shapes]
         assert pool.reserved < 2 * pool.most[next(iter(pool.most))]
         assert sum(tokens) > 3 * max(tokens)
-
-
-def test_what_the_capture_leaves_is_no_current_stream(tmp_path: Path):
-    with on_simulated_device() as device:
-        before = torch.get_device_module(device).current_stream(device)
-        loaded(tmp_path, "bert")
-        assert torch.get_device_module(device).current_stream(device) is before
 
 
 # -- devices ----------------------------------------------------------------------------------------------
@@ -157,9 +152,8 @@ def test_the_budget_is_what_fits(tmp_path: Path, way: str):
 
 
 def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
-    path = write_family(tmp_path / "bert", "bert")
     with on_simulated_device():
-        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["graphed"]).runner
+        runner = loaded(tmp_path, "bert", fits=False)
         MEMORY.capacity = MEMORY.in_use + 4096
         with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
             runner.prepare(BATCH_TOKENS)
@@ -180,40 +174,38 @@ async def compute_all(engine: Engine, batch: Sequence[PoolingRequest]) -> list[B
     return errors
 
 
-async def test_out_of_memory_while_serving_splits_the_batch_and_the_budget_recovers(tmp_path: Path):
-    path = write_family(tmp_path / "bert", "bert")
-    with on_simulated_device():
-        offload = Offload(launch=1)
-        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
-        config = SchedulingConfig(max_batch_tokens=BATCH_TOKENS)
-        engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("bert"), config))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
-            whole = MEMORY.peak - MEMORY.in_use
-            MEMORY.capacity = MEMORY.in_use + whole // 3  # another process takes the rest
-            assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
-            assert engine.statistics().failed_batches > 0
-            assert engine.statistics().batch_token_budget < BATCH_TOKENS
-            MEMORY.capacity = None
-            while engine.statistics().batch_token_budget < BATCH_TOKENS:
-                assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
-            nursery.cancel_scope.cancel()
-
-
-async def test_the_row_that_does_not_fit_fails_alone(tmp_path: Path):
-    path = write_family(tmp_path / "bert", "bert")
+@asynccontextmanager
+async def serving_bert(folder: Path, max_batch_tokens: int) -> AsyncIterator[tuple[Engine, int]]:
+    """Run an engine on the simulated device; give it, and the bytes that a row of 48 tokens needs."""
+    path = write_family(folder / "bert", "bert")
     with on_simulated_device():
         offload = Offload(launch=1)
         runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
         needed = await trio.to_thread.run_sync(peak_of, runner, rows(48))
-        config = SchedulingConfig(max_batch_tokens=64)
+        config = SchedulingConfig(max_batch_tokens=max_batch_tokens)
         engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("bert"), config))
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.wait_ready()
             gc.collect()
-            MEMORY.capacity = MEMORY.in_use + needed // 2
-            errors = await compute_all(engine, rows(2, 48, 2, 3).requests)
+            yield engine, needed
             nursery.cancel_scope.cancel()
+
+
+async def test_out_of_memory_while_serving_splits_the_batch_and_the_budget_recovers(tmp_path: Path):
+    async with serving_bert(tmp_path, BATCH_TOKENS) as (engine, _):
+        whole = MEMORY.peak - MEMORY.in_use
+        MEMORY.capacity = MEMORY.in_use + whole // 3  # another process takes the rest
+        assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
+        assert engine.statistics().failed_batches > 0
+        assert engine.statistics().batch_token_budget < BATCH_TOKENS
+        MEMORY.capacity = None
+        while engine.statistics().batch_token_budget < BATCH_TOKENS:
+            assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
+
+
+async def test_the_row_that_does_not_fit_fails_alone(tmp_path: Path):
+    async with serving_bert(tmp_path, 64) as (engine, needed):
+        MEMORY.capacity = MEMORY.in_use + needed // 2
+        errors = await compute_all(engine, rows(2, 48, 2, 3).requests)
     assert [error is None for error in errors] == [True, False, True, True]

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from tests.lanes import sampled
-from tests.simgpu.launch_counts import RECORD, launch
-from tests.simgpu.serving import KINDS, WAYS, Way
-from trio_pool_serve.types import Batch, SparseVector
+from tests.models.model_families import pooling, write_family
+from tests.simgpu.launch_counts import RECORD, LaunchCounts, launch
+from tests.simgpu.serving import KINDS, TEXTS, WAYS, Kind, Way
+from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams
+from trio_pool_serve.types import Batch, Embed, EmbedChunks, PoolingRequest, SparseVector, TokenEmbed
 
 NEAR = 0.98
 """Cosine of an output in bfloat16 with the same in float32."""
@@ -23,7 +25,19 @@ def dense(value: object) -> np.ndarray:
         row = np.zeros(VOCABULARY, np.float32)
         row[value.indices] = value.values
         return row
-    return np.asarray(value).ravel()
+    return np.asarray(value)
+
+
+async def launch_and_compare(kind: Kind, path: Path, way: Way, batch: Batch, expected: list[tuple]) -> LaunchCounts:
+    """Launch a batch on the device, which must not be waited for; each vector must be near what a CPU gives."""
+    launched = await launch(kind, path, way, batch)
+    launched.activity.require_asynchronous()
+    for ours, theirs in zip(launched.rows, expected, strict=True):
+        for value, other in zip(ours, theirs, strict=True):
+            assert dense(value).shape == dense(other).shape
+            for a, b in zip(np.atleast_2d(dense(value)), np.atleast_2d(dense(other)), strict=True):
+                assert a @ b >= NEAR * np.linalg.norm(a) * np.linalg.norm(b)
+    return launched.counts
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +64,28 @@ async def test_a_launch_does_not_wait_and_gives_what_a_cpu_gives(
         batch = Batch(tuple(await kind.requests(served)))
         on_cpu[name] = batch, await served.runner.launch(batch)
     batch, expected = on_cpu[name]
-    launched = await launch(kind, path, way, batch)
-    launched.activity.require_asynchronous()
-    for ours, theirs in zip(launched.rows, expected, strict=True):
-        for value, other in zip(ours, theirs, strict=True):
-            a, b = dense(value), dense(other)
-            assert a.shape == b.shape
-            assert a @ b >= NEAR * np.linalg.norm(a) * np.linalg.norm(b)
+    counts = await launch_and_compare(kind, path, way, batch, expected)
     recorded = json.loads(RECORD.read_text())[name][way]
-    assert launched.counts.launches <= recorded["launches"], "more kernels and copies than docs/gpu-launches.md has"
-    assert (launched.counts.peak_share or 0) <= 1, "the most uneven batch needs more memory than was tried at the start"
+    for counted in ("launches", "to_device_bytes", "to_host_bytes"):
+        assert getattr(counts, counted) <= recorded[counted], "more than docs/gpu-launches.md has"
+    assert (counts.peak_share or 0) <= 1, "the most uneven batch needs more memory than was tried at the start"
+
+
+@pytest.mark.parametrize("way", ["padded", "packed", pytest.param("graphed", marks=pytest.mark.slow)])
+async def test_chunks_of_documents_are_pooled_on_the_device_among_other_rows(tmp_path: Path, way: Way):
+    kind = Kind(
+        "bert that takes means",
+        lambda folder: write_family(folder, "bert", modules=[pooling("mean")]),
+        (Embed(), TokenEmbed()),
+    )
+    path = kind.write(tmp_path / "model")
+    on_cpu = kind.serve(path, dtype="float32")
+    spans = ((0, 10), (5, 30), (30, len(TEXTS[2])))
+    document = await on_cpu.renderer.render(ChunkedPrompt(TEXTS[2], spans), RenderingParams(truncate_to=48))
+    texts = await kind.requests(on_cpu)
+    whole_and_chunks = PoolingRequest(document, (EmbedChunks(), Embed()))
+    short_chunks = PoolingRequest(document, (EmbedChunks(dimensions=9, normalize=True),))
+    batch = Batch((*texts[:2], whole_and_chunks, texts[2], short_chunks))
+    expected = await on_cpu.runner.launch(batch)
+    assert [row[0].shape for row in expected] == [(32,), (32,), (3, 32), (32,), (3, 9)]
+    await launch_and_compare(kind, path, way, batch, expected)

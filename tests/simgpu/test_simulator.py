@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.simgpu.activity import Activity, SimulatedFaultError, watched
-from tests.simgpu.device import MODULE, simulated_device, without_values
+from tests.simgpu.device import MODULE, simulated_device
 from tests.simgpu.memory import MEMORY
 
 
@@ -66,33 +66,6 @@ def test_what_waits_for_the_device_is_found(device: torch.device, what: str):
     assert not asynchronous(activity)
 
 
-GOES_ON: dict[str, Callable[[Tensor], Any]] = {
-    "arithmetic with a number of the host": lambda rows: rows * torch.tensor(2.0),
-    "a slice": lambda rows: rows[:1],
-    "an index on the device": lambda rows: rows[torch.arange(2, device=rows.device)],
-    "a masked fill": lambda rows: rows.masked_fill(rows > 1, 0.0),
-    "a number at a mask": lambda rows: rows.__setitem__(rows > 1, 0.0),
-    "so many non-zeros": lambda rows: rows.nonzero_static(size=4),
-    "bags": lambda rows: torch.nn.functional.embedding_bag(
-        torch.arange(2, device=rows.device), rows[:, None], torch.arange(1, device=rows.device), mode="sum"
-    ),
-    "pinned memory": lambda rows: on(rows.device, 3.0),
-}
-
-
-@pytest.mark.parametrize("what", GOES_ON)
-def test_what_does_not_wait_is_not_reported(device: torch.device, what: str):
-    rows = on(device, 1.0, 2.0)
-    with watched() as activity:
-        GOES_ON[what](rows)
-    activity.require_asynchronous()
-
-
-def test_values_are_those_of_a_cpu(device: torch.device):
-    ours = torch.nn.functional.softmax(on(device, 1.0, 2.0, 4.0) @ torch.eye(3).to(device), dim=0)
-    assert torch.equal(ours.cpu(), torch.nn.functional.softmax(torch.tensor([1.0, 2.0, 4.0]), dim=0))
-
-
 def test_tensors_of_two_devices_are_refused(device: torch.device):
     with pytest.raises(RuntimeError, match="same device"):
         on(device, 1.0, 2.0) + torch.ones(2)
@@ -112,15 +85,6 @@ def copy_on_a_side_stream(rows: Tensor, *, waits: bool) -> tuple[Tensor, Any]:
         host.copy_(rows, non_blocking=True)
         event.record()
     return host, event
-
-
-def test_a_copy_that_waits_for_what_it_copies_is_accepted(device: torch.device):
-    with watched() as activity:
-        rows = on(device, 1.0, 2.0) * 2
-        host, event = copy_on_a_side_stream(rows, waits=True)
-        event.synchronize()
-    activity.require_asynchronous()
-    assert host.tolist() == [2.0, 4.0]
 
 
 def test_a_copy_that_does_not_wait_is_found(device: torch.device):
@@ -164,18 +128,6 @@ def test_a_thread_of_another_device_that_waits_is_found(device: torch.device):
 # -- graphs -----------------------------------------------------------------------------------------------
 
 
-def test_a_replay_computes_again_from_and_to_the_same_memory(device: torch.device):
-    inputs = on(device, 1.0, 2.0)
-    graph = MODULE.CUDAGraph()
-    with MODULE.graph(graph, stream=MODULE.Stream(), capture_error_mode="thread_local"):
-        outputs = (inputs * 2)[1:] + 1
-    with watched() as activity:
-        inputs.copy_(pinned(5.0, 6.0), non_blocking=True)
-        graph.replay()
-    assert activity.kernels == {"graph": 1}
-    assert outputs.cpu().tolist() == [13.0]
-
-
 @pytest.mark.parametrize("what", ["item", "a number to the device", "nonzero"])
 def test_what_waits_cannot_be_captured(device: torch.device, what: str):
     rows, graph = on(device, 1.0), MODULE.CUDAGraph()
@@ -212,19 +164,3 @@ def test_more_than_there_is_is_out_of_memory(device: torch.device):
     del kept
     gc.collect()
     torch.zeros(1024, device=device)
-
-
-def test_without_values_any_size_costs_no_memory(device: torch.device):
-    rows = on(device, 1.0, 2.0)
-    with without_values():
-        large = torch.empty(2**34, device=device)
-        assert MEMORY.in_use >= 2**36
-        assert (large[:2] + rows).shape == (2,)
-
-
-def test_new_tensors_are_no_aliases_of_those_that_lost_their_values(device: torch.device):
-    lost = [on(device, 1.0) for _ in range(50)]
-    with without_values():  # frees fifty storages, whose addresses the next ones get
-        made = [torch.zeros(1, device=device) for _ in range(50)]
-    addresses = {tensor.allocation.data_ptr for tensor in (*lost, *made)}
-    assert len(addresses) == 100
