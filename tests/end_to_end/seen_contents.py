@@ -95,9 +95,9 @@ async def cohere_v2(ours: AskedFolder, contents: Sequence[Content]) -> Vectors:
     return await _cohere(ours, "/v2/embed", inputs=[{"content": parts(content)} for content in contents])
 
 
-async def voyage(ours: AskedFolder, contents: Sequence[Content], **more: Any) -> Vectors:
+async def voyage(ours: AskedFolder, contents: Sequence[Content]) -> Vectors:
     inputs = [{"content": _voyage_parts(content)} for content in contents]
-    answer = await ours.post("/v1/multimodalembeddings", inputs=inputs, **more)
+    answer = await ours.post("/v1/multimodalembeddings", inputs=inputs)
     return np.array([item["embedding"] for item in in_order(answer["data"])], dtype=np.float32)
 
 

@@ -93,15 +93,6 @@ async def test_every_form_and_type_agrees(name: str, tmp_path: Path):
         assert farthest(by_dtype[dtype].expected, exact.expected) > TOLERANCE
 
 
-@pytest.mark.parametrize("name", one_of(["bert", "qwen3"], "qwen3"))
-async def test_rows_are_cut_as_tokens_are(name: str, tmp_path: Path):
-    path = write_family(tmp_path / name, name)
-    theirs = rounded(path, torch.float32)
-    async with serving_folder(path, inputs=TAKEN) as ours:
-        cut = await vectors_of_embeds(ours, [payload("npy", rows) for rows in theirs.rows], truncate_prompt_tokens=7)
-        assert farthest(cut, await ours.embeddings([ids[:7] for ids in theirs.ids])) < TOLERANCE
-
-
 async def test_embeddings_of_which_the_model_makes_no_numbers_are_refused(tmp_path: Path):
     """They are finite, but their squares are not."""
     path = write_family(tmp_path / "model", "bert")

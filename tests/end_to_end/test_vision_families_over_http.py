@@ -21,7 +21,6 @@ from tests.end_to_end.seen_contents import (
     as_url,
     goes_into_an_object,
     parts,
-    voyage,
 )
 from tests.models.model_families import reference, shuffled
 from tests.models.retrieval_families import assert_same_ranking
@@ -165,21 +164,3 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
         differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
     assert max(differences.values()) < TOLERANCE, differences
     record_agreement(name, "embed", "transformers", max(differences.values()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_of(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl"))
-async def test_a_query_is_read_with_its_prompt_and_compared_with_contents(name: str, tmp_path: Path):
-    path = VISION_LANGUAGE[name](tmp_path / name)
-    options = chat_template_kwargs(path)
-    prompt = "Find the picture that is described."
-    queries = last_at_unit_length(qwen_states(path, CONTENTS, instruction=prompt, **options))
-    documents = last_at_unit_length(qwen_states(path, CONTENTS, **options))
-    contents = [{"content": parts(content)} for content in CONTENTS]
-    async with serving_folder(path) as ours:
-        assert farthest(await voyage(ours, CONTENTS, input_type="query"), queries) < TOLERANCE
-        found = [await ours.scores(content, contents) for content in contents]
-        ranked = [await ours.reranked(content, contents) for content in contents]
-    for rows in (found, ranked):
-        assert farthest(rows, queries @ documents.T) < SCORE_TOLERANCE
-        assert_same_ranking(np.stack(rows), queries @ documents.T)

@@ -1,7 +1,7 @@
 """Language models that judge pairs and steps give what their authors' formulas give."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ STRUCTURED = (
 PLAIN_CHAT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 
 
+def family_of(name: str) -> str:
+    return name.removesuffix("ForCausalLM").lower()
+
+
 def rows(scores: Any) -> Any:
     return np.asarray(scores).reshape(len(scores), -1)
 
@@ -79,12 +83,14 @@ async def difference(path: Path, pairs: Any, expected: Any, params: Classify = S
 @pytest.mark.parametrize("template", [FLAT, STRUCTURED, None], ids=["flat", "structured", "none"])
 @pytest.mark.parametrize("max_length", [40, LONG])
 async def test_a_cross_encoder_with_a_logit_score_agrees(
-    name: str, template: str | None, max_length: int, tmp_path: Path
+    name: str, template: str | None, max_length: int, tmp_path: Path, record_agreement: Callable[..., None]
 ):
     path = write_reranker(tmp_path / "model", name, template)
     theirs = cross_encoder(path, max_length=max_length)
     theirs.save_pretrained(str(tmp_path / "saved"))
-    assert await difference(tmp_path / "saved", PROMPTS, theirs.predict(PAIRS)) < TOLERANCE
+    found = await difference(tmp_path / "saved", PROMPTS, theirs.predict(PAIRS))
+    assert found < TOLERANCE
+    record_agreement(f"{family_of(name)} with a logit score", "score", "CrossEncoder", found)
     raw = theirs.predict(PAIRS, activation_fn=nn.Identity(), prompt="find the same")
     rendering = {"instruction": "find the same"}
     assert await difference(tmp_path / "saved", PROMPTS, raw, RAW, rendering=rendering) < 10 * TOLERANCE
@@ -157,11 +163,15 @@ QUESTION = "Given a web search query, retrieve relevant passages that answer the
 @sampled("name", LANGUAGE_MODELS, keep=LANGUAGE_MODELS[:2])
 @pytest.mark.parametrize("tied", [True, False])
 @sampled("max_length", [LONG, 320], keep=[320])
-async def test_a_language_model_asked_for_yes_or_no_agrees(name: str, max_length: int, tmp_path: Path, *, tied: bool):
+async def test_a_language_model_asked_for_yes_or_no_agrees(
+    name: str, max_length: int, tmp_path: Path, record_agreement: Callable[..., None], *, tied: bool
+):
     path = write_reranker(tmp_path / "model", name, PLAIN_CHAT, tie_word_embeddings=tied)
     edit_json(path / "tokenizer_config.json", lambda config: config.update(model_max_length=max_length))
     expected = by_the_model_card(path, PAIRS, QUESTION, max_length)
-    assert await difference(path, PROMPTS, expected, task="score") < TOLERANCE
+    found = await difference(path, PROMPTS, expected, task="score")
+    assert found < TOLERANCE
+    record_agreement(f"{family_of(name)} asked for yes or no", "score", "formula of the model card", found)
     assert max_length < LONG or len(set(np.round(expected, 5))) > len(PAIRS) // 2, "agreement would prove nothing"
     other = by_the_model_card(path, PAIRS, "Find the same", max_length)
     rendering = {"instruction": "Find the same"}
@@ -218,7 +228,9 @@ async def steps_differ(ours: ServedModel, expected: Sequence[Any]) -> float:
 
 @pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("trust_remote_code", [True, False])
-async def test_a_process_reward_model_agrees(tmp_path: Path, *, sharded: bool, trust_remote_code: bool):
+async def test_a_process_reward_model_agrees(
+    tmp_path: Path, record_agreement: Callable[..., None], *, sharded: bool, trust_remote_code: bool
+):
     path = write_process_reward(tmp_path / "prm", sharded=sharded)
     ours = ServedModel(path, settings={"trust_remote_code": trust_remote_code})
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -234,11 +246,15 @@ async def test_a_process_reward_model_agrees(tmp_path: Path, *, sharded: bool, t
         with torch.no_grad():
             judged = head(model(ids).last_hidden_state[0]).softmax(dim=-1)
         expected.append(judged[ids[0] == tokenizer.convert_tokens_to_ids("<extra_0>")])
-    assert await steps_differ(ours, expected) < TOLERANCE
+    difference = await steps_differ(ours, expected)
+    assert difference < TOLERANCE
+    record_agreement("qwen2 process reward model", "token_classify", "formula of the model card", difference)
 
 
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma2ForCausalLM"])
-async def test_a_language_model_that_judges_steps_agrees(name: str, tmp_path: Path):
+async def test_a_language_model_that_judges_steps_agrees(
+    name: str, tmp_path: Path, record_agreement: Callable[..., None]
+):
     """As Math-Shepherd's model card computes it."""
     path = write_reranker(tmp_path / "model", name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -251,4 +267,6 @@ async def test_a_language_model_that_judges_steps_agrees(name: str, tmp_path: Pa
             judged = model(ids).logits[0][:, words].softmax(dim=-1)
         expected.append(judged[ids[0] == step])
     ours = ServedModel(path, settings={"pooler_config": json.dumps({"step_tag_id": step, "returned_token_ids": words})})
-    assert await steps_differ(ours, expected) < TOLERANCE
+    difference = await steps_differ(ours, expected)
+    assert difference < TOLERANCE
+    record_agreement(f"{family_of(name)} judge of steps", "token_classify", "formula of the model card", difference)

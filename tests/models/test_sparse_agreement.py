@@ -1,6 +1,7 @@
 """Sparse vectors are those of sentence-transformers, by a forward pass and by look-up."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,18 @@ async def test_scores_and_their_ranking_agree(pair: Pair):
 
 
 @pytest.mark.parametrize("name", MASKED_LMS)
-async def test_a_bare_masked_language_model_agrees_if_the_operator_says_so(tmp_path: Path, name: str):
+async def test_a_bare_masked_language_model_agrees_if_the_operator_says_so(
+    tmp_path: Path, name: str, record_agreement: Callable[..., None]
+):
     from sentence_transformers import SparseEncoder
 
     path = write_masked_lm(tmp_path / name, name)
     served = ServedModel(path, settings={"task": "sparse_embed"})
     theirs = SparseEncoder(str(path), device="cpu", local_files_only=True)
-    assert_agree(await computed(served, await requests(served, "document")), expectations(theirs)["document"])
+    rows, wanted = await computed(served, await requests(served, "document")), expectations(theirs)["document"]
+    assert_agree(rows, wanted)
+    difference = relative_difference(np.stack([spread(row, wanted.shape[1]) for row in rows]), wanted)
+    record_agreement(f"{name} masked language model", "sparse_embed", "SparseEncoder", difference)
 
 
 async def test_a_bare_masked_language_model_is_an_embedding_model_otherwise(tmp_path: Path):
