@@ -52,15 +52,17 @@ async def uninterrupted(client: openai.AsyncOpenAI, file_id: str) -> bytes:
     return (await client.files.content(batch.output_file_id)).content
 
 
-@sampled("count", [1, 3], keep=[1])
-async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_same_bytes(
-    tmp_path, scripted_folder, count
+@sampled(
+    ("count", "number"), [(1, signal.SIGKILL), (3, signal.SIGKILL), (1, signal.SIGTERM)], keep=[(1, signal.SIGKILL)]
+)
+async def test_a_server_that_ends_leaves_its_batches_to_the_next_which_writes_the_same_bytes(
+    tmp_path, scripted_folder, count, number
 ):
     arguments = workers(count, tmp_path / "data")
     async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
         batch = await created(client, CONTENT)
         await until_committed(client, batch.id)
-        server.signal(signal.SIGKILL)
+        server.signal(number)
         await server.wait_exit()
     async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
         known = await client.batches.retrieve(batch.id)
@@ -72,18 +74,6 @@ async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_s
         interrupted = (await client.files.content(batch.output_file_id)).content
         assert interrupted == await uninterrupted(client, batch.input_file_id)
         await server.drain()
-
-
-@pytest.mark.slow
-async def test_a_server_that_drains_leaves_its_batches_to_the_next(tmp_path, scripted_folder):
-    arguments = workers(1, tmp_path / "data")
-    async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
-        batch = await created(client, CONTENT)
-        await until_committed(client, batch.id)
-        await server.drain()
-    async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
-        batch = await ended(client, await client.batches.retrieve(batch.id))
-        assert (batch.status, batch.request_counts.completed) == ("completed", ROWS)
 
 
 def owner_of(server: ServerProcess, data: Path) -> psutil.Process:

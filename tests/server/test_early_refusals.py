@@ -140,23 +140,6 @@ async def test_requests_over_a_kept_connection_are_refused_early_and_in_their_or
     assert_idle(service)
 
 
-@pytest.mark.parametrize(("more", "is_decoded"), [({}, False), ({"priority": -1}, True)])
-async def test_a_small_body_is_decoded_only_if_its_priority_may_matter(server, service, monkeypatch, more, is_decoded):
-    decoded, decode_body = [], dispatch.decode_body
-
-    def decode(*args, **options):
-        decoded.append(1)
-        return decode_body(*args, **options)
-
-    monkeypatch.setattr(dispatch, "decode_body", decode)
-    with full_queue(service):
-        (answer,) = await server.ask(post(body=json.dumps({"input": "hello", **more}).encode()))
-    assert answer.startswith(b"HTTP/1.1 429")
-    assert b"RateLimitError" in answer
-    assert bool(decoded) == is_decoded
-    assert_idle(service)
-
-
 async def test_a_refusal_is_given_again_only_to_requests_like_it(server, service):
     """Each has an id of its own, and who may not ask is told so; the queue's end ends it at once."""
     with full_queue(service):
@@ -339,7 +322,7 @@ async def ask_a_lagging_server(server: Listening, *asked: tuple[str, bytes]) -> 
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
-async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_just_before(
+async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_just_before_but_for_one_now_and_then(
     server, service, monkeypatch
 ):
     monkeypatch.setattr(early_refusals, "MAX_LAG_S", MAX_LAG_S)
@@ -353,21 +336,15 @@ async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_j
         assert again == REFUSAL
         assert health.startswith(b"HTTP/1.1 200")
         assert other.startswith(b"HTTP/1.1 429")
+        monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", 0.0)
+        (read,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
+        assert read.startswith(b"HTTP/1.1 429")
+        monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", NEVER_S)
         monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # it keeps up again
         (read,) = await server.ask(post())
         assert read.startswith(b"HTTP/1.1 429")
     assert value_of(service.metrics.connections_refused) == 1
     assert_idle(service)
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
-async def test_a_lagging_server_reads_a_request_of_each_address_now_and_then(server, service, monkeypatch):
-    monkeypatch.setattr(early_refusals, "MAX_LAG_S", MAX_LAG_S)
-    monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", 0.0)
-    with full_queue(service):
-        for _ in range(2):
-            (answer,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
-            assert answer.startswith(b"HTTP/1.1 429")
 
 
 def test_few_addresses_are_remembered(monkeypatch):

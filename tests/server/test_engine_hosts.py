@@ -219,22 +219,6 @@ async def test_a_cut_cable_fails_requests_soon_and_a_mended_one_serves_them_agai
         await remote.drain()
 
 
-@pytest.mark.slow
-async def test_a_machine_that_only_the_engine_s_end_loses_gives_back_its_rows(
-    tmp_path, scripted_folder, key_file, machines
-):
-    """The API process is stopped, not ended: its kernel goes on acknowledging what the engine sends."""
-    async with (
-        engine_on_its_machine(scripted_folder, key_file, machines) as remote,
-        api_on_its_machine(tmp_path, scripted_folder, key_file, machines) as (server, client),
-    ):
-        server.signal(signal.SIGSTOP)
-        await remote.wait_logged("an API process is lost, and its rows are withdrawn: nothing was received for 1.5 s")
-        server.signal(signal.SIGCONT)
-        await until(computes(client))
-        assert API in remote.log
-
-
 # -- one machine, several addresses ----------------------------------------------------------------------
 
 

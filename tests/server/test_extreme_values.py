@@ -19,12 +19,9 @@ from tests.api.extreme_bodies import ENDPOINTS, bodies, fields_of
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.model_folders import write_json, write_scripted_folder
-from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
+from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, SCRIPTED, ServerProcess, free_port, started
 
 PLAIN = {"input": ["hello world", "w1 w2 w3"]}
-
-PARTS = ("trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process")
-"""Modules of the processes that serve; those of templates come and go."""
 
 PLACEMENTS: Mapping[str, tuple[str, ...]] = {
     "local": ("--engine", "local"),
@@ -54,16 +51,15 @@ class Driven:
 
     server: ServerProcess
     expected: Any = None
-    parts: frozenset[int] = frozenset()
+    parts: set[psutil.Process] = field(factory=set)
     models: dict[str, str] = field(factory=dict)
     """By path and dialect, a model that can do what the example asks for, if there is one."""
     statuses: Counter[int] = field(factory=Counter)
     """Of the requests with extreme values."""
 
-    def running(self) -> frozenset[int]:
-        """The processes that serve."""
-        family = psutil.Process(self.server.process.pid).children(recursive=True)
-        return frozenset({process.pid for process in family if any(part in process.cmdline() for part in PARTS)})
+    def running(self) -> set[psutil.Process]:
+        """The processes that serve; those of templates come and go."""
+        return {*self.server.processes(ENGINE_PROCESS), *self.server.processes(API_PROCESS)}
 
     async def plain(self, client: httpx.AsyncClient) -> Any:
         answer = await client.post("/v1/embeddings", json=PLAIN)
@@ -73,11 +69,9 @@ class Driven:
     async def learn(self, processes: int) -> None:
         """Wait for all processes, and see what the examples are answered with."""
         await self.server.wait_until("/readyz")
+        await self.server.wait_joined(processes)
         async with client_of(self.server.url) as client:
-            with trio.fail_after(60):
-                load = (await client.get("/load")).json()
-                while load["limiters"]["render"]["capacity"] != 2 * processes:  # they join one after the other
-                    load = (await client.get("/load")).json()
+            load = (await client.get("/load")).json()
             self.expected = await self.plain(client)
             for path, candidate in ENDPOINTS:
                 for model in load["models"]:
@@ -125,15 +119,15 @@ class Driven:
 
 def busy_of(load: Any) -> dict[str, float]:
     """Return what of ``/load`` says that something is going on."""
-    of_engines = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens")
-    counts = (*of_engines, "borrowed", "waiting")
-    found: dict[str, float] = {}
-    for group, members in load.items():
-        for name, numbers in members.items() if isinstance(members, dict) else ():
-            for count in counts if isinstance(numbers, dict) else ():
-                if numbers.get(count):
-                    found[f"{group} {name} {count}"] = numbers[count]
-    return found
+    counts = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "borrowed", "waiting")
+    groups = [(group, members) for group, members in load.items() if isinstance(members, dict)]
+    parts = {f"{group} {name}": numbers for group, members in groups for name, numbers in members.items()}
+    return {
+        f"{name} {count}": numbers[count]
+        for name, numbers in parts.items()
+        for count in counts
+        if isinstance(numbers, dict) and numbers.get(count)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +183,11 @@ def test_extreme_values_fail_their_own_request_alone(driven: Driven, rounds_take
 PRIORITIES = [18446744073709551616, 2**63 - 1, -(2**63), 2**63, -(2**100)]
 
 
+TIMEOUTS = ["inf", "nan", "1e400", "-1e400", "1e-400", "9" * 5000, "0x10", "", "\xff", "١", "1e308", "-0"]
+
+
 @sampled("placement", PLACEMENTS, keep=["process"])
-async def test_a_priority_of_any_size_ends_nothing(driven: Driven):
+async def test_a_priority_and_a_timeout_of_any_size_end_nothing(driven: Driven):
     async with client_of(driven.server.url) as client:
         for priority in PRIORITIES:
             answer = await client.post("/v1/embeddings", json={**PLAIN, "priority": priority})
@@ -198,15 +195,6 @@ async def test_a_priority_of_any_size_ends_nothing(driven: Driven):
             assert answer.status_code == (200 if fits else 400)
             if not fits:
                 assert answer.json()["error"]["param"] == "priority"
-    await driven.check_idle()
-
-
-TIMEOUTS = ["inf", "nan", "1e400", "-1e400", "1e-400", "9" * 5000, "0x10", "", "\xff", "١", "1e308", "-0"]
-
-
-@sampled("placement", PLACEMENTS, keep=["process"])
-async def test_a_timeout_of_any_size_ends_nothing(driven: Driven):
-    async with client_of(driven.server.url) as client:
         for timeout in TIMEOUTS:
             headers = {b"X-Request-Timeout": timeout.encode()}
             answer = await client.post("/v1/embeddings", json=PLAIN, headers=headers)

@@ -12,11 +12,9 @@ from pathlib import Path
 import h2.config
 import h2.connection
 import httpx
-import psutil
 import pytest
 import trio
 from packaging.requirements import Requirement
-from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.conftest import client_of
 from tests.lanes import sampled
@@ -24,7 +22,6 @@ from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.programs.script import load_scripted
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
-from trio_pool_serve import app as app_module
 from trio_pool_serve.app import create_app
 from trio_pool_serve.service import Service
 
@@ -201,28 +198,6 @@ async def test_a_drain_finishes_running_requests_refuses_others_and_waits_for_no
 
 
 @pytest.mark.slow
-async def test_a_drain_closes_connections_on_which_one_more_request_has_arrived(pipes, scripted_folder):
-    """hypercorn would wait for that request's turn, which never comes, until the drain takes too long."""
-    body = b'{"input": [%d]}' % script.WAITS
-    request = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    async with scripted(pipes, scripted_folder) as server:
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            await stream.send_all(request)
-            await read(pipes / "launched")
-            await stream.send_all(request)
-            server.signal()
-            await server.wait_logged("draining")
-            await write(pipes / "go", "go")
-            with trio.fail_after(60):
-                received = b"".join([part async for part in stream])
-            assert received.startswith(b"HTTP/1.1 200")
-            assert received.count(b"HTTP/1.1") == 1
-            status, log = await server.wait_exit_and_log()
-        assert status == 0
-        assert "took too long" not in log
-
-
-@pytest.mark.slow
 async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idle_connections(
     tmp_path, scripted_folder
 ):
@@ -234,17 +209,6 @@ async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idl
             server.signal()
             assert await server.wait_exit(20) == 0
         assert "Traceback" not in server.log
-
-
-@pytest.mark.slow
-async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder) as server:
-        async with server.waiting_request(pipes) as answers:
-            server.signal()
-            await server.wait_logged("draining")
-            server.signal()
-        assert answers == [None], "cut off"
-        assert await server.wait_exit() == 128 + 15
 
 
 @contextmanager
@@ -267,16 +231,6 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
             status, log = await server.wait_exit_and_log()
         assert status == 0
         assert "took too long" in log
-
-
-@pytest.mark.slow
-async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder, "--client-timeout-s", "1") as server:
-        before = len(psutil.Process(server.process.pid).net_connections())
-        with deaf_client(server), trio.fail_after(30):
-            while len(psutil.Process(server.process.pid).net_connections()) > before:
-                await server.ask_well()
-                await trio.sleep(0.05)
 
 
 async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_down(config, autojump_clock):
@@ -383,12 +337,6 @@ def test_quart_is_held_at_the_minor_release_that_was_tested():
     (quart,) = (pin for pin in pins if pin.name == "quart")
     assert importlib.metadata.version("quart") in quart.specifier
     assert "0.23.0" not in quart.specifier
-
-
-def test_the_overridden_parts_of_quart_trio_still_exist():
-    assert callable(TrioASGIHTTPConnection._create_request_from_scope)
-    assert callable(app_module.PoolServeApp.handle_request)
-    assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection
 
 
 async def test_an_address_that_is_taken_is_said_in_one_line(scripted_folder):

@@ -1,20 +1,16 @@
 """A real server whose models change: what signals and restarts do to that."""
 
-import sys
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 import trio
 
 from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
-from tests.models.model_families import TEXTS, write_family
 from tests.pipes import read
 from tests.server.server_process import SCRIPTED, launched
 from tests.serving.changing_models import ADMIN
-from trio_pool_serve.types import Vectors
 
 
 @pytest.mark.slow
@@ -42,22 +38,6 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
         server.signal()
         assert await server.wait_exit(30) == 0
     assert len(failures) == 1
-
-
-@pytest.mark.slow
-async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_started(tmp_path: Path):
-    for name in ("a", "b"):
-        write_scripted_folder(tmp_path / name)
-    limits = ("--idle-unload-s", "0.2", "--max-loaded-models", "1")
-    flags = (*(f"{name}={tmp_path / name}" for name in ("a", "b")), *limits)
-    async with launched(tmp_path, *flags, command=SCRIPTED) as server, client_of(server.url) as client:
-        await server.wait_logged("unloaded a")
-        for name in ("b", "a", "b"):
-            answer = await client.post("/v1/embeddings", json={"model": name, "input": "hello"})
-            assert (answer.status_code, answer.json()["model"]) == (200, name)
-        await server.wait_logged("unloaded b", times=2)
-        assert (await client.get("/readyz")).status_code == 200
-        assert {card["state"] for card in (await client.get("/v1/models")).json()["data"]} <= {"unloaded", "unloading"}
 
 
 @pytest.mark.slow
@@ -107,30 +87,3 @@ async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
         server.signal()
         assert await server.wait_exit(30) == 0
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.slow
-async def test_loading_and_removing_a_model_changes_nothing_for_clients_of_another(tmp_path: Path):
-    flags = [f"m={write_family(tmp_path / 'm', 'bert')}", "--model-api", "--api-key", "admin-key"]
-    other = {"model": str(write_family(tmp_path / "a", "mpnet")), "name": "a"}
-    command = (sys.executable, "-m", "trio_pool_serve", "serve")  # with the CPU backend and the dtype of its default
-    async with launched(tmp_path, *flags, command=command) as server, client_of(server.url) as client:
-
-        async def vector() -> Vectors:
-            answer = await client.post("/v1/embeddings", json={"model": "m", "input": TEXTS[0]}, headers=ADMIN)
-            assert answer.status_code == 200, answer.text
-            return np.array(answer.json()["data"][0]["embedding"])
-
-        async def ask() -> None:
-            while True:
-                np.testing.assert_allclose(await vector(), expected, atol=0.03 * np.linalg.norm(expected))
-
-        expected = await vector()
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(ask)
-            for _ in range(5):
-                assert (await client.post("/v1/models", json=other, headers=ADMIN)).status_code == 200
-                assert (await client.delete("/v1/models/a", headers=ADMIN)).status_code == 200
-            nursery.cancel_scope.cancel()
-        assert "Traceback" not in server.log

@@ -2,8 +2,6 @@
 
 import signal
 
-import pytest
-
 from tests.server.server_process import SCRIPTED, ServerProcess, launched
 
 
@@ -27,15 +25,3 @@ async def test_keys_are_read_again_on_sighup_and_a_broken_file_changes_nothing(t
         await server.wait_logged("the API keys stay as they were")
         assert [await status(server, key) for key in ("first", "second")] == [401, 200]
         await server.drain()
-
-
-@pytest.mark.slow
-async def test_a_broken_file_is_a_wrong_setting(tmp_path, scripted_folder):
-    keys = tmp_path / "keys.toml"
-    keys.write_text("[a")
-    command = (*SCRIPTED[:2], "trio_pool_serve", "serve")
-    flags = ("--api-keys-file", str(keys))
-    async with launched(tmp_path, str(scripted_folder), *flags, command=command, wait_ready=False) as server:
-        assert await server.wait_exit() == 2
-        assert "--api-keys-file" in server.log
-        assert "Traceback" not in server.log

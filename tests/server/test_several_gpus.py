@@ -3,10 +3,9 @@
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -15,7 +14,7 @@ import trio
 
 from tests.pipes import read, write
 from tests.server.programs import script
-from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, ServerProcess, launched
+from tests.server.server_process import SCRIPTED, ServerProcess, launched
 from tests.simulated_gpus import EIGHT, LABELS, UUIDS, printing, write_nvidia_smi
 
 VISIBLE = "6,1"
@@ -25,13 +24,6 @@ VISIBLE = "6,1"
 def root(pipes: Path) -> Path:
     write_nvidia_smi(pipes / "bin", printing(EIGHT))
     return pipes
-
-
-@pytest.fixture
-def mps(root: Path) -> Iterator[Path]:
-    with TemporaryDirectory() as name:
-        os.mkfifo(Path(name) / "control")
-        yield Path(name)
 
 
 @asynccontextmanager
@@ -110,35 +102,6 @@ async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, sc
         assert {replica["state"] for replica in replicas.values()} == {"ready"}
         for number in range(16):
             await server.ask_well(5, number)
-
-
-@pytest.mark.slow
-async def test_two_models_share_the_gpus(root, scripted_folder):
-    arguments = (f"other={scripted_folder}", "--replicas", "1", "--api-workers", "2")
-    async with served(root, scripted_folder, *arguments) as server:
-        await server.wait_logged("is ready", times=2)
-        assert f"m on {LABELS[0]}: cuda:0 of CUDA_VISIBLE_DEVICES={UUIDS[0]}" in server.log
-        assert f"other on {LABELS[1]}: cuda:0 of CUDA_VISIBLE_DEVICES={UUIDS[1]}" in server.log
-        assert (await replicas_of(server, "other"))["0"]["device"] == LABELS[1]
-
-
-@pytest.mark.slow
-async def test_one_device_has_all_replicas_and_mps_lets_them_compute_concurrently(root, scripted_folder, mps):
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(mps)}
-    async with served(root, scripted_folder, "--replicas", "2", device="cuda:3", **variables) as server:
-        await server.wait_logged("is ready", times=2)
-        assert server.log.count(f"of CUDA_VISIBLE_DEVICES={UUIDS[3]}") == 2
-        assert f"compute concurrently on each GPU, by the MPS control daemon at {mps}" in server.log
-        for process in server.processes(ENGINE_PROCESS):
-            assert process.environ()["CUDA_MPS_PIPE_DIRECTORY"] == str(mps)
-
-
-@pytest.mark.slow
-async def test_without_gpus_the_processes_have_the_environment_of_the_server(root, scripted_folder):
-    write_nvidia_smi(root / "bin", "echo 'No devices were found'; exit 6")
-    async with served(root, scripted_folder, visible="0") as server:
-        await server.wait_logged("m: cuda of CUDA_VISIBLE_DEVICES=0")
-        assert (await replicas_of(server))["0"]["device"] == "cuda"
 
 
 @pytest.mark.slow

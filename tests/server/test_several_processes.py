@@ -97,35 +97,6 @@ async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder)
 
 
 @pytest.mark.slow
-async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--replicas", "2") as server:
-        await until(lambda: server.log.count("is ready") == 2)
-        server.processes(ENGINE_PROCESS)[0].kill()
-        for number in range(20):
-            assert (await server.ask(5)).status_code in ((200,) if number else (200, 503))
-        await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
-    arguments = ("--replicas", "1", "--api-workers", workers)
-    async with scripted(pipes, scripted_folder, *arguments, SCRIPT_MAX_RESTARTS="1") as server:
-        family = server.family()
-        (first,) = server.processes(ENGINE_PROCESS)
-        first.kill()
-        await server.wait_logged("is ready", times=2)
-        await server.wait_computing()
-        (second,) = set(server.processes(ENGINE_PROCESS)) - {first}
-        second.kill()
-        assert await server.wait_exit() == 1
-        await until_ended(family)
-        last = server.log.splitlines()[-1]
-        assert last.startswith("trio-pool-serve:")
-        assert "ended by signal 9, and has been restarted 1 times in a row: giving up" in last
-
-
-@pytest.mark.slow
 async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
     arguments = ("--replicas", "1", "--api-workers", "2", "--batch-timeout-s", "10")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -148,22 +119,6 @@ async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_serve
         engine.resume()
         await server.wait_until("/readyz")
         await server.ask_well()
-
-
-@pytest.mark.slow
-async def test_while_one_replica_is_silent_the_other_gets_all_rows(pipes, scripted_folder):
-    arguments = ("--replicas", "2", "--batch-timeout-s", "10")
-    async with scripted(pipes, scripted_folder, *arguments) as server:
-        await until(lambda: server.log.count("is ready") == 2)
-        silent, other = server.processes(ENGINE_PROCESS)
-        silent.suspend()
-        answered = 0
-        while answered < 20:  # until it is known, rows may be sent to the silent one
-            with trio.move_on_after(2):
-                answered = answered + 1 if (await server.ask(5)).status_code == 200 else 0
-        assert (await server.get("/readyz")).status_code == 200
-        silent.resume()
-        assert other.is_running()
 
 
 @pytest.fixture

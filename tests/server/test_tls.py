@@ -133,14 +133,6 @@ async def handshake(certificates: Certificates, client: ssl.SSLContext) -> None:
             raise PermissionError from None
 
 
-async def test_client_certificates_are_demanded_if_authorities_are_given(tmp_path):
-    AUTHORITY.cert_pem.write_to_path(tmp_path / "ca.pem")
-    certificates = certificates_in(tmp_path, ssl_ca_certs=tmp_path / "ca.pem")
-    with pytest.RaisesGroup(PermissionError):
-        await handshake(certificates, CLIENT)
-    await handshake(certificates, trusting(AUTHORITY))
-
-
 async def test_a_key_may_have_a_password_and_without_it_nobody_is_asked(tmp_path, monkeypatch, caplog):
     certfile, keyfile = write_certificate(tmp_path, "server", b"secret")
     network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile)
@@ -169,16 +161,18 @@ async def is_accepted(certificates: Certificates, client: ssl.SSLContext) -> boo
     return is_accepted
 
 
-async def test_an_authority_that_is_taken_out_of_the_file_is_not_trusted_after_a_reload(tmp_path):
+async def test_certificates_of_the_authorities_in_the_file_are_demanded_and_after_a_reload_of_those_that_are_left(
+    tmp_path,
+):
     removed, kept = trustme.CA(), trustme.CA()
-    clients = [trusting(removed), trusting(kept)]
+    clients = [CLIENT, trusting(removed), trusting(kept)]
     authorities = tmp_path / "ca.pem"
     authorities.write_bytes(removed.cert_pem.bytes() + kept.cert_pem.bytes())
     certificates = certificates_in(tmp_path, ssl_ca_certs=authorities)
-    assert [await is_accepted(certificates, client) for client in clients] == [True, True]
+    assert [await is_accepted(certificates, client) for client in clients] == [False, True, True]
     authorities.write_bytes(kept.cert_pem.bytes())
     await certificates.reload()
-    assert [await is_accepted(certificates, client) for client in clients] == [False, True]
+    assert [await is_accepted(certificates, client) for client in clients] == [False, False, True]
 
 
 async def test_no_handshake_fails_while_certificate_and_key_are_replaced(tmp_path, monkeypatch):
