@@ -27,7 +27,6 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.torch_loading import load_runner
-from trio_pool_serve.runner.computation import ComputeParams
 from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
@@ -37,7 +36,7 @@ from trio_pool_serve.runner.heads.classification import (
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import SpladeHead
-from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.openvino.converted_model import COMPARED
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import Preparation, agreement, all_batches
@@ -178,7 +177,7 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
     by_torch = TransformerRunner(
         loaded.backbone, loaded.heads, device, pad_token_id=0, default_batch_tokens=2048, max_tokens=512
     )
-    params = ComputeParams(device=device, dtype=torch.float32, pad_token_id=0, max_tokens=512)
+    params = LoadingParams(device=device, dtype=torch.float32, pad_token_id=0, max_tokens=512)
     about = {"architecture": architecture, "kind": kind, "backend": "OpenVINO", "parameters": parameters}
     (wanted,) = [params for params in COMPARED if type(params) in loaded.heads]
     with TemporaryDirectory() as folder:

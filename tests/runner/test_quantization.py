@@ -105,10 +105,11 @@ def test_int8_is_by_openvino_alone(backend: str, model: Path):
 
 
 def test_neither_int8_nor_openvino_is_for_a_gpu():
-    from trio_pool_serve.runner.computation import ComputeParams, refuse_impossible
+    from trio_pool_serve.runner.computation import refuse_impossible
+    from trio_pool_serve.runner.loaded_model import LoadingParams
 
     backbone: Any = None
-    params = ComputeParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
+    params = LoadingParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
     with pytest.raises(ModelLoadError, match="on CPU only"):
         refuse_impossible(backbone, ModelConfig(dtype="int8"), params)
     with pytest.raises(ModelLoadError, match="--backend openvino computes on CPU, not on cuda"):

@@ -12,7 +12,7 @@ from hypercorn.config import Config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.listener import serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket
-from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.server.server_context import Connections, ServerContext
 
 
 async def app(scope, receive, send) -> None:
@@ -24,10 +24,6 @@ async def app(scope, receive, send) -> None:
         return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
-
-
-def limited(**limits) -> Connections:
-    return Connections(ConnectionLimits(**limits))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import open_files
-from tests.server.served_app import app, connect, limited, served_app
+from tests.server.served_app import app, connect, served_app
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched, until
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
@@ -23,7 +23,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @asynccontextmanager
 async def serving(**limits) -> AsyncIterator[tuple[socket.socket, Connections]]:
-    connections = limited(**limits)
+    connections = Connections(**limits)
     async with served_app(app, connections) as listening:
         yield listening, connections
 
@@ -114,7 +114,7 @@ async def test_the_server_keeps_files_in_reserve_for_itself(service, files, for_
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
-        made = Connections.of(service).limits
+        made = Connections.of(service)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert made.max_connections + made.max_refused == for_connections

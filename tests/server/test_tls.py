@@ -18,11 +18,12 @@ import trio
 import trustme
 
 from tests.lanes import sampled
-from tests.server.served_app import app, connect, limited, served_app
+from tests.server.served_app import app, connect, served_app
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started, until
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server import tls
+from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.threads.offload import Offload
 
@@ -229,7 +230,7 @@ async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(t
 
 @asynccontextmanager
 async def serving(folder: Path, app=app, **limits) -> AsyncIterator[socket.socket]:
-    async with served_app(app, limited(**limits), tls=certificates_in(folder)) as listening:
+    async with served_app(app, Connections(**limits), tls=certificates_in(folder)) as listening:
         yield listening
 
 

@@ -14,12 +14,13 @@ import trio
 
 from tests.conftest import client_of, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
-from tests.server.served_app import limited, served_app
+from tests.server.served_app import served_app
 from tests.server.server_process import until
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.server.listener import hypercorn_config
+from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.fan_out import RowToCompute
 
@@ -36,7 +37,7 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/js
 async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[int]:
     """Serve as ``trio-pool-serve serve`` does, and give the port."""
     app, settings = create_app(service.config, service), hypercorn_config(service.config)
-    async with served_app(app, limited(client_timeout_s=client_timeout_s), settings, refusing=app) as listening:
+    async with served_app(app, Connections(client_timeout_s=client_timeout_s), settings, refusing=app) as listening:
         yield listening.getsockname()[1]
 
 

@@ -18,7 +18,7 @@ from trio_pool_serve.runner.cuda.graphs import (
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
-from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.probe import TOLERANCES, difference, probe_rows, states_of
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.row_states import RowStates
@@ -82,16 +82,6 @@ class CompiledBackbone:
             raise ValueError(f"its compiled output differs by {relative:.2g} (relative)")
 
 
-@frozen(kw_only=True, eq=False)
-class ComputeParams:
-    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``."""
-
-    device: torch.device
-    dtype: torch.dtype
-    pad_token_id: int
-    max_tokens: int
-
-
 @frozen(eq=False)
 class Computation:
     """A way to compute batches: its function, whether padding is computed (CUDA graphs aside), words for the log."""
@@ -103,7 +93,7 @@ class Computation:
     """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
 
 
-def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> None:
+def refuse_impossible(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> None:
     """Raise ``ModelLoadError`` for settings with which a model cannot be computed, before anything takes long."""
     on_cpu = params.device.type == "cpu"
     if config.dtype == "int8" and (config.backend in ("torch", "compile") or not on_cpu):
@@ -116,7 +106,7 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputePa
         raise ModelLoadError("--backend compile: models that read images cannot be compiled.")
 
 
-def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams, why_torch: str) -> Computation:
+def choose_computation(loaded: LoadedModel, config: ModelConfig, params: LoadingParams, why_torch: str) -> Computation:
     """Return the fastest computation by torch that the settings allow and whose output agrees with the backbone's.
 
     ``why_torch`` says why OpenVINO does not compute it. Raises ``ModelLoadError`` if a demanded computation fails.
@@ -124,22 +114,14 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)
     if config.backend == "compile":
-        return _compiled(loaded.backbone, params)
+        compiled = CompiledBackbone(loaded.backbone, params.device)
+        try:
+            compiled.compile()
+        except Exception as error:
+            raise ModelLoadError(f"--backend compile: the model cannot be compiled: {error}") from error
+        return Computation(compiled, about=("compiled",))
     if params.device.type == "cpu":
         return Computation(loaded.backbone, about=(f"by torch ({why_torch})",))
-    return _on_gpu(loaded, config, params)
-
-
-def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
-    compiled = CompiledBackbone(backbone, params.device)
-    try:
-        compiled.compile()
-    except Exception as error:
-        raise ModelLoadError(f"--backend compile: the model cannot be compiled: {error}") from error
-    return Computation(compiled, about=("compiled",))
-
-
-def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
     try:
         packed = _pack(loaded.backbone, config, params)
     except CannotPackError as reason:
@@ -151,7 +133,7 @@ def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     return Computation(graphs, pads=False, about=about, capture=partial(_capture, graphs, params))
 
 
-def _pack(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> PackedBackbone:
+def _pack(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> PackedBackbone:
     """Return the packed backbone; raises ``CannotPackError``."""
     if config.backend == "torch":
         raise CannotPackError("as configured")
@@ -164,7 +146,7 @@ def _pack(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Pac
     )
 
 
-def _capture(graphs: GraphedBackbone, params: ComputeParams, max_batch_tokens: int) -> str:
+def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: int) -> str:
     """Capture graphs, and return words for the log; none are left if capturing fails or their output differs."""
     backbone = graphs.packed.backbone
     shapes = shapes_to_capture(

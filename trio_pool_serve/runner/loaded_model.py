@@ -123,13 +123,18 @@ class Backbone:
         return sum(table.numel() for table in tables)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class LoadingParams:
-    """How to load: device, dtype, and whether code in the model's folder may be run."""
+    """How to load and compute: device, dtype, and whether code in the model's folder may be run.
+
+    Rows have at most ``max_tokens`` tokens, and are padded with ``pad_token_id``.
+    """
 
     device: torch.device
     dtype: torch.dtype
     trust_remote_code: bool = False
+    pad_token_id: int
+    max_tokens: int
 
 
 @frozen(kw_only=True, eq=False)

@@ -72,10 +72,7 @@ class CopyingBatch:
     _copier: OutputCopier
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> list[tuple[PooledValue, ...]]:
-        return await self._copier.offload.run("copy", self._wait_for_copy, abandon_on_cancel=True)
+        return self._copier.offload.run("copy", self._wait_for_copy, abandon_on_cancel=True).__await__()
 
     def _wait_for_copy(self) -> list[tuple[PooledValue, ...]]:
         use_device(self._copier.device)

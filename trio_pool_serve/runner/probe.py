@@ -1,6 +1,7 @@
 """The comparison of two computations of one model on random token ids."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,6 +36,27 @@ def states_of(
     with torch.inference_mode():
         states = compute(ForwardPass([PoolingRequest(prompt) for prompt in prompts], pad_token_id, device))
         return list(torch.split(states.at(states.cells).float(), states.lengths.tolist()))
+
+
+def accepts_embeds(
+    compute: Compute,
+    backbone: Backbone,
+    rows: Sequence[TokenIds],
+    tolerance: float,
+    *,
+    pad_token_id: int,
+    device: torch.device,
+) -> bool:
+    """Return whether ``compute`` makes of the token embeddings of rows what ``backbone`` makes of their ids.
+
+    Some models use the ids for more.
+    """
+    states = partial(states_of, pad_token_id=pad_token_id, device=device)
+    expected = states(backbone, [*map(RenderedPrompt, rows)])
+    try:
+        return difference(states(compute, as_embeds(backbone, rows, device)), expected) <= tolerance
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return False
 
 
 def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -46,8 +46,7 @@ _granted = threading.local()
 
 def granted_threads(most: int) -> int:
     """Return the number of threads for the calling thread's batch: ``most``, unless cores are shared."""
-    threads: int = getattr(_granted, "threads", most)
-    return threads
+    return int(getattr(_granted, "threads", most))
 
 
 def usable_cores() -> int:
@@ -55,8 +54,7 @@ def usable_cores() -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
-    cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
-    return len(cores)
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
 def _siblings(cpu: int) -> str:
@@ -75,12 +73,9 @@ class CoreContention:
     """CPU time of the batches lately, each counting less with every later one."""
     _core_s: float = field(default=0.0, init=False)
     """Their durations times their threads, likewise."""
-    _contended_until: float = field(default=-math.inf, init=False)
+    contended_until: float = field(default=-math.inf, init=False)
+    """Time, in seconds of the clock of ``observe``, until which fewer threads are to be used."""
     _pause_s: float = field(default=MIN_PAUSE_S, init=False)
-
-    def is_contended(self, now: float) -> bool:
-        """Return whether fewer threads are to be used; ``now`` is in seconds of the clock of ``observe``."""
-        return now < self._contended_until
 
     def observe(self, *, took_s: float, cpu_s: float, threads: int, now: float) -> None:
         """Record a batch on several threads, which used ``cpu_s`` seconds of CPU time in total."""
@@ -90,7 +85,7 @@ class CoreContention:
             self._pause_s = MIN_PAUSE_S
             return
         self._cpu_s = self._core_s = 0.0  # the next batch on all threads is a trial, and judged alone
-        self._contended_until = now + self._pause_s
+        self.contended_until = now + self._pause_s
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
 
 
@@ -155,7 +150,7 @@ class SharingRunner:
         began, spent = time.monotonic(), time.process_time()
         if batch.is_planned:
             threads = max(1, shared.cores // len(shared.computed_at))
-        elif self.contention.is_contended(began):
+        elif began < self.contention.contended_until:
             threads = max(1, share // 2)
         try:
             return self._compute(batch, threads)

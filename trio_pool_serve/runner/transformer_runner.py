@@ -14,7 +14,7 @@ from trio_pool_serve.runner.device_memory import fit_budget, is_out_of_memory
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Head, HeadRows
 from trio_pool_serve.runner.loaded_model import Backbone
 from trio_pool_serve.runner.output_copy import OutputCopier
-from trio_pool_serve.runner.probe import as_embeds, difference, states_of
+from trio_pool_serve.runner.probe import accepts_embeds
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.runner.torch_device import release_caches, use_device
@@ -186,18 +186,19 @@ class TransformerRunner:
         del handles
 
     def _accepts_embeds(self) -> bool:
-        """Return whether rows of token embeddings give the same output as their ids: some models use ids for more."""
+        """Return whether rows of token embeddings give the same output as their ids."""
         if not self.backbone.embeds_width:
             return False
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
-        rows = ids, ids[: len(ids) // 2]
-        outputs_of = partial(states_of, self.backbone, pad_token_id=self.pad_token_id, device=self.device)
-        embeds = as_embeds(self.backbone, rows, self.device)
-        try:
-            return difference(outputs_of(embeds), outputs_of([*map(RenderedPrompt, rows)])) <= PROBE_TOLERANCE
-        except (RuntimeError, ValueError, TypeError, AttributeError):
-            return False
+        return accepts_embeds(
+            self.backbone,
+            self.backbone,
+            (ids, ids[: len(ids) // 2]),
+            PROBE_TOLERANCE,
+            pad_token_id=self.pad_token_id,
+            device=self.device,
+        )
 
     @property
     def on_cpu(self) -> bool:

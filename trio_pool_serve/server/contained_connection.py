@@ -109,7 +109,7 @@ class ContainedConnection(TCPServer):
         self._received = received
         self._reading = trio.CancelScope()
         self._connection = trio.CancelScope()
-        self._client_timeout_s = self.context.connections.limits.client_timeout_s
+        self._client_timeout_s = self.context.connections.client_timeout_s
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close, head_by
         )
@@ -217,7 +217,7 @@ async def serve_connection(
                     if not connection.has_ended:
                         await end_sending(stream.socket)
                     return
-                received, head_by = left_over, trio.current_time() + context.connections.limits.client_timeout_s
+                received, head_by = left_over, trio.current_time() + context.connections.client_timeout_s
             await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
     except OSError:
         return  # the client left before its address was read

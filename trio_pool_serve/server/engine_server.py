@@ -130,17 +130,14 @@ async def _answer_probe(
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    state, is_ending = engine.worker.state, ending.is_set()
-    match scope.get("path"):
-        case "/metrics":
-            metrics.take_gauges()
-            response = HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
-        case "/livez":
-            status = "dead" if state == "dead" else "alive"
-            response = HttpResponse.json({"status": status}, 503 if state == "dead" else 200)
-        case "/readyz":
-            status = "draining" if is_ending else state
-            response = HttpResponse.json({"status": status}, 200 if state == "ready" and not is_ending else 503)
-        case _:
-            response = HttpResponse.json({"error": "not found"}, 404)
+    path, state = scope.get("path"), engine.worker.state
+    statuses = {"/livez": "dead" if state == "dead" else "alive", "/readyz": "draining" if ending.is_set() else state}
+    if path == "/metrics":
+        metrics.take_gauges()
+        response = HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
+    elif path in statuses:
+        status = statuses[path]
+        response = HttpResponse.json({"status": status}, 200 if status in ("alive", "ready") else 503)
+    else:
+        response = HttpResponse.json({"error": "not found"}, 404)
     await response.send(send)

@@ -133,7 +133,7 @@ class HttpConnection:
         """Return the time at which the connection is closed if nothing arrives and no request is running."""
         limit_s, since = self._config.keep_alive_timeout, self._idle_since
         if self._buffer.unread:
-            limit_s = self._context.connections.limits.client_timeout_s
+            limit_s = self._context.connections.client_timeout_s
             since = max(self._head_since, self._idle_since)
         elif self._context.terminated.is_set():
             limit_s = LAST_REQUEST_S
@@ -361,7 +361,7 @@ class HttpConnection:
 
     async def _write_in_pieces(self, data: memoryview) -> None:
         for begin in range(0, len(data), WRITE_PIECE):
-            with trio.fail_after(self._context.connections.limits.client_timeout_s):
+            with trio.fail_after(self._context.connections.client_timeout_s):
                 await self._stream.send_all(data[begin : begin + WRITE_PIECE])
 
     def _give_up_writing(self) -> None:
@@ -378,7 +378,7 @@ class HttpConnection:
         """
         shutdown = self._context.terminated
         # While this waits, either timeout may begin without waking it: so it wakes up after the shorter one.
-        step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.client_timeout_s)
+        step_s = min(self._config.keep_alive_timeout, self._context.connections.client_timeout_s)
         until = trio.current_time() + step_s
         while not shutdown.is_set() and until > trio.current_time():
             with trio.move_on_at(until):

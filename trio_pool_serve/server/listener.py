@@ -31,7 +31,7 @@ from trio_pool_serve.server.early_refusals import CLIENT_LEFT, EarlyRefusals, Re
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.listening_socket import send_refusal
 from trio_pool_serve.server.server_context import Connections, ServerContext
-from trio_pool_serve.server.tls import Certificates
+from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -138,11 +138,11 @@ class Acceptor:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         self._refused.append((trio.current_time() + LINGER_S, connection))
-        if len(self._refused) > self.context.connections.limits.max_refused:
+        if len(self._refused) > self.context.connections.max_refused:
             self._refused.popleft()[1].close()
 
     async def _serve(self, connection: socket.socket, peer: Any, found: Refusal | bytes) -> None:
-        head_by = trio.current_time() + self.context.connections.limits.client_timeout_s
+        head_by = trio.current_time() + self.context.connections.client_timeout_s
         try:
             if isinstance(found, Refusal) and self.early_refusals is not None:
                 found = await self.early_refusals.answer_next(connection, peer)
@@ -233,21 +233,19 @@ def hypercorn_config(config: Config) -> HypercornConfig:
     return settings
 
 
-async def serve_listeners(
-    config: Config, service: Service, listening: socket.socket, stop: trio.Event, tls: Certificates | None = None
-) -> None:
+async def serve_listeners(service: Service, listening: socket.socket, stop: trio.Event) -> None:
     """Serve on the socket until ``stop`` is set, then drain; after a crash, with a new listener and a new app.
 
     Cancellation: at once, except for hypercorn's writes.
     """
-    settings = hypercorn_config(config)
+    settings, tls = hypercorn_config(service.config), open_tls(service)
     connections = Connections.of(service)
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
         try:
             # A new app each time: one cannot start twice.
-            app, context = create_app(config, service), ServerContext(connections=connections)
+            app, context = create_app(service.config, service), ServerContext(connections=connections)
             await serve_app(app, settings, context, listening, stop, tls=tls, refusing=app)
         except Exception as error:
             service.metrics.listener_restarts.inc()

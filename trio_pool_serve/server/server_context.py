@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Self
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 
@@ -21,25 +21,23 @@ RESERVED_FILES = 256
 included. At most half of all."""
 
 
-@frozen(kw_only=True)
-class ConnectionLimits:
-    """How many connections are served at once, and how long their clients may take.
+MAX_CONNECTIONS = 4096
+"""More than can wait for a response: ``--max-queue-s`` refuses further requests."""
+
+MAX_REFUSED = 256
+"""Refused connections that stay open until their clients have had time to read why; the oldest are closed first."""
+
+
+@define(eq=False, kw_only=True)
+class Connections:
+    """The number of open connections of a process, and of refused ones, and the limits of both.
 
     Within ``client_timeout_s`` a client must send a request's head, or read ``WRITE_PIECE`` bytes of a response.
     """
 
     client_timeout_s: float = 60.0
-    max_connections: int = 4096
-    """More than can wait for a response: ``--max-queue-s`` refuses further requests."""
-    max_refused: int = 256
-    """Refused connections that stay open until their clients have had time to read why; the oldest are closed first."""
-
-
-@define(eq=False)
-class Connections:
-    """The number of open connections of a process, and of refused ones."""
-
-    limits: ConnectionLimits = ConnectionLimits()
+    max_connections: int = MAX_CONNECTIONS
+    max_refused: int = MAX_REFUSED
     on_refusal: Callable[[], object] = lambda: None
     open: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
@@ -49,19 +47,20 @@ class Connections:
         """Return the connections of a service's process, with limits that fit its files, and show them as gauges."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = files - min(RESERVED_FILES, files // 2)
-        max_refused = min(ConnectionLimits().max_refused, room // 8)
-        limits = ConnectionLimits(
+        max_refused = min(MAX_REFUSED, room // 8)
+        limit = max(1, min(MAX_CONNECTIONS, room - max_refused))
+        connections = cls(
             client_timeout_s=service.config.time_limits.client_timeout_s,
-            max_connections=max(1, min(ConnectionLimits().max_connections, room - max_refused)),
+            max_connections=limit,
             max_refused=max_refused,
+            on_refusal=service.metrics.connections_refused.inc,
         )
-        connections = cls(limits, service.metrics.connections_refused.inc)
-        service.metrics.add_gauges(lambda: {"connections": {"open": connections.open, "limit": limits.max_connections}})
+        service.metrics.add_gauges(lambda: {"connections": {"open": connections.open, "limit": limit}})
         return connections
 
     def refuses(self) -> bool:
         """Return whether there is no room for another connection, which then counts as refused."""
-        is_refused = self.open >= self.limits.max_connections
+        is_refused = self.open >= self.max_connections
         if is_refused:
             self.note_refusal()
         return is_refused

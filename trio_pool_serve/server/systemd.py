@@ -65,24 +65,18 @@ def is_computing(snapshots: Iterable[Snapshot], batch_timeout_s: float) -> bool:
     return bool(models) and all(model.get("oldest_in_flight_s", 0.0) <= 2 * batch_timeout_s for model in models)
 
 
-def watchdog_interval_s() -> float | None:
-    """Return the interval at which systemd's watchdog expects notifications; ``None`` without a watchdog."""
-    period_us = os.environ.get("WATCHDOG_USEC", "")
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not period_us.isdigit():
-        return None
-    return int(period_us) / 1e6
-
-
 async def feed_watchdog(gather: Callable[[], Awaitable[list[Snapshot]]], batch_timeout_s: float) -> None:
     """Notify systemd's watchdog twice per interval while the event loop turns and forward passes go on.
 
     ``gather()`` returns the snapshots of the server's processes. Return at once without a watchdog. Cancellation: at
     once.
     """
-    interval_s = watchdog_interval_s()
-    while interval_s:
+    period_us, own_pid = os.environ.get("WATCHDOG_USEC", ""), str(os.getpid())
+    if not period_us.isdigit() or os.environ.get("WATCHDOG_PID", own_pid) != own_pid:
+        return
+    while True:
         if is_computing(await gather(), batch_timeout_s):
             notify("WATCHDOG=1")
         else:
             logger.warning("the watchdog is not fed: no process computes, or a batch does not end")
-        await trio.sleep(interval_s / 2)
+        await trio.sleep(int(period_us) / 2e6)

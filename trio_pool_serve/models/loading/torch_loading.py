@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
-from trio_pool_serve.runner.computation import ComputeParams, choose_computation, refuse_impossible
+from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.runner_description import RunnerDescription
@@ -46,7 +46,7 @@ def load_runner(
 
 def load_parts(
     folder: AnyModelFolder, config: ModelConfig, offload: Offload
-) -> tuple[LoadedModel, TransformerRunner, ComputeParams]:
+) -> tuple[LoadedModel, TransformerRunner, LoadingParams]:
     """Load a model; return it with its runner, which has computed a batch, and the params of its computation.
 
     Blocks for seconds. Raises ``ModelLoadError``.
@@ -55,17 +55,15 @@ def load_parts(
     use_device(device)
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-    loading = LoadingParams(
-        device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
-    )
-    loaded = resolve_name(folder.kind.load)(folder, loading)
-    params = ComputeParams(
+    params = LoadingParams(
         device=device,
-        dtype=loading.dtype,
+        dtype=resolve_dtype(config.dtype, device),
+        trust_remote_code=config.trust_remote_code,
         # Padding is masked, so any id serves; some configs have none, or −1.
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         max_tokens=folder.max_model_len,
     )
+    loaded = resolve_name(folder.kind.load)(folder, params)
     runner = TransformerRunner(
         loaded.backbone,
         loaded.heads,
@@ -91,7 +89,7 @@ def _choose(
     loaded: LoadedModel,
     folder: AnyModelFolder,
     config: ModelConfig,
-    params: ComputeParams,
+    params: LoadingParams,
     threads: int,
     why_torch: str,
 ) -> None:
@@ -117,14 +115,14 @@ def _choose(
     _try(runner.try_heads)
 
 
-def _freed_by_batch(loaded: LoadedModel, params: ComputeParams) -> int:
+def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:
     """Return how much memory the largest batch frees to the heap: its widest states, several times."""
     widths = (module.out_features for module in loaded.backbone.model.modules() if isinstance(module, nn.Linear))
     states = _default_batch_tokens(loaded, params) * max(widths, default=0) * params.dtype.itemsize
     return STATES_AT_ONCE * min(states, MMAP_THRESHOLD_BYTES)  # larger ones are not in the heap
 
 
-def _default_batch_tokens(loaded: LoadedModel, params: ComputeParams) -> int:
+def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:
     """Return a batch that fills a GPU; on CPU, about what it computes while a short query may wait."""
     tokens = 2048 if params.device.type == "cpu" else 16384
     if loaded.output_width:

@@ -22,7 +22,7 @@ from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInpu
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
 from trio_pool_serve.runner.loaded_model import Backbone
-from trio_pool_serve.runner.probe import TOLERANCES, as_embeds, difference, probe_rows, states_of
+from trio_pool_serve.runner.probe import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.row_states import RowStates, concatenate
 from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import RenderedPrompt
@@ -197,12 +197,10 @@ class PackedBackbone:
         if not torch.equal(first, again):
             raise CannotPackError("its rows depend on one another")
         if self.backbone.embeds_width:
-            embeds = as_embeds(self.backbone, rows[2:], device)
             self.takes_embeds = True
-            try:
-                self.takes_embeds = difference(outputs_of(self, embeds), outputs_of(self.backbone, embeds)) <= tolerance
-            except (RuntimeError, ValueError, TypeError, AttributeError):
-                self.takes_embeds = False
+            self.takes_embeds = accepts_embeds(
+                self, self.backbone, rows[2:], tolerance, pad_token_id=self.pad_token_id, device=device
+            )
 
 
 def pack_backbone(

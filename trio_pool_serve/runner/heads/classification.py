@@ -124,12 +124,11 @@ RowLogits: TypeAlias = Callable[[RowsOfStates], Tensor]
 class LastTokenLogits:
     """The logits of a decoder's classifier: ``score``, a linear layer in float32, on the last token's state."""
 
-    score: nn.Module
+    score: Callable[[Tensor], Tensor]
 
     def __call__(self, rows: RowsOfStates) -> Tensor:
         """Return logits [rows, labels]."""
-        logits: Tensor = self.score(rows.last_states().float())
-        return logits
+        return self.score(rows.last_states().float())
 
 
 class SelectedLogits(nn.Module):
@@ -163,10 +162,9 @@ class YesNoLogits:
     alone, which then is the score.
     """
 
-    words: SelectedLogits
+    words: Callable[[Tensor], Tensor]
 
     def __call__(self, rows: RowsOfStates) -> Tensor:
         """Return one logit per row, [rows, 1]."""
         logits = self.words(rows.last_states().float())
-        score: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
-        return score
+        return logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits

@@ -16,10 +16,9 @@ from attrs import define, evolve, field
 from msgspec.structs import replace
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.runner.computation import ComputeParams
 from trio_pool_serve.runner.cpu_features import saturates_int8
 from trio_pool_serve.runner.device_memory import is_out_of_memory
-from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.openvino.converted_model import (
     COMPARED,
     GRAPH,
@@ -79,7 +78,7 @@ class Preparation:
     loaded: LoadedModel
     by_torch: TransformerRunner
     config: ModelConfig
-    params: ComputeParams
+    params: LoadingParams
     sample_prompts: Callable[[], tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]] = lambda: ((), ())
     """Returns prompts to quantise the model with, and others to compare its output on. Blocks: loads the tokenizer."""
     may_time: bool = True
