@@ -46,13 +46,13 @@ class CompiledBackbone:
 
     def __attrs_post_init__(self) -> None:
         # With freezing, weights are packed for the CPU's kernels; this takes the memory of the weights a second time.
-        options: dict[str, str | int | bool | Any] = {"freezing": self.device.type == "cpu"}
-        self._of_ids = torch.compile(self.backbone.forward_ids, dynamic=True, options=options)
+        self._of_ids = torch.compile(
+            self.backbone.forward_ids, dynamic=True, options={"freezing": self.device.type == "cpu"}
+        )
 
     def __call__(self, forward: ForwardPass) -> RowStates:
         """Return what ``backbone`` returns."""
-        embedded = any(request.prompt.embeds is not None for request in forward.requests)
-        if embedded or forward.input_ids.shape[1] < 2:
+        if forward.has_embeds or forward.input_ids.shape[1] < 2:
             return self.backbone(forward)
         return RowStates.of_output(self._of_ids(*forward.padded), forward.lengths)
 

@@ -24,8 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, means that memory did not suffice."""
     seen: BaseException | None = error
     while seen is not None:
-        names = {kind.__name__ for kind in type(seen).__mro__}
-        if names & {"MemoryError", "OutOfMemoryError"}:  # Python's, torch's
+        if {"MemoryError", "OutOfMemoryError"} & {kind.__name__ for kind in type(seen).__mro__}:  # Python's, torch's
             return True
         if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
             return True

@@ -40,6 +40,11 @@ class ForwardPass(Rows):
         return buffer.to(self.device, non_blocking=True).view(torch.int64).view(shape)
 
     @property
+    def has_embeds(self) -> bool:
+        """Whether token embeddings stand in place of the ids of some rows."""
+        return any(request.prompt.embeds is not None for request in self.requests)
+
+    @property
     def input_ids(self) -> Tensor:
         """Padded ids, [rows, tokens] int64."""
         return self.padded[0]

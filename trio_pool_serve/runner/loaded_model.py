@@ -32,7 +32,7 @@ class Backbone:
     def output_of(self, forward: ForwardPass) -> Tensor:
         """Return the output for rows: [rows, longest, …] or, with one vector or logits per row, [rows, width]."""
         inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
-        if any(request.prompt.embeds is not None for request in forward.requests):
+        if forward.has_embeds:
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
         else:
             inputs["input_ids"] = forward.input_ids
@@ -119,8 +119,7 @@ class Backbone:
     @property
     def embedding_parameters(self) -> int:
         """Number of parameters that are looked up instead of multiplied with."""
-        tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]
-        return sum(table.numel() for table in tables)
+        return sum(module.weight.numel() for module in self.model.modules() if isinstance(module, nn.Embedding))
 
 
 @frozen(kw_only=True, eq=False)

@@ -34,6 +34,11 @@ class RowStates:
         rows, longest, width = output.shape
         return cls(output.reshape(rows * longest, width), longest * np.arange(rows), lengths)
 
+    @classmethod
+    def packed(cls, flat: Tensor, lengths: Indices) -> "RowStates":
+        """Return the states of rows that lie one after the other."""
+        return cls(flat, np.cumsum(lengths) - lengths, lengths)
+
     def select(self, rows: Sequence[int]) -> "RowStates":
         """Return the states of some rows; nothing is copied."""
         return RowStates(self.flat, self.begins[rows], self.lengths[rows])

@@ -117,8 +117,7 @@ class SharedCores:
     def take(self) -> int:
         """Record that this replica computes; return its share of the cores, in threads."""
         self.computed_at[self.replica] = math.inf
-        busy = int(np.count_nonzero(self.computed_at > time.monotonic() - PEERS_IDLE_S))
-        return max(1, self.cores // busy)
+        return max(1, self.cores // int(np.count_nonzero(self.computed_at > time.monotonic() - PEERS_IDLE_S)))
 
     def release(self) -> None:
         """Record that this replica has finished computing."""

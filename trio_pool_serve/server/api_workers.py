@@ -156,8 +156,8 @@ async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
 def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapshot:
     """Return the launcher's own usage, the API processes' restarts, and the engines' snapshot."""
     of_engines = engines.snapshot()
-    own = Snapshot([], {"processes": {"launcher": process_usage(), **workers.restarts()}})
-    return Snapshot(of_engines.families, merged_load([of_engines, own]))
+    processes = {"launcher": process_usage(), **workers.restarts()}
+    return Snapshot(of_engines.families, merged_load([of_engines, Snapshot([], {"processes": processes})]))
 
 
 async def serve_by_workers(

@@ -34,8 +34,7 @@ def seconds_since_arrival(connection: socket.socket | trio.socket.SocketType) ->
     with contextlib.suppress(OSError):  # Unix sockets have none
         received = connection.getsockopt(socket.IPPROTO_TCP, tcp_info, LAST_DATA_RECEIVED.size)
         if len(received) == LAST_DATA_RECEIVED.size:
-            milliseconds: int = LAST_DATA_RECEIVED.unpack(received)[0]
-            return milliseconds / 1000
+            return float(LAST_DATA_RECEIVED.unpack(received)[0]) / 1000
     return 0.0
 
 

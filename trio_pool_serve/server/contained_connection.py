@@ -167,8 +167,9 @@ class ContainedConnection(TCPServer):
                 await self._reset(scope)
 
         with unwrap_exception_groups(trio.Cancelled):  # hypercorn's task would keep a group, and all of its frames
-            paced = send_in_pieces if scope["type"] == "http" else send
-            await self._wrapped_app(scope, receive, paced, sync_spawn, call_soon)
+            await self._wrapped_app(
+                scope, receive, send_in_pieces if scope["type"] == "http" else send, sync_spawn, call_soon
+            )
 
     async def _reset(self, scope: Any) -> None:
         """Reset an HTTP/2 stream; anything that the app sends afterwards is dropped."""
@@ -254,8 +255,9 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
 
 def _is_plain(config: Config, stream: Any) -> bool:
     """Return whether ``HttpConnection`` can read it: no TLS, and no setting that only hypercorn supports."""
-    only_hypercorn_s = config.read_timeout or config.server_names or config.h11_pass_raw_headers
-    return isinstance(stream, trio.SocketStream) and not only_hypercorn_s
+    return isinstance(stream, trio.SocketStream) and not (
+        config.read_timeout or config.server_names or config.h11_pass_raw_headers
+    )
 
 
 def contain_connections(connections: Connections | None = None) -> None:

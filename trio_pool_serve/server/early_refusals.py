@@ -128,8 +128,9 @@ class EarlyRefusals:
 
     def _is_refused_again(self, address: str, received: bytes) -> bool:
         """Return whether a request may be refused unread: a POST from an address that was refused just before."""
-        refused_at = self._refused_at.get(address, -math.inf)
-        return received.startswith(b"POST ") and trio.current_time() - refused_at < REFUSED_AGAIN_S
+        return received.startswith(b"POST ") and (
+            trio.current_time() - self._refused_at.get(address, -math.inf) < REFUSED_AGAIN_S
+        )
 
     def _remember(self, address: str, now: float) -> None:
         if len(self._refused_at) >= MAX_ADDRESSES:

@@ -106,8 +106,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 else:
                     nursery.start_soon(_send_snapshots, channel, snapshot)
                 if job.key:
-                    listener = EngineListener(engine, LinkKeys(keys=[job.key.encode()]))
-                    await listener.serve_until(leaving, listeners)
+                    await EngineListener(engine, LinkKeys(keys=[job.key.encode()])).serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))

@@ -53,8 +53,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     offload.may_launch_more = config.processes.replicas is None
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
-    runners = LocalRunners(config, offload)
-    load = partial(runners.load, source, load_runner)
+    load = partial(LocalRunners(config, offload).load, source, load_runner)
     engine = DeviceServer(load, offload, metrics.of_engine(source.name), config.scheduling, config.hosts.zone)
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:

@@ -301,8 +301,11 @@ class HttpConnection:
         )
 
     def _is_last(self) -> bool:
-        is_shut_down = self._context.terminated.is_set()
-        return self.has_ended or is_shut_down or self._requests >= self._config.keep_alive_max_requests
+        return (
+            self.has_ended
+            or self._context.terminated.is_set()
+            or self._requests >= self._config.keep_alive_max_requests
+        )
 
     async def _refuse(self, status: int) -> None:
         headers = self._server_headers.now()
@@ -352,17 +355,14 @@ class HttpConnection:
         self._is_writable = False  # until all of it has been written
         try:
             for part in parts:
-                await self._write_in_pieces(memoryview(part)[written:])
+                for begin in range(written, len(part), WRITE_PIECE):
+                    with trio.fail_after(self._context.connections.client_timeout_s):
+                        await self._stream.send_all(memoryview(part)[begin : begin + WRITE_PIECE])
                 written = max(0, written - len(part))
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             self._give_up_writing()
         else:
             self._is_writable = True
-
-    async def _write_in_pieces(self, data: memoryview) -> None:
-        for begin in range(0, len(data), WRITE_PIECE):
-            with trio.fail_after(self._context.connections.client_timeout_s):
-                await self._stream.send_all(data[begin : begin + WRITE_PIECE])
 
     def _give_up_writing(self) -> None:
         self._is_writable = False

@@ -190,8 +190,13 @@ async def serve_app(
     wrapped = wrap_app(app, settings.wsgi_max_body_size, "asgi")
     lifespan = Lifespan(wrapped, settings, state)
     early = None if refusing is None else EarlyRefusals(refusing, settings, context)
-    serve = partial(serve_connection, wrapped, settings, context, state, refusals=early)
-    acceptor = Acceptor(listening, context, serve, tls, early)
+    acceptor = Acceptor(
+        listening,
+        context,
+        partial(serve_connection, wrapped, settings, context, state, refusals=early),
+        tls,
+        early,
+    )
     async with trio.open_nursery() as lifespan_nursery:
         await lifespan_nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()

@@ -23,8 +23,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
     else:
-        family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
-        listening = socket.socket(family)
+        listening = socket.socket(socket.AF_INET6 if ":" in network.host else socket.AF_INET)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)

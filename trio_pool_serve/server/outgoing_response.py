@@ -52,8 +52,7 @@ class OutgoingResponse:
         self._is_chunked = False
         self._framing: Headers = []  # added by us
         self._missing: float = math.inf
-        lengthless = status in {204, 304}
-        if b"transfer-encoding" in names or (b"content-length" not in names and not lengthless):
+        if b"transfer-encoding" in names or (b"content-length" not in names and status not in {204, 304}):
             checked = _without(_without(checked, b"content-length"), b"transfer-encoding")
             if request.http_version == "1.1":
                 self._framing.append((b"Transfer-Encoding", b"chunked"))

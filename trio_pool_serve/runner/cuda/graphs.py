@@ -57,13 +57,15 @@ def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int
         if tokens <= most
     ]
     longest = sorted({min(length, max_tokens) for length in LONGEST})
-    shapes = {
-        PackedShape(tokens, min(MAX_ROWS, -(-tokens // TOKENS_PER_ROW)), min(length, tokens))
-        for tokens in {*counts, max_batch_tokens}
-        if tokens <= most
-        for length in longest
-    }
-    return sorted(shapes, reverse=True)
+    return sorted(
+        {
+            PackedShape(tokens, min(MAX_ROWS, -(-tokens // TOKENS_PER_ROW)), min(length, tokens))
+            for tokens in {*counts, max_batch_tokens}
+            if tokens <= most
+            for length in longest
+        },
+        reverse=True,
+    )
 
 
 @contextmanager
@@ -182,14 +184,7 @@ class GraphedBackbone:
         return Graph(shape, buffer, output, replay)
 
     def _graph_for(self, forward: ForwardPass) -> Graph | None:
-        if any(request.prompt.embeds is not None for request in forward.requests):
+        if forward.has_embeds:
             return None
         wanted = shape_of(forward.lengths)
-        fitting = (
-            graph
-            for graph in self._graphs
-            if graph.shape.tokens >= wanted.tokens
-            and graph.shape.rows >= wanted.rows
-            and graph.shape.longest >= wanted.longest
-        )
-        return next(fitting, None)
+        return next((graph for graph in self._graphs if wanted.fits(graph.shape)), None)

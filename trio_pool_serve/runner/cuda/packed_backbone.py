@@ -86,7 +86,7 @@ class PackedBackbone:
         """Return the states of rows in an output of ``compute``, which may be larger."""
         if self._gives_rows:
             return RowStates.of_output(output[: len(forward.requests)], forward.lengths)
-        return RowStates(output, np.cumsum(forward.lengths) - forward.lengths, forward.lengths)
+        return RowStates.packed(output, forward.lengths)
 
     def compute(self, inputs: PackedInputs, embeds: Sequence[tuple[int, Tensor]] = ()) -> Tensor:
         """Return the output [tokens, width], or [rows, width] for a model with one row of logits for each input.

@@ -29,6 +29,10 @@ class PackedShape:
     rows: int
     longest: int
 
+    def fits(self, other: "PackedShape") -> bool:
+        """Return whether rows that fill this shape fit into another."""
+        return self.tokens <= other.tokens and self.rows <= other.rows and self.longest <= other.longest
+
     @property
     def nbytes(self) -> int:
         """Bytes of the inputs: ids, positions and segments int64, and begins int32."""

@@ -67,9 +67,8 @@ def flash_attention(
     refuse_unknown(options)
     bounds, longest = options["cu_seq_lens_q"], options["max_length_q"]
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    shares_keys = query.shape[1] != key.shape[1]
     # torch 2.11 has no such parameter: its kernel shares keys among queries without being told.
-    gqa: dict[str, Any] = {"enable_gqa": shares_keys} if "enable_gqa" in _flash_parameters() else {}
+    gqa: Any = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _flash_parameters() else {}
     rows = varlen_attn(
         query,
         key,

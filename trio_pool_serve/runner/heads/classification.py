@@ -73,8 +73,7 @@ class ClassificationHead:
 
     def __call__(self, forward: ForwardPass, params: Sequence[Classify]) -> HeadRows:
         """Return rows [rows, labels]."""
-        rows = _activate(self.logits(forward), [param.activation for param in params], self.functions)
-        return HeadRows(rows, list)
+        return HeadRows(_activate(self.logits(forward), [param.activation for param in params], self.functions), list)
 
 
 @frozen(eq=False)

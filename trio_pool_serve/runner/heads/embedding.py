@@ -69,10 +69,8 @@ class TokenEmbeddingHead:
     def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> tuple[Tensor, Indices]:
         """Return the vectors of the kept tokens of all rows, [tokens, d] float32, and the number of each row's."""
         states, counts = forward.kept_states()
-        vectors = truncate_and_normalize(
-            self.project(states.float()), params, normalizes=self.normalizes, repeats=counts
-        )
-        return vectors, counts
+        vectors = self.project(states.float())
+        return truncate_and_normalize(vectors, params, normalizes=self.normalizes, repeats=counts), counts
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
         """Return rows [tokens, d], input after input."""
@@ -87,8 +85,7 @@ def _splitter(
     dimensions = [param.dimensions or width for param in params]
 
     def split(array: HostArray) -> list[PooledValue]:
-        rows = split_tokens(array, counts)
-        return [row[:, :length] for row, length in zip(rows, dimensions, strict=True)]
+        return [row[:, :length] for row, length in zip(split_tokens(array, counts), dimensions, strict=True)]
 
     return split
 

@@ -31,7 +31,7 @@ class MaxSimHead:
     def __call__(self, forward: ForwardPass, params: Sequence[MaxSim]) -> HeadRows:
         """Return the rows' scores against their queries, [rows]."""
         vectors, counts = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
-        documents = RowStates(vectors, np.cumsum(counts) - counts, counts)
+        documents = RowStates.packed(vectors, counts)
         # Rows of one request may have come in several parts of frames, each with its own array.
         queries = {id(param): param.query for param in params}
         numbers = {key: np.asarray(query, np.float32).tobytes() for key, query in queries.items()}
@@ -55,9 +55,8 @@ class MaxSimHead:
 def max_sim(query: Tensor, documents: RowStates) -> Tensor:
     """Score documents, whose vectors are [tokens, d], against one query [q, d]: [documents]."""
     vectors = documents.at(documents.cells)
-    begins = np.cumsum(documents.lengths) - documents.lengths
-    similarity = RowStates(vectors @ query.T, begins, documents.lengths)
-    scores = similarity.maxima(np.zeros_like(begins)).sum(dim=1)
+    similarity = RowStates.packed(vectors @ query.T, documents.lengths)
+    scores = similarity.maxima(np.zeros_like(documents.lengths)).sum(dim=1)
     if documents.lengths.all():
         return scores
     return scores.masked_fill(to_device(documents.lengths == 0, scores.device), EMPTY_SCORE)

@@ -54,8 +54,8 @@ def compact(weights: Tensor) -> HeadRows:
     copied = min(weights.numel(), USUAL_WEIGHTS * rows)
     flat = weights.flatten()
     places = flat.nonzero_static(size=copied, fill_value=0).squeeze(1)
-    counts = weights.count_nonzero(dim=1)
-    numbers = torch.cat([counts.int(), (places % vocabulary).int(), flat.index_select(0, places).view(torch.int32)])
+    found = flat.index_select(0, places).view(torch.int32)
+    numbers = torch.cat([weights.count_nonzero(dim=1).int(), (places % vocabulary).int(), found])
 
     def split(array: npt.NDArray[np.int32]) -> list[PooledValue]:
         found, indices, values = array[:rows], array[rows : rows + copied], array[rows + copied :].view(np.float32)
@@ -105,8 +105,8 @@ class SpladeHead:
             # The activation is monotonic: the greatest logit has the greatest weight.
             weights = self._activate(states.maxima(whole))
         else:
-            parts = [states.select(rows) for rows in _groups(states.lengths, ACTIVATED_AT_ONCE)]
-            weights = torch.cat([self._sum(part) for part in parts])
+            groups = _groups(states.lengths, ACTIVATED_AT_ONCE)
+            weights = torch.cat([self._sum(states.select(rows)) for rows in groups])
         return compact(_greatest(weights, self.max_active_dims))
 
     def padded(self, logits: Tensor, mask: Tensor) -> Tensor:
@@ -117,9 +117,8 @@ class SpladeHead:
         return (self._activate(logits) * masked).sum(dim=1)
 
     def _sum(self, states: RowStates) -> Tensor:
-        activated = self._activate(states.at(states.cells))
-        packed = RowStates(activated, np.cumsum(states.lengths) - states.lengths, states.lengths)
-        return packed.sums(np.zeros_like(states.lengths))
+        activated = RowStates.packed(self._activate(states.at(states.cells)), states.lengths)
+        return activated.sums(np.zeros_like(states.lengths))
 
     def _activate(self, logits: Tensor) -> Tensor:
         weights = logits.float().relu().log1p()
