@@ -44,17 +44,6 @@ def test_version_2_reranks(v2, scores, record_client, top):
     assert_same_ranking([(result.index, result.relevance_score) for result in answer.results], scores, top)
 
 
-def test_version_2_reranks_with_late_interaction(v2, folders, record_client):
-    from sentence_transformers import MultiVectorEncoder
-
-    record_client("Cohere", "POST /v2/rerank", "cohere ClientV2")
-    oracle = MultiVectorEncoder(str(folders["colbert"]), device="cpu")
-    queries, documents = oracle.encode_query([QUERY]), oracle.encode_document(TEXTS)
-    answer = v2.rerank(model="colbert", query=QUERY, documents=TEXTS)
-    expected = oracle.similarity(queries, documents)[0].numpy()
-    assert_same_ranking([(result.index, result.relevance_score) for result in answer.results], expected)
-
-
 async def test_version_2_s_asynchronous_client_runs_on_trio(server_url, vectors, record_client):
     record_client("Cohere", "POST /v2/embed", "cohere AsyncClientV2")
     async with cohere.AsyncClientV2(api_key=API_KEY, base_url=server_url) as client:
@@ -118,15 +107,3 @@ def test_version_1_sees_the_models(v1, record_client):
     names = [model.name for model in v1.models.list().models]
     assert names == ["minilm", "reranker", "classifier", "splade", "colbert"]
     assert v1.models.get("splade").name == "splade"
-
-
-def test_version_1_raises_its_own_errors(v1, server_url):
-    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
-        v1.classify(model="another", inputs=TEXTS)
-    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
-        v1.rerank(model="another", query=QUERY, documents=TEXTS)
-    with pytest.raises(cohere.BadRequestError, match="maximum context length is 256 tokens"):
-        v1.embed(model="minilm", texts=[TOO_LONG], input_type="search_query", truncate="NONE")
-    stranger = cohere.Client(api_key="wrong", base_url=server_url)
-    with stranger, pytest.raises(cohere.UnauthorizedError):
-        stranger.classify(model="classifier", inputs=TEXTS)

@@ -80,21 +80,19 @@ def test_hugging_face_raises_its_own_errors(server_url, classifier_url):
 # -- Haystack ---------------------------------------------------------------------------------------------
 
 
-def test_haystack_embeds_a_text(server_url, vectors, record_client):
+def test_haystack_embeds_a_text_and_documents(server_url, vectors, record_client):
     record_client("TEI", "POST /", "huggingface-api-haystack HuggingFaceAPITextEmbedder")
-    embedder = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": server_url}, TOKEN)
-    assert_same_directions([embedder.run(TEXTS[0])["embedding"]], vectors[:1])
-    embedder.close()
-
-
-def test_haystack_embeds_documents(server_url, vectors, record_client):
     record_client("TEI", "POST /", "huggingface-api-haystack HuggingFaceAPIDocumentEmbedder")
-    embedder = HuggingFaceAPIDocumentEmbedder(
-        "text_embeddings_inference", {"url": server_url}, TOKEN, progress_bar=False
+    given = ("text_embeddings_inference", {"url": server_url}, TOKEN)
+    of_texts, of_documents = (
+        HuggingFaceAPITextEmbedder(*given),
+        HuggingFaceAPIDocumentEmbedder(*given, progress_bar=False),
     )
-    documents = embedder.run(DOCUMENTS)["documents"]
+    assert_same_directions([of_texts.run(TEXTS[0])["embedding"]], vectors[:1])
+    documents = of_documents.run(DOCUMENTS)["documents"]
     assert_same_directions([document.embedding for document in documents], vectors)
-    embedder.close()
+    of_texts.close()
+    of_documents.close()
 
 
 def dense(sparse, width: int) -> np.ndarray:

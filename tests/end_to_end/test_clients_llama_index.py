@@ -1,7 +1,4 @@
-"""LlamaIndex's embedder and reranker for text-embeddings-inference.
-
-Both read an error's body as if it were an answer: what is raised is what that makes them stumble over.
-"""
+"""LlamaIndex's embedder and reranker for text-embeddings-inference."""
 
 import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -52,14 +49,3 @@ def test_nodes_are_reranked_with_a_key_without_bearer(reranker_url, scores, reco
     reranker = TextEmbeddingInference(base_url=reranker_url, top_n=3, auth_token=API_KEY)
     ranked = reranker.postprocess_nodes(nodes(), query_str=QUERY)
     assert_same_ranking([(TEXTS.index(row.text), row.score) for row in ranked], scores, 3)
-
-
-def test_an_error_is_no_embedding_and_no_ranking(server_url, reranker_url):
-    stranger = TextEmbeddingsInference(model_name="minilm", base_url=server_url, auth_token="wrong")
-    with pytest.raises(KeyError):
-        stranger.get_text_embedding("hello")
-    uncut = TextEmbeddingsInference(model_name="minilm", base_url=server_url, auth_token=API_KEY, truncate_text=False)
-    with pytest.raises(KeyError):
-        uncut.get_text_embedding(TOO_LONG)
-    with pytest.raises(AssertionError):
-        TextEmbeddingInference(base_url=reranker_url, auth_token="wrong").postprocess_nodes(nodes(), query_str=QUERY)

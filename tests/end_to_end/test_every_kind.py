@@ -24,7 +24,7 @@ from attrs import frozen
 from tests.conftest import client_of
 from tests.models import classifier_families, model_families, retrieval_families, vision_families
 from tests.models.test_reranking_agreement import write_process_reward, write_reranker
-from tests.server.server_process import launched
+from tests.server.server_process import launched, until
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
@@ -179,10 +179,8 @@ async def answers(
             answer = await client.post(request.path, json={"model": str(number), **request.body, **whole})
             assert answer.status_code == 200, (name, answer.text, server.log)
             says = rf'(?:loaded in [0-9.]+ s: |is ready: ){number}[:,] ([^"]*)"'
-            with trio.fail_after(60):
-                while not (described := re.findall(says, server.log)):  # noqa: ASYNC110  (a thread writes the log)
-                    await trio.sleep(0.01)
-            found[name] = Answered(request.numbers(answer.json()), described[0])
+            await until(lambda says=says: re.search(says, server.log))  # a thread writes the log
+            found[name] = Answered(request.numbers(answer.json()), re.findall(says, server.log)[0])
     return found
 
 

@@ -9,6 +9,7 @@ import trio
 
 from tests.conftest import NO_AUTHORITIES, listening, running
 from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
 from tests.tasks.test_fan_out import NotingTokenizer
 from trio_pool_serve.config import Config, ThreadsConfig
 from trio_pool_serve.service import Service
@@ -46,9 +47,7 @@ async def test_a_text_is_tokenised_in_its_turn_beside_40_long_ones_of_another_ad
         answered.append(response.status_code)
 
     async def wait_until_waiting(count: int) -> None:
-        with trio.fail_after(120):
-            while service.offload.statistics()["render"].waiting < count:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: service.offload.statistics()["render"].waiting >= count)
 
     async with (
         listening(service) as url,

@@ -27,6 +27,7 @@ from tests.models.retrieval_families import assert_same_ranking
 from tests.models.vision_families import (
     CONTENTS,
     DUAL_ENCODERS,
+    PAGE_RETRIEVERS,
     PICTURES,
     SENTENCES,
     VISION_LANGUAGE,
@@ -164,3 +165,25 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
         differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
     assert max(differences.values()) < TOLERANCE, differences
     record_agreement(name, "embed", "transformers", max(differences.values()))
+
+
+# -- page retrievers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["colqwen2", "colpali"])
+async def test_a_page_is_an_input_by_itself(name: str, tmp_path: Path):
+    path = PAGE_RETRIEVERS[name](tmp_path / name)
+    both = parts(["what is this?", PICTURES[0]])
+    async with serving_folder(path) as ours:
+        for body, param in (
+            ({"input": [{"text": "what is this?", "image": as_url(PICTURES[0])}]}, "input"),
+            ({"messages": [{"role": "user", "content": both}]}, "messages"),
+        ):
+            answer = await ours.client.post("/pooling", json=body)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert "not several together" in error["message"], error
+        score = await ours.client.post("/score", json={"text_1": "what is this?", "text_2": [{"content": both}]})
+        assert score.status_code == 400, score.text
+        await wait_idle(ours.service)

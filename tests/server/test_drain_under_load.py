@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import trio
 
-from tests.server.server_process import SCRIPTED, ServerProcess, launched
+from tests.server.server_process import SCRIPTED, ServerProcess, launched, until
 
 BODY = b'{"input": "hello"}'
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -62,8 +62,7 @@ async def test_every_request_is_answered(tmp_path, scripted_folder, arguments):
             async with trio.open_nursery() as nursery:
                 for number in range(8):
                     nursery.start_soon(lambda keep: ask_until_refused(server, answers, keep=keep), bool(number % 2))
-                while answers["200"] < 200:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+                await until(lambda: answers["200"] >= 200)
                 server.signal()
         assert await server.wait_exit() == 0
         assert answers["not answered"] == answers["reset"] == 0, answers

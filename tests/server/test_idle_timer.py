@@ -11,80 +11,62 @@ pytestmark = pytest.mark.unit
 
 @define
 class Connection:
-    """What the timer sees of a connection and of the server."""
+    """What the timer sees of a connection and of the server, and hypercorn's ``TaskGroup`` as far as it is used."""
 
+    nursery: trio.Nursery
+    timer: IdleTimer = field(init=False)
     shutdown: trio.Event = field(factory=trio.Event)
     closed_at: float | None = None
+    spawned: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.timer = IdleTimer(10.0, self.shutdown.wait, self.close)
 
     async def close(self) -> None:
         self.closed_at = trio.current_time()
-
-
-@define
-class Group:
-    """hypercorn's ``TaskGroup``, as far as the timer uses it."""
-
-    nursery: trio.Nursery
-    spawned: int = 0
 
     def spawn(self, function) -> None:
         self.spawned += 1
         self.nursery.start_soon(function)
 
-
-@pytest.fixture
-def connection() -> Connection:
-    return Connection()
+    async def be_idle(self) -> None:
+        await self.timer.restart(self, None)
 
 
-@pytest.fixture
-def timer(connection) -> IdleTimer:
-    return IdleTimer(10.0, connection.shutdown.wait, connection.close)
-
-
-async def test_a_connection_is_closed_when_it_has_been_idle_for_long(connection, timer, autojump_clock):
+async def test_time_counts_from_the_last_request_and_no_request_needs_a_task(autojump_clock):
     async with trio.open_nursery() as nursery:
-        began = trio.current_time()
-        await timer.restart(Group(nursery), None)
-    assert connection.closed_at == pytest.approx(began + 10)
-
-
-async def test_time_counts_from_the_last_request_and_no_request_needs_a_task(connection, timer, autojump_clock):
-    async with trio.open_nursery() as nursery:
-        group = Group(nursery)
-        await timer.restart(group, None)
+        connection = Connection(nursery)
+        await connection.be_idle()
         for _ in range(5):
             await trio.sleep(8)
-            await timer.stop()
+            await connection.timer.stop()
             await trio.sleep(100)
             assert connection.closed_at is None
-            await timer.restart(group, None)
+            await connection.be_idle()
         last = trio.current_time()
     assert connection.closed_at == pytest.approx(last + 10)
-    assert group.spawned == 1
+    assert connection.spawned == 1
 
 
-async def test_a_shutdown_closes_a_connection_at_once_or_when_its_request_is_answered(autojump_clock):
-    for busy in (False, True):
-        connection = Connection()
-        timer = IdleTimer(10.0, connection.shutdown.wait, connection.close)
-        async with trio.open_nursery() as nursery:
-            group = Group(nursery)
-            await timer.restart(group, None)
-            if busy:
-                await timer.stop()
-            connection.shutdown.set()
-            await trio.sleep(5)
-            assert (connection.closed_at is None) == busy
-            if busy:
-                await timer.restart(group, None)
-
-
-async def test_a_connection_that_ends_by_itself_is_not_closed_again(connection, timer, autojump_clock):
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_shutdown_closes_a_connection_at_once_or_when_its_request_is_answered(autojump_clock, busy):
     async with trio.open_nursery() as nursery:
-        group = Group(nursery)
-        await timer.restart(group, None)
-        timer.end()
-        await timer.restart(group, None)
+        connection = Connection(nursery)
+        await connection.be_idle()
+        if busy:
+            await connection.timer.stop()
+        connection.shutdown.set()
+        await trio.sleep(5)
+        assert (connection.closed_at is None) == busy
+        if busy:
+            await connection.be_idle()
+
+
+async def test_a_connection_that_ends_by_itself_is_not_closed_again(autojump_clock):
+    async with trio.open_nursery() as nursery:
+        connection = Connection(nursery)
+        await connection.be_idle()
+        connection.timer.end()
+        await connection.be_idle()
     assert connection.closed_at is None
-    assert group.spawned == 1
+    assert connection.spawned == 1

@@ -15,7 +15,7 @@ import trio
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.models.test_openvino_agreement import FOLDERS
-from tests.server.server_process import ServerProcess, launched
+from tests.server.server_process import ServerProcess, launched, until
 
 pytest.importorskip("openvino")
 
@@ -54,12 +54,10 @@ async def modules_of(server: ServerProcess, folder: Path) -> dict[str, list[str]
         command = " ".join(process.cmdline()[1:])
         if "resource_tracker" in command:
             continue
-        with trio.fail_after(60):
-            while not catches(process.pid, signal.SIGUSR2):  # noqa: ASYNC110  (it may have just been started)
-                await trio.sleep(0.02)
-            os.kill(process.pid, signal.SIGUSR2)
-            while not (path := folder / str(process.pid)).exists():  # noqa: ASYNC110  (another process has no event)
-                await trio.sleep(0.02)
+        path = folder / str(process.pid)
+        await until(lambda pid=process.pid: catches(pid, signal.SIGUSR2))  # it may have just been started
+        os.kill(process.pid, signal.SIGUSR2)
+        await until(path.exists)
         found[f"{process.pid} {command}"] = path.read_text().splitlines()
     return found
 

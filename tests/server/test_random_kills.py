@@ -1,5 +1,6 @@
 """API processes, an engine process and engines on other machines that are killed and stopped at random, under load."""
 
+import math
 import os
 import random
 from collections import Counter
@@ -59,8 +60,7 @@ class Host:
                     await server.wait_logged("listening on")
                     task_status.started()
                     task_status = None
-                while server.process.poll() is None:  # noqa: ASYNC110  (another process)
-                    await trio.sleep(0.05)
+                await server.wait_exit(math.inf)
 
 
 class Clients:

@@ -5,7 +5,7 @@ import os
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -99,18 +99,15 @@ async def proxied(
             process = stack.enter_context(started(command, port, tmp_path / f"{proxy}.log", {}))
             fronts.append(Proxied(proxy, f"https://127.0.0.1:{port}", servers))
             async with fronts[-1].client() as client:
-                with trio.fail_after(LIMIT_S):
-                    while not await _answers(client, path):
-                        assert process.process.poll() is None, process.log
-                        await trio.sleep(0.02)
+
+                async def answers(client: httpx.AsyncClient = client, process: ServerProcess = process) -> bool:
+                    assert process.process.poll() is None, process.log
+                    with suppress(httpx.TransportError):
+                        return (await client.get(path)).status_code in (200, 503)
+                    return False
+
+                await until(answers, LIMIT_S)
         yield fronts
-
-
-async def _answers(client: httpx.AsyncClient, path: str) -> bool:
-    try:
-        return (await client.get(path)).status_code in (200, 503)
-    except httpx.TransportError:
-        return False
 
 
 def connections_to(server: ServerProcess) -> set[int]:
@@ -213,14 +210,13 @@ async def tells_addresses(front: Proxied) -> None:
         async with front.client(address) as client:
             headers = {"x-forwarded-for": claimed}
             answer = await client.post("/v1/embeddings", json=BODY, headers=headers)
-        with trio.fail_after(LIMIT_S):
-            while not (found := [each for each in logged(front) if each.get("request_id") == id_of(answer)]):  # noqa: ASYNC110
-                await trio.sleep(0.02)
-        assert found[0]["client"] == address
+        asked = answer.headers["x-request-id"]
+        await until(lambda asked=asked: asked in clients_of(front))
+        assert clients_of(front)[asked] == address
 
 
-def id_of(answer: httpx.Response) -> str:
-    return answer.headers["x-request-id"]
+def clients_of(front: Proxied) -> dict[str, str]:
+    return {each["request_id"]: each["client"] for each in logged(front) if "request_id" in each}
 
 
 def logged(front: Proxied) -> list[dict]:
@@ -251,8 +247,7 @@ async def test_a_server_that_drains_loses_no_request_and_refusals_say_when_to_co
         async def until_answered(count: int) -> None:
             """Wait until each proxy has passed on so many more answers."""
             wanted = {proxy: count + answers[proxy].total() for proxy in answers}
-            while any(answers[proxy].total() < wanted[proxy] for proxy in answers):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: all(answers[proxy].total() >= wanted[proxy] for proxy in answers))
 
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ import trio
 
 from tests.conftest import client_of, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
-from tests.server.served_app import served_app
+from tests.server.served_app import connect, served_app
 from tests.server.server_process import until
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
@@ -34,11 +34,11 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/js
 
 
 @asynccontextmanager
-async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[int]:
-    """Serve as ``trio-pool-serve serve`` does, and give the port."""
+async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[socket.socket]:
+    """Serve as ``trio-pool-serve serve`` does, and give the socket that listens."""
     app, settings = create_app(service.config, service), hypercorn_config(service.config)
     async with served_app(app, Connections(client_timeout_s=client_timeout_s), settings, refusing=app) as listening:
-        yield listening.getsockname()[1]
+        yield listening
 
 
 @pytest.fixture
@@ -52,12 +52,8 @@ async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Ser
         yield ready
 
 
-async def connect(port: int, buffer: int = 4096) -> trio.SocketStream:
-    """Connect with a small buffer: what the client does not read stays in the server."""
-    connection = trio.socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    await connection.connect(("127.0.0.1", port))
-    return trio.SocketStream(connection)
+SMALL = 4096
+"""Bytes of a client's buffer: what it does not read stays in the server."""
 
 
 class Http2:
@@ -87,7 +83,7 @@ class Http2:
 
 
 async def test_a_response_counts_as_memory_until_it_has_been_read(service):
-    async with serving(service, 60) as port, await connect(port) as stream:
+    async with serving(service, 60) as listening, await connect(listening, buffer=SMALL) as stream:
         await stream.send_all(HEAD % len(BODY) + BODY)
         await stream.receive_some(1)
         await until(lambda: service.memory.held_bytes > RESPONSE_BYTES)
@@ -100,7 +96,7 @@ async def test_a_response_counts_as_memory_until_it_has_been_read(service):
 
 @pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
 async def test_a_client_that_reads_nothing_is_disconnected(service, protocol):
-    async with serving(service, 0.2) as port, await connect(port) as stream:
+    async with serving(service, 0.2) as listening, await connect(listening, buffer=SMALL) as stream:
         if protocol == "HTTP/2":
             client = Http2(stream)
             number = await client.post(BODY)
@@ -113,7 +109,7 @@ async def test_a_client_that_reads_nothing_is_disconnected(service, protocol):
 
 async def test_a_stream_that_is_not_read_ends_alone(service):
     small = b'{"input":"a","dimensions":8}'
-    async with serving(service, 0.5) as port, await connect(port) as stream:
+    async with serving(service, 0.5) as listening, await connect(listening, buffer=SMALL) as stream:
         client = Http2(stream)
         unread = await client.post(small)
         read = await client.post(small)
@@ -128,7 +124,7 @@ async def test_a_stream_that_is_not_read_ends_alone(service):
 
 
 async def test_a_client_that_reads_slowly_is_served(service):
-    async with serving(service, 0.5) as port, await connect(port, 2**17) as stream:
+    async with serving(service, 0.5) as listening, await connect(listening, buffer=2**17) as stream:
         await stream.send_all(HEAD % len(BODY) + BODY)
         received, began = b"", trio.current_time()
         while not received.endswith(b"}}"):
@@ -143,7 +139,7 @@ async def test_a_client_that_reads_slowly_is_served(service):
 async def test_a_client_that_leaves_leaves_nothing_to_the_garbage_collector(service, scripted, protocol, leaves_while):
     """What a request held is freed with its last reference: no cycle keeps it until all objects are looked through."""
     is_computed = leaves_while == "it is computed"
-    async with serving(service, 60) as port, await connect(port) as stream:
+    async with serving(service, 60) as listening, await connect(listening, buffer=SMALL) as stream:
         client = Http2(stream)
         if is_computed:
             scripted.gate.clear()
@@ -178,7 +174,7 @@ async def test_an_error_leaves_nothing_to_the_garbage_collector(service, scripte
     """An error's traceback refers to frames that refer to the request: nothing there refers to the error."""
     if timeout_s < 1:
         scripted.gate.clear()
-    async with serving(service, 60) as port, client_of(f"http://127.0.0.1:{port}") as client:
+    async with serving(service, 60) as listening, client_of(f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
         with without_garbage_collection():
             answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": f"{timeout_s}"})
             assert answer.status_code == status
@@ -202,7 +198,7 @@ def living_requests() -> list[HttpRequest | RowToCompute]:
 
 
 async def test_http2_has_as_many_headers_as_http1(service):
-    async with serving(service, 60) as port, await connect(port) as stream:
+    async with serving(service, 60) as listening, await connect(listening, buffer=SMALL) as stream:
         client = Http2(stream, 2**16)
         await client.post(b'{"input":"a"}', *((f"x-{number}", "a") for number in range(101)))
         answer = await client.event(h2.events.ResponseReceived)
