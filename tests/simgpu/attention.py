@@ -39,13 +39,9 @@ def varlen_attention(
         assert end - begin <= min(max_q, max_k), "a row is longer than what the kernel was told"
         if begin == end:
             continue
-        distance = torch.arange(end - begin)
-        distance = distance[None, :] - distance[:, None]
-        visible = torch.ones_like(distance, dtype=torch.bool)
-        if left >= 0:
-            visible &= distance >= -left
-        if right >= 0:
-            visible &= distance <= right
+        places = torch.arange(end - begin)
+        distance = places[None, :] - places[:, None]
+        visible = ((distance >= -left) | (left < 0)) & ((distance <= right) | (right < 0))
         parts = (states[begin:end].transpose(0, 1)[None] for states in (query, key, value))
         row = torch.nn.functional.scaled_dot_product_attention(
             *parts, attn_mask=visible, scale=scale, enable_gqa=enable_gqa

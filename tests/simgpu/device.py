@@ -39,14 +39,15 @@ class DeviceModule:
     set_device = staticmethod(streams.set_device)
     is_on = False
 
+    is_initialized = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: DEVICES)
+    get_device_capability = staticmethod(lambda _=None: (9, 0))  # Hopper's
+    get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
+    manual_seed_all = staticmethod(lambda seed: None)  # the device draws no numbers
+    _is_in_bad_fork = staticmethod(lambda: False)
+
     def is_available(self) -> bool:
         return self.is_on
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return DEVICES
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
@@ -56,10 +57,6 @@ class DeviceModule:
             yield
         finally:
             streams.set_device(torch.device(NAME, before))
-
-    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
-        """Return that of Hopper."""
-        return (9, 0)
 
     def get_sync_debug_mode(self) -> int:
         """Return 2 if synchronisations are refused, else 0."""
@@ -78,15 +75,6 @@ class DeviceModule:
         with LOCK:
             for activity in activities():
                 activity.synchronisations.append(f"empty_cache: {call_site()}")
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Seed nothing: the device draws no numbers."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
 
 
 MODULE = DeviceModule()

@@ -66,28 +66,19 @@ async def launch(kind: Kind, path: Path, way: Way, batch: Batch) -> Launched:
     """Load a model onto the device, launch a batch, and wait for its output."""
     with on_simulated_device():
         runner = kind.serve(path, fits=False, **WAYS[way]).runner
-        before = in_use()
-        MEMORY.peak = before
+        gc.collect()
+        MEMORY.peak = before = MEMORY.in_use
         budget = runner.prepare(BATCH_TOKENS)
         promised = MEMORY.peak - before
         with watched() as activity:
             handle = runner.launch(batch)
-        rows = await handle
-        share = None if kind.sees else await peak_of(runner, uneven_batch(runner, kind, budget), before) / promised
+        rows, share = await handle, None
+        if not kind.sees:
+            gc.collect()
+            MEMORY.peak = MEMORY.in_use
+            await runner.launch(uneven_batch(runner, kind, budget))
+            share = (MEMORY.peak - before) / promised
         return Launched(activity, LaunchCounts.of(activity, share), rows)
-
-
-def in_use() -> int:
-    """Return the bytes of what is still referred to."""
-    gc.collect()
-    return MEMORY.in_use
-
-
-async def peak_of(runner: TransformerRunner, batch: Batch, before: int) -> int:
-    """Compute a batch; return the most bytes in use, beyond those ``before``."""
-    MEMORY.peak = in_use()
-    await runner.launch(batch)
-    return MEMORY.peak - before
 
 
 def uneven_batch(runner: TransformerRunner, kind: Kind, budget: int) -> Batch:

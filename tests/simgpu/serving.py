@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -104,40 +105,21 @@ def rendered(served: SeeingModel, content: Content) -> RenderedPrompt:
     return served.images.expand(ids, [served.images.processor(picture) for picture in pictures])
 
 
-def write_classifier_of(name: str, head: str = "SequenceClassification", **config: Any) -> Callable[[Path], Path]:
-    """Return a writer of a classifier."""
-    return lambda folder: write_classifier(folder, name, head, **config)
-
-
-def _embedding(name: str) -> Kind:
-    return Kind(name, lambda folder: write_family(folder, name), (Embed(), TokenEmbed()))
+def classifier(name: str, **config: Any) -> Callable[[Path], Path]:
+    return partial(write_classifier, name=name, **config)
 
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        *map(_embedding, FAMILIES),
+        *(Kind(name, partial(write_family, name=name), (Embed(), TokenEmbed())) for name in FAMILIES),
         *(
-            Kind(
-                f"cross-encoder {name}",
-                write_classifier_of(name, num_labels=1),
-                (Classify("score"),),
-                scores_pairs=True,
-            )
+            Kind(f"cross-encoder {name}", classifier(name, num_labels=1), (Classify("score"),), scores_pairs=True)
             for name in ("bert", "distilbert", "modernbert", "deberta-v2", "qwen3")
         ),
-        Kind("classifier roberta", write_classifier_of("roberta", num_labels=3), (Classify(), TokenClassify("raw"))),
-        Kind(
-            "token classifier bert",
-            write_classifier_of("bert", "TokenClassification", num_labels=4),
-            (TokenClassify(),),
-        ),
-        Kind(
-            "reranker qwen3",
-            lambda folder: write_reranker(folder, template=FLAT),
-            (Classify("score"),),
-            scores_pairs=True,
-        ),
+        Kind("classifier roberta", classifier("roberta", num_labels=3), (Classify(), TokenClassify("raw"))),
+        Kind("token classifier bert", classifier("bert", head="TokenClassification", num_labels=4), (TokenClassify(),)),
+        Kind("reranker qwen3", partial(write_reranker, template=FLAT), (Classify("score"),), scores_pairs=True),
         Kind("process reward model", write_process_reward, (TokenClassify(),)),
         Kind("splade max", splade_max, (SparseEmbed(),)),
         Kind("splade sum", splade_sum, (SparseEmbed(),)),

@@ -17,23 +17,19 @@ aten = torch.ops.aten
 
 NAME = "simgpu"
 
-READ_BY_HOST = frozenset(
-    {
-        "aten::_local_scalar_dense",
-        "aten::nonzero",
-        "aten::masked_select",
-        "aten::equal",
-        "aten::_unique2",
-        "aten::unique_dim",
-        "aten::unique_consecutive",
-        "aten::bincount",
-    }
+
+def aten_names(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+READ_BY_HOST = aten_names(
+    "_local_scalar_dense nonzero masked_select equal _unique2 unique_dim unique_consecutive bincount"
 )
 """Operations whose result, or its shape, the host reads."""
 
-NO_KERNEL = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::lift_fresh"})
+NO_KERNEL = aten_names("empty empty_strided empty_like new_empty lift_fresh")
 
-FUSED = frozenset({"aten::linear", "aten::layer_norm", "aten::rms_norm", "aten::gelu", "aten::silu"})
+FUSED = aten_names("linear layer_norm rms_norm gelu silu")
 """Operators that torch would divide and CUDA does not, or not by much."""
 
 CPU = torch.device("cpu")
@@ -235,43 +231,24 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> Tensor:
                 f"{source.device.type} to {target.device.type}, {source.nbytes} bytes: {call_site()}"
             )
     assert capture is None
-    return (
-        _copy_to_device(target, source)
-        if isinstance(target, SimTensor)
-        else _copy_to_host(
-            target,
-            source,
-            is_asynchronous=is_asynchronous,  # type: ignore[arg-type]
-        )
-    )
-
-
-def _copy_to_device(target: SimTensor, source: Tensor) -> Tensor:
-    _write(target.raw, source)
+    on_device: Any = target if isinstance(target, SimTensor) else source
+    way = "to_device" if on_device is target else "to_host"
+    allocation, stream = on_device.allocation, current_stream().number
     with LOCK:
-        seq = ORDER.launch("copy to the device", set(), {target.allocation.data_ptr})
-        target.allocation.uses[current_stream().number] = seq
+        reads, writes = (set(), {allocation.data_ptr}) if way == "to_device" else ({allocation.data_ptr}, set())
+        allocation.uses[stream] = seq = ORDER.launch(f"copy {way}", reads, writes)
         for activity in activities():
-            activity.copies_to_device += 1
-            activity.to_device_bytes += source.nbytes
-    return target
-
-
-def _copy_to_host(target: Tensor, source: SimTensor, *, is_asynchronous: bool) -> Tensor:
-    values = source.raw.clone()
-    with LOCK:
-        stream = current_stream().number
-        seq = ORDER.launch("copy to the host", {source.allocation.data_ptr}, set())
-        source.allocation.uses[stream] = seq
-        for activity in activities():
-            activity.copies_to_host += 1
-            activity.to_host_bytes += source.nbytes
-        if is_asynchronous:
+            setattr(activity, f"copies_{way}", getattr(activity, f"copies_{way}") + 1)
+            setattr(activity, f"{way}_bytes", getattr(activity, f"{way}_bytes") + source.nbytes)
+        if way == "to_device":
+            _write(on_device.raw, source)
+        elif is_asynchronous:
             # The host sees the values once it has waited; until then, others.
+            values = on_device.raw.clone()
             target.view(torch.uint8).fill_(255)
             ORDER.pending.append((stream, seq, lambda: _write(target, values)))
         else:
-            _write(target, values)
+            _write(target, on_device.raw)
     return target
 
 
