@@ -199,14 +199,6 @@ async def test_anything_but_a_whole_request_for_a_task_is_handled_as_usual(serve
     assert True not in server.refused_early
 
 
-async def test_a_client_that_has_nothing_waiting_is_not_refused_because_of_another(server, service):
-    observe_rate(service, seconds_per_token=0.01)
-    with service.default.engine.admit(EstimatedWork(tokens=1000, client=Client("another"))):
-        (answer,) = await server.ask(post())
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert server.refused_early == [False]
-
-
 async def test_requests_without_their_key_are_told_so(config, scripted, monkeypatch):
     network = attrs.evolve(config.network, api_key="secret")
     async with (

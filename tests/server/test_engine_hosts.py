@@ -239,20 +239,6 @@ async def test_an_engine_that_ends_under_load_costs_no_request(tmp_path, scripte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, scripted_folder, key_file, workers):
-    arguments = ("--engine", "process", "--replicas", "1", "--api-workers", workers)
-    async with one_host(tmp_path, scripted_folder, key_file, *arguments) as (_, remote, server, client):
-        await server.wait_logged("computes m", times=int(workers))
-        await server.wait_logged("connected to the engine process at 0-0.engine", times=int(workers))
-        linked = re.findall(r'^trio_pool_serve_link{.*of="connected"} (.*)$', (await client.get("/metrics")).text, re.M)
-        assert linked == [f"{workers}.0"]
-        remote.signal(signal.SIGKILL)
-        assert await statuses_of(client, 20) in ({200: 20}, {200: 19, 503: 1})
-        await server.drain()
-
-
-@pytest.mark.slow
 async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_on(tmp_path, scripted_folder, key_file):
     (tmp_path / "other").mkdir()
     other_key = tmp_path / "other" / "key"

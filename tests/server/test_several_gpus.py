@@ -15,7 +15,7 @@ import trio
 from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import SCRIPTED, ServerProcess, launched
-from tests.simulated_gpus import EIGHT, LABELS, UUIDS, printing, write_nvidia_smi
+from tests.simulated_gpus import EIGHT, LABELS, printing, write_nvidia_smi
 
 VISIBLE = "6,1"
 
@@ -87,21 +87,6 @@ async def kill_until_failed(server: ServerProcess, replica: str, *, meanwhile: C
     await server.wait_logged("is ready", times=ready + 1)
     await meanwhile()
     process_of(server, replica).kill()
-
-
-@pytest.mark.slow
-async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, scripted_folder):
-    async with served(root, scripted_folder) as server:
-        await server.wait_logged("is ready", times=8)
-        for number, (uuid, label) in enumerate(zip(UUIDS, LABELS, strict=True)):
-            assert f"m, replica {number} on {label}: cuda:0 of CUDA_VISIBLE_DEVICES={uuid}" in server.log
-        replicas = await replicas_of(server)
-        assert {number: replica["device"] for number, replica in replicas.items()} == {
-            str(number): label for number, label in enumerate(LABELS)
-        }
-        assert {replica["state"] for replica in replicas.values()} == {"ready"}
-        for number in range(16):
-            await server.ask_well(5, number)
 
 
 @pytest.mark.slow

@@ -246,21 +246,6 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
         assert await server.wait_exit() == 0
 
 
-@pytest.mark.slow
-async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_nothing(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
-        await until(lambda: len(server.processes(API_PROCESS)) == 2)
-        async with server.waiting_request(pipes) as answers:
-            busy = [process for process in server.processes(API_PROCESS) if process.net_connections("tcp4")[1:]]
-            (idle,) = set(server.processes(API_PROCESS)) - set(busy)
-            idle.kill()
-            server.signal()
-            await server.wait_logged("draining")
-            await write(pipes / "go", "go")
-        assert [answer.status_code for answer in answers] == [200]
-        assert await server.wait_exit() == 0
-
-
 @sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:

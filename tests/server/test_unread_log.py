@@ -14,7 +14,7 @@ from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.server.programs import script
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, free_port, launched, started
-from tests.unwritable_files import PIPE_BYTES, closed_pipe, full_disk, small_pipe, stopped_terminal, unread_pipe
+from tests.unwritable_files import PIPE_BYTES, closed_pipe, full_disk, small_pipe, unread_pipe
 
 LIMIT_S = 60
 
@@ -70,17 +70,6 @@ async def test_no_process_of_a_server_waits_until_its_log_is_read(tmp_path, scri
                     for path in ("/livez", "/metrics", "/load"):
                         assert (await client.get(path)).status_code == 200
                     assert (await client.post("/v1/embeddings", json={"input": [7]})).status_code == 200
-                await server.drain()
-
-
-@pytest.mark.slow
-async def test_a_server_on_a_terminal_that_is_stopped_serves_and_ends(tmp_path, scripted_folder):
-    """Ctrl-S, pressed in the terminal, stops what is written there until Ctrl-Q."""
-    with stopped_terminal() as stderr:
-        async with launched(tmp_path, str(scripted_folder), "--access-log", command=SCRIPTED, stderr=stderr) as server:
-            with trio.fail_after(LIMIT_S):
-                async with client_of(server.url) as client:
-                    await fill(client)
                 await server.drain()
 
 
