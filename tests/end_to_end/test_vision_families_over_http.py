@@ -92,30 +92,16 @@ def in_messages(ours: AskedFolder, contents: Sequence[Content], expected: Vector
 # -- dual encoders ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "oracle"),
-    one_of(
-        [
-            ("clip", "transformers"),
-            ("clip_with_heads", "sentence-transformers"),
-            ("siglip", "transformers"),
-            ("siglip_with_modules", "sentence-transformers"),
-            ("siglip2_of_one_size", "transformers"),
-            ("siglip2_naflex", "transformers"),
-        ],
-        ("clip", "transformers"),
-    ),
-)
-async def test_dual_encoders_agree(name: str, oracle: str, tmp_path: Path, record_agreement: Record):
-    path = DUAL_ENCODERS[name](tmp_path / name)
-    expected = dual_encoder_vectors(path, oracle)
+async def test_a_dual_encoder_agrees(tmp_path: Path, record_agreement: Record):
+    path = DUAL_ENCODERS["clip"](tmp_path / "clip")
+    expected = dual_encoder_vectors(path, "transformers")
     contents = [[item] for item in (*SENTENCES, *PICTURES)]
     async with serving_folder(path) as ours:
         each = in_messages(ours, contents, expected, truncate_prompt_tokens=-1)
         differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
         differences["input"] = farthest(await ours.embeddings(SENTENCES, **WHOLE), expected[: len(SENTENCES)])
     assert max(differences.values()) < TOLERANCE, differences
-    record_agreement(name, "embed", oracle, max(differences.values()))
+    record_agreement("clip", "embed", "transformers", max(differences.values()))
 
 
 async def test_images_are_ranked_for_a_text(tmp_path: Path, record_agreement: Record):

@@ -1,7 +1,6 @@
 """What is set process-wide: by the entry points of a server, and not by a service itself."""
 
 import gc
-import json
 import os
 import sys
 from pathlib import Path
@@ -37,13 +36,12 @@ async def settings_where_computed(server: ServerProcess) -> list[float]:
     return [round(interval, 6), niceness, spins]
 
 
-@pytest.mark.slow
-async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Path):
-    program = [sys.executable, "-m", "tests.server.programs.embedded_service", str(scripted_folder)]
-    finished = await trio.run_process(program, cwd=ROOT, capture_stdout=True)
-    before, after = json.loads(finished.stdout)
-    assert before == after
-    assert before[0] == [0, DEFAULT_SWITCH_INTERVAL_S, 0, 0]
+async def test_a_service_inside_another_program_sets_nothing(config, scripted):
+    before = [await trio.to_thread.run_sync(script.process_settings), dict(os.environ)]
+    async with running(Service(config, lambda *_: scripted)) as service:
+        for kind in service.offload.statistics():
+            await service.offload.run(kind, script.process_settings)
+    assert [await trio.to_thread.run_sync(script.process_settings), dict(os.environ)] == before
 
 
 SERVES = """
