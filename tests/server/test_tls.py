@@ -162,7 +162,7 @@ async def is_accepted(certificates: Certificates, client: ssl.SSLContext) -> boo
     return is_accepted
 
 
-async def test_certificates_of_the_authorities_in_the_file_are_demanded_and_after_a_reload_of_those_that_are_left(
+async def test_an_authority_that_is_taken_out_of_the_file_is_not_trusted_after_a_reload(
     tmp_path,
 ):
     removed, kept = trustme.CA(), trustme.CA()
