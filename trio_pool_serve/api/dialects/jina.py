@@ -10,7 +10,7 @@ from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse
 from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_same, with_truncation
 from trio_pool_serve.api.fields.input_fields import with_input_type
-from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
@@ -25,8 +25,6 @@ TASKS = (
     *("qa.query", "qa.passage"),
 )
 """Tasks of Jina's models other than the sides of a search; ``embed`` is vLLM's task of this route."""
-
-FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
 
 
 @frozen(kw_only=True)
@@ -88,7 +86,7 @@ JINA = Dialect(
             ),
             wire=JinaEmbeddingsRequest,
             respond=respond_embeddings,
-            field_names=FIELD_NAMES,
+            field_names={**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")},
             response=EmbeddingsResponse,
             summary="Embed texts: one vector each.",
             example={"input": ["A nursery owns its tasks."], "task": "retrieval.passage", "normalized": True},

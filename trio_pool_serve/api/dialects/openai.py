@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
     encode_embeddings,
+    refuse_embeddings,
     stream_embeddings,
     vectors_of,
 )
@@ -55,7 +56,6 @@ class EmbeddingsRequest(InputFields):
     dimensions: Dimensions | None = None
     prompt: str | None = None
     normalize: bool | None = None
-    use_activation: bool | None = None
     stream: bool | None = None
     late_chunking: bool | None = None
     late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without any params")
@@ -102,8 +102,9 @@ def document_of_chunks(prompts: Sequence[Prompt]) -> ChunkedPrompt:
     """
     texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
     if len(texts) < len(prompts):
-        message = "late_chunking is for texts in input: they are the chunks of one document."
-        raise InvalidRequestError(message, param="late_chunking")
+        raise InvalidRequestError(
+            "late_chunking is for texts in input: they are the chunks of one document.", param="late_chunking"
+        )
     if "" in texts:
         raise EmptyInputError(f"Chunk {texts.index('')} is empty.", param="input")
     return ChunkedPrompt("".join(texts), tuple(pairwise(accumulate(map(len, texts), initial=0))))
@@ -135,9 +136,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     encoding: VectorEncoding = call.wire.encoding
-    call.model.require("embed")
-    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
-    encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
+    refuse_embeddings(call, encoding)
     if call.wire.stream:
         return stream_embeddings(call, encoding)
     pooled = await pool(call.model, call.job, call.context)
@@ -148,8 +147,9 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
 
 def error_body(error: WireError) -> tuple[int, Any]:
     """Return the body of an error in OpenAI's form, which vLLM and Jina use, too."""
-    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
-    return error.status, {"error": body}
+    return error.status, {
+        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
+    }
 
 
 OPENAI = Dialect(

@@ -8,11 +8,12 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects import jina, openai
 from trio_pool_serve.api.dialects.vllm import scoring_endpoints
 from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES
-from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EmbeddingsResponse
-from trio_pool_serve.api.fields.encodings import EmbedDtype, EncodingFormat, Endianness, VectorEncoding
+from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EmbeddingsResponse, refuse_embeddings
+from trio_pool_serve.api.fields.encodings import EncodingFormat, Endianness, VectorEncoding
 from trio_pool_serve.api.fields.field_values import (
     Dimensions,
     TopK,
+    WireRequest,
     refuse_given,
     require_some,
     the_same,
@@ -21,27 +22,21 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.messages import ContentInput
 from trio_pool_serve.api.fields.ranking import require_top, respond_ranking
-from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.pool import PoolJob, check_dimensions, pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.score import ScoreJob, Scores
 from trio_pool_serve.types import Vectors
 
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
-EMBEDDINGS_FIELD_NAMES: FieldNames = {
-    **openai.EMBEDDINGS_FIELD_NAMES,
-    "truncate_to": ("truncate_prompt_tokens", "truncate", "truncation"),
-    "dimensions": ("output_dimension", "dimensions"),
-}
-
 
 def encoding_of(form: EncodingFormat | None, output: OutputDtype | None, order: Endianness | None) -> VectorEncoding:
     """Return how vectors are encoded for Voyage's clients."""
-    dtype: EmbedDtype = "float32" if output is None or output == "float" else output
+    dtype = output if output is not None and output != "float" else "float32"
     return VectorEncoding(form or "float", dtype, order, "output_dtype")
 
 
@@ -124,16 +119,20 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     def write(scores: Scores, data: list[RerankItem]) -> RerankResponse:
         return RerankResponse(data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
 
-    top_n, document = call.wire.top_k or call.wire.top_n, str if call.wire.return_documents else None
-    return await respond_ranking(call, write, top_n=top_n, result=RerankItem, document=document)
+    return await respond_ranking(
+        call,
+        write,
+        top_n=call.wire.top_k or call.wire.top_n,
+        result=RerankItem,
+        document=str if call.wire.return_documents else None,
+    )
 
 
 @frozen(kw_only=True)
-class MultimodalRequest:
+class MultimodalRequest(WireRequest):
     """The body of ``/v1/multimodalembeddings``. Voyage's client sends ``encoding_format``."""
 
     inputs: list[ContentInput]
-    model: str | None = None
     input_type: str | None = None
     truncation: bool | None = None
     output_dtype: OutputDtype | None = None
@@ -179,10 +178,7 @@ class MultimodalResponse:
 
 async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    call.model.require("embed")
-    check_dimensions(call.model, call.job.dimensions)
-    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
-    call.wire.encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    refuse_embeddings(call, call.wire.encoding)
     job = with_input_type(call.job, call.wire.input_type, call.model)
     pooled = await pool(call.model, job, call.context)
     of_prompts = zip(job.prompts, pooled.tokens, strict=True)
@@ -212,7 +208,11 @@ VOYAGE = Dialect(
             discriminators=frozenset({"input_type", "output_dtype", "output_dimension", "truncation"}),
             wire=VoyageEmbeddingsRequest,
             respond=jina.respond_embeddings,
-            field_names=EMBEDDINGS_FIELD_NAMES,
+            field_names={
+                **openai.EMBEDDINGS_FIELD_NAMES,
+                "truncate_to": ("truncate_prompt_tokens", "truncate", "truncation"),
+                "dimensions": ("output_dimension", "dimensions"),
+            },
             response=EmbeddingsResponse,
             summary="Embed texts: one vector each.",
             example={"input": ["A nursery owns its tasks."], "input_type": "document", "output_dtype": "int8"},

@@ -1,7 +1,7 @@
 """Responses of ``/v1/embeddings``, which several dialects share."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
@@ -15,7 +15,7 @@ from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
-from trio_pool_serve.tasks.pool import PooledRow, PoolJob, estimated_work, pool, rows_to_compute
+from trio_pool_serve.tasks.pool import PooledRow, PoolJob, check_dimensions, estimated_work, pool, rows_to_compute
 from trio_pool_serve.types import SparseVector, Vectors
 
 Item = TypeVar("Item")
@@ -64,6 +64,15 @@ class EmbeddingsResponse(ListResponse[EmbeddingItem]):
     """The response of ``/v1/embeddings``."""
 
 
+def refuse_embeddings(call: Call[Any, PoolJob], *encodings: VectorEncoding) -> None:
+    """Raise ``InvalidRequestError`` if vectors cannot be computed or encoded as requested, before they are computed."""
+    call.model.require("embed")
+    check_dimensions(call.model, call.job.dimensions)
+    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
+    for encoding in encodings:
+        encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
+
+
 def vectors_of(row: PooledRow) -> Sequence[Vectors]:
     """Return the vectors that the task ``embed`` makes of a prompt: one, or one for each chunk of a document."""
     (value,) = row
@@ -81,16 +90,22 @@ def encode_embeddings(
     """Return the response: JSON, or the vectors' bytes one after the other."""
     if encoding.format in ("bytes", "bytes_only"):
         return encode_bytes(call, "embd-", vectors, encoding, tokens=tokens)
-    items = [_item(index, vector, encoding) for index, vector in enumerate(vectors)]
+    items = (_item(index, vector, encoding) for index, vector in enumerate(vectors))
     return encode_list(call, "embd-", EmbeddingsResponse, items, tokens=tokens)
 
 
 def encode_list(
-    call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: list[Item], *, tokens: int
+    call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: Iterable[Item], *, tokens: int
 ) -> HttpResponse:
     """Return a response of the class ``kind``; ``tokens`` is the number read for the request."""
-    response_id, usage = call.response_id(id_prefix), Usage.of(tokens)
-    return HttpResponse.json(kind(id=response_id, created=call.created, model=call.model.name, data=items, usage=usage))
+    response = kind(
+        id=call.response_id(id_prefix),
+        created=call.created,
+        model=call.model.name,
+        data=list(items),
+        usage=Usage.of(tokens),
+    )
+    return HttpResponse.json(response)
 
 
 def encode_bytes(
@@ -116,9 +131,14 @@ def encode_bytes(
         }
         for index, vector in enumerate(vectors)
     ]
-    usage = msgspec.to_builtins(Usage.of(tokens))
-    described = {"id": call.response_id(id_prefix), "created": call.created, "model": call.model.name, "usage": usage}
-    metadata = json.dumps({**described, "data": data}, ensure_ascii=True, separators=(",", ":"))
+    described = {
+        "id": call.response_id(id_prefix),
+        "created": call.created,
+        "model": call.model.name,
+        "usage": msgspec.to_builtins(Usage.of(tokens)),
+        "data": data,
+    }
+    metadata = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidRequestError(
             f"The metadata of {len(vectors)} vectors does not fit into a header; use bytes_only.",
@@ -149,17 +169,16 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
         except Exception as raised:
             error = raised
         else:
-            usage = {"object": "usage", "model": call.model.name, "usage": Usage.of(pooled.prompt_tokens)}
-            emit(lambda: usage)
+            tokens = pooled.prompt_tokens
+            emit(lambda: {"object": "usage", "model": call.model.name, "usage": Usage.of(tokens)})
             return
         call.service.metrics.count_failure(error)
-        described = describe(error, call.request_id, call.claimed_by, call.wire)
-        _, body = call.claimed_by.dialect.error_body(described)
+        _, body = call.claimed_by.dialect.error_body(describe(error, call.request_id, call.claimed_by, call.wire))
         emit(lambda: body)
 
-    rows = rows_to_compute(call.model, call.job)
     # A refusal must come before the status is sent.
-    call.model.engine.refuse_late(estimated_work(call.model, call.job, rows, call.context))
+    work = estimated_work(call.model, call.job, rows_to_compute(call.model, call.job), call.context)
+    call.model.engine.refuse_late(work)
     response = HttpResponse(event_stream(produce), content_type="text/event-stream")
     # nginx, and proxies that honour its header, would collect events before they send them on.
     return response.with_headers({"cache-control": "no-store", "x-accel-buffering": "no"})

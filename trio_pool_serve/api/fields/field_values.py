@@ -43,6 +43,13 @@ TopN: TypeAlias = Annotated[
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="Within the model's vocabulary.")]
 
 
+@attrs.frozen(kw_only=True, slots=False)  # some requests have a second base class
+class WireRequest:
+    """The body of a request; ``model`` is a name of a model, by default of the first that the client may use."""
+
+    model: str | None = None
+
+
 def require_few(count: int, network: NetworkConfig, *, param: str, what: str = "inputs") -> None:
     """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
     if count > network.max_inputs_per_request:

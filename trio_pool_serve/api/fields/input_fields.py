@@ -6,7 +6,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.field_values import Priority, TokenId, TruncationLength, quoted, require_few
+from trio_pool_serve.api.fields.field_values import (
+    Priority,
+    TokenId,
+    TruncationLength,
+    WireRequest,
+    quoted,
+    require_few,
+)
 from trio_pool_serve.api.fields.messages import ConversationFields, WireContent, WireMessage, WireMessages, image_part
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
@@ -63,8 +70,22 @@ INPUT_FIELD_NAMES: FieldNames = {
 """The names of a job's fields in requests with ``InputFields``."""
 
 
+@frozen(kw_only=True, slots=False)  # ``InputFields`` has a second base class
+class RequestOptions(WireRequest):
+    """The options of requests for vectors, labels and scores, as vLLM's clients send them."""
+
+    use_activation: bool | None = None
+    padding: Padding | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
+    truncation_side: TruncationSide | None = None
+    user: str | None = None
+    priority: Priority | None = None
+    request_id: str | None = None
+
+
 @frozen(kw_only=True)
-class InputFields(ConversationFields):
+class InputFields(ConversationFields, RequestOptions):
     """The fields of a request with prompts: exactly one of ``input``, ``messages`` and ``prompt_embeds`` is given.
 
     Messages may be in ``input`` too. Every optional field may be null.
@@ -72,33 +93,20 @@ class InputFields(ConversationFields):
 
     input: AnyInput | None = None
     prompt_embeds: PromptEmbeds | None = None
-    model: str | None = None
     add_special_tokens: bool | None = None
-    padding: Padding | None = None
-    cache_salt: str | None = None
-    truncate_prompt_tokens: TruncationLength | None = None
-    truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
-    user: str | None = None
-    priority: Priority | None = None
-    request_id: str | None = None
 
     @property
     def input_params(self) -> InputParams:
-        """How the inputs are rendered."""
+        """How the inputs are rendered; a chat template brings special tokens of its own."""
+        is_chat = self.messages is not None or self._messages_in_input is not None
         return InputParams(
             truncate_to=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side,
-            add_special_tokens=self.adds_special_tokens,
+            add_special_tokens=bool(self.add_special_tokens) if is_chat else self.add_special_tokens is not False,
             prompt_name=self.prompt_name,
             padded=self.padding == "max_length",
         )
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """Whether special tokens are added; a chat template brings its own."""
-        is_chat = self.messages is not None or self._messages_in_input is not None
-        return bool(self.add_special_tokens) if is_chat else self.add_special_tokens is not False
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
@@ -170,8 +178,9 @@ def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:
     try:
         return TokensPrompt(np.array(ids, dtype=np.int64))
     except TypeError:
-        message = f"{param} has a list that is neither of token ids nor of messages."
-        raise InvalidRequestError(message, param=param) from None
+        raise InvalidRequestError(
+            f"{param} has a list that is neither of token ids nor of messages.", param=param
+        ) from None
 
 
 INPUT_TYPES: Mapping[str, InputType] = {

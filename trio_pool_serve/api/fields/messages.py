@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.fields.field_values import refuse_given, refused, require_few, require_some
+from trio_pool_serve.api.fields.field_values import WireRequest, refuse_given, refused, require_few, require_some
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import (
@@ -67,8 +67,10 @@ class ContentPart:
         kind = self.type or ("text" if self.image_url is None else "image_url")
         name = {"input_text": "text", "input_image": "image_url"}.get(kind, kind)
         if name not in ("text", "image_url", "image_base64"):
-            message = f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are."
-            raise InvalidRequestError(message, param=field_of(place))
+            raise InvalidRequestError(
+                f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.",
+                param=field_of(place),
+            )
         value: str | ImageUrl | None = getattr(self, name)
         if value is None:
             raise InvalidRequestError(f"A part of type {kind!r} has no {name}.", param=field_of(place))
@@ -134,7 +136,7 @@ WireMessages: TypeAlias = list[WireMessage | list[WireMessage]]
 
 
 @frozen(kw_only=True)
-class ConversationFields:
+class ConversationFields(WireRequest):
     """The fields of a request that may hold conversations in place of an input."""
 
     messages: WireMessages | None = None
@@ -187,14 +189,15 @@ class ConversationFields:
             ) from error
 
     def _prompt(self, messages: Sequence[WireMessage], place: str) -> ChatPrompt:
-        kwargs = {name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in FLAGS}
         return ChatPrompt(
             messages=tuple(
                 ChatMessage(message.role, parts_of(message.content or (), f"{place}[{index}].content"))
                 for index, message in enumerate(messages)
             ),
             chat_template=self.chat_template,
-            template_kwargs=kwargs,
+            template_kwargs={
+                name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in FLAGS
+            },
             add_generation_prompt=bool(self.flag("add_generation_prompt")),
             continue_final_message=bool(self.flag("continue_final_message")),
         )

@@ -11,7 +11,7 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.encodings import VectorEncoding, array_json, nbytes_of, number_items
-from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few
+from trio_pool_serve.api.fields.field_values import Dimensions, WireRequest, refused, require_few
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -60,29 +60,24 @@ def _side(direction: str | None) -> TruncationSide:
 
 
 @frozen(kw_only=True)
-class EmbedRequest(TextOptions):
+class EmbedRequest(WireRequest, TextOptions):
     """The body of ``/embed`` and ``/embed_all``."""
 
     inputs: Input
-    model: str | None = None
     normalize: bool | None = None
     dimensions: Dimensions | None = None
 
-    def dense(self, network: NetworkConfig) -> PoolJob:
-        """Return the job of a vector per text, of unit length unless ``normalize`` is false."""
-        return self._job(network, "embed", normalize=self.normalize is not False)
+    def job(self, network: NetworkConfig, task: PoolingTask = "embed") -> PoolJob:
+        """Return the job of a task. Raises ``InvalidRequestError``.
 
-    def all_tokens(self, network: NetworkConfig) -> PoolJob:
-        """Return the job of a vector per token; without ``normalize`` their lengths are the model's own."""
-        return self._job(network, "token_embed", normalize=self.normalize)
-
-    def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
+        Vectors of texts have unit length unless ``normalize`` is false, those of tokens by default the model's own.
+        """
         return PoolJob(
             prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
             tasks=(task,),
             input_params=self.input_params(),
             dimensions=self.dimensions,
-            normalize=normalize,
+            normalize=self.normalize is not False if task == "embed" else self.normalize,
         )
 
 
@@ -93,44 +88,26 @@ class EmbedSparseRequest(EmbedRequest):
     normalize: bool | None = refused(NOT_DENSE, [False])
     dimensions: Dimensions | None = refused(NOT_DENSE)
 
-    def sparse(self, network: NetworkConfig) -> PoolJob:
-        """Return the job of weights over the vocabulary."""
-        return self._job(network, "sparse_embed", normalize=None)
-
-
-@frozen(eq=False)
-class PredictJob:
-    """Texts or pairs to classify, with ``top_k`` labels each; if ``is_batch``, the response is a list of lists."""
-
-    pooling: PoolJob
-    is_batch: bool
-    top_k: int | None = None
-
 
 @frozen(kw_only=True)
-class PredictRequest(TextOptions):
+class PredictRequest(WireRequest, TextOptions):
     """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is several of them."""
 
     inputs: str | list[str | list[str]]
-    model: str | None = None
     raw_scores: bool | None = None
 
-    def job(self, network: NetworkConfig) -> PredictJob:
+    def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
             raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
-        is_batch = kinds == {list}
-        sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
+        sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
         require_few(len(sequences), network, param="inputs")
-        return PredictJob(
-            PoolJob(
-                prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
-                tasks=("classify",),
-                input_params=self.input_params(),
-                activation="raw" if self.raw_scores else "probabilities",
-            ),
-            is_batch,
+        return PoolJob(
+            prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
+            tasks=("classify",),
+            input_params=self.input_params(),
+            activation="raw" if self.raw_scores else "probabilities",
         )
 
 
@@ -166,33 +143,39 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     pooled = await pool(call.model, call.job, call.context)
-    encoding = VectorEncoding()
+    values = [value for (value,) in pooled.rows]
     return await respond_timed(
         call,
-        lambda: HttpResponse.json([encoding.json(value) for (value,) in pooled.rows]),
-        rows=sum(1 if isinstance(value, SparseVector) or value.ndim == 1 else len(value) for (value,) in pooled.rows),
-        nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
+        lambda: HttpResponse.json(list(map(VectorEncoding().json, values))),
+        rows=sum(1 if isinstance(value, SparseVector) or value.ndim == 1 else len(value) for value in values),
+        nbytes=sum(map(nbytes_of, values)),
         tokens=pooled.prompt_tokens,
         characters=_characters(call.job.prompts),
     )
 
 
-async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
-    """Respond to ``/predict``: the labels of each input, best first.
+async def respond_predict(call: Call[Any, PoolJob], *, top_k: int | None = None, in_list: bool = False) -> HttpResponse:
+    """Respond to ``/predict``: the ``top_k`` labels of each input, best first.
 
-    Raises what ``pool`` raises. Cancellation: at once.
+    Labels of several inputs are in a list, those of a text alone only if ``in_list``. Raises what ``pool`` raises.
+    Cancellation: at once.
     """
-    job = call.job.pooling
-    pooled = await pool(call.model, job, call.context)
+    pooled = await pool(call.model, call.job, call.context)
+    inputs = call.wire.inputs
 
     def encode() -> HttpResponse:
-        rows = [_predictions(value, call.model, call.job.top_k) for (value,) in pooled.rows]
-        return HttpResponse(array_json(rows) if call.job.is_batch else rows[0])
+        rows = [_predictions(value, call.model, top_k) for (value,) in pooled.rows]
+        is_list = in_list if isinstance(inputs, str) else isinstance(inputs[0], list)
+        return HttpResponse(array_json(rows) if is_list else rows[0])
 
     nbytes = sum(nbytes_of(value) for (value,) in pooled.rows)
-    rows, characters = nbytes // 4, _characters(job.prompts)  # each number is an object
     return await respond_timed(
-        call, encode, rows=rows, nbytes=nbytes, tokens=pooled.prompt_tokens, characters=characters
+        call,
+        encode,
+        rows=nbytes // 4,  # each number is an object
+        nbytes=nbytes,
+        tokens=pooled.prompt_tokens,
+        characters=_characters(call.job.prompts),
     )
 
 
@@ -200,8 +183,9 @@ def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
     """Return the best ``top_k`` labels, best first."""
     assert not isinstance(value, SparseVector)  # noqa: S101
     numbers = number_items(value)
-    best = ranked(value, top_k)
-    return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in best])
+    return msgspec.json.encode(
+        [Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in ranked(value, top_k)]
+    )
 
 
 def _characters(prompts: Sequence[Prompt]) -> int | None:
@@ -254,21 +238,20 @@ POOLING_ENDPOINTS = (
     _endpoint(
         paths=("/embed",),
         wire=EmbedRequest,
-        to_job=EmbedRequest.dense,
         respond=respond_vectors,
         summary="Embed texts: one vector each.",
     ),
     _endpoint(
         paths=("/embed_all",),
         wire=EmbedRequest,
-        to_job=EmbedRequest.all_tokens,
+        to_job=partial(EmbedRequest.job, task="token_embed"),
         respond=respond_vectors,
         summary="Embed texts: one vector for each of their tokens.",
     ),
     _endpoint(
         paths=("/embed_sparse",),
         wire=EmbedSparseRequest,
-        to_job=EmbedSparseRequest.sparse,
+        to_job=partial(EmbedSparseRequest.job, task="sparse_embed"),
         respond=respond_vectors,
         summary="Embed texts: weights over the vocabulary.",
     ),

@@ -3,16 +3,15 @@
 The hub's own clients post to a server's bare address, with options in ``parameters``.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+import outcome
 from attrs import evolve, fields, frozen
 
 from trio_pool_serve.api.dialects.tei.pooling_endpoints import (
     NOT_DENSE,
     TEXTS,
     EmbedRequest,
-    PredictJob,
     PredictRequest,
     TextOptions,
     respond_predict,
@@ -25,7 +24,7 @@ from trio_pool_serve.api.dialects.tei.scoring_endpoints import (
     respond_rerank,
     respond_similarity,
 )
-from trio_pool_serve.api.fields.field_values import Dimensions, TokenId, TopK, TopN, refuse_given, refused
+from trio_pool_serve.api.fields.field_values import Dimensions, TokenId, TopK, TopN, WireRequest, refuse_given, refused
 from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -34,8 +33,6 @@ from trio_pool_serve.errors import InvalidRequestError, TaskNotSupportedError
 from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
-
-T = TypeVar("T")
 
 MAIN_TASKS: tuple[PoolingTask, ...] = ("embed", "sparse_embed", "token_embed", "classify")
 """The first that a model can do is its main task; a model that can do none of them scores ``texts``."""
@@ -54,14 +51,14 @@ class Parameters(TextOptions):
 
 @frozen(eq=False)
 class InputsJob:
-    """The job for an embedding model and the job for a classifier, or the reasons why the inputs make none."""
+    """The job for an embedding model and the job for a classifier; each, or the error in the inputs that prevents it."""
 
-    vectors: PoolJob | InvalidRequestError
-    labels: PredictJob | InvalidRequestError
+    vectors: outcome.Maybe[PoolJob]
+    labels: outcome.Maybe[PoolJob]
 
 
 @frozen(kw_only=True)
-class RootRequest(Parameters):
+class RootRequest(WireRequest, Parameters):
     """The body of ``POST /``: a body for ``/embed``, ``/predict``, ``/similarity`` or ``/rerank``.
 
     Options beside ``inputs`` override options in ``parameters``.
@@ -73,15 +70,13 @@ class RootRequest(Parameters):
     return_text: bool | None = None
     top_n: TopN | None = None
     parameters: Parameters | None = None
-    model: str | None = None
 
     @property
     def options(self) -> Parameters:
         """The options: beside ``inputs``, or else in ``parameters``."""
-        given = self.parameters or Parameters()
-        names = [field.name for field in fields(Parameters)]
-        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return evolve(given, **chosen)
+        beside = {field.name: getattr(self, field.name) for field in fields(Parameters)}
+        given = {name: value for name, value in beside.items() if value is not None}
+        return evolve(self.parameters or Parameters(), **given)
 
     def job(self, network: NetworkConfig) -> InputsJob | ScoreJob:
         """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
@@ -91,8 +86,14 @@ class RootRequest(Parameters):
             refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for texts that are ranked")
             if self.query is None:
                 raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
-            ranked_by: dict[str, Any] = {"query": self.query, "raw_scores": options.raw_scores, "top_n": self.top_n}
-            return RerankRequest(texts=self.texts, **ranked_by, **_text_options(options)).job(network)
+            request = RerankRequest(
+                query=self.query,
+                texts=self.texts,
+                raw_scores=options.raw_scores,
+                top_n=self.top_n,
+                **_text_options(options),
+            )
+            return request.job(network)
         refuse_given(self, ("query", "return_text", "top_n"), "is for texts, which are missing")
         match self.inputs:
             case None:
@@ -102,38 +103,28 @@ class RootRequest(Parameters):
                 return SimilarityRequest(inputs=inputs, parameters=options).job(network)
             case inputs:
                 given = inputs, options, network
-                return InputsJob(_job_or_error(_vectors, *given), _job_or_error(_labels, *given))
+                return InputsJob(outcome.capture(_vectors, *given), outcome.capture(_labels, *given))
 
 
 def _text_options(options: Parameters) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(TextOptions)}
 
 
-def _job_or_error(make: Callable[[Any, Parameters, NetworkConfig], T], *arguments: Any) -> T | InvalidRequestError:
-    try:
-        return make(*arguments)
-    except InvalidRequestError as error:
-        return error
-
-
 def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
-    rows = [] if isinstance(inputs, str) else [row for row in inputs if isinstance(row, list)]
-    if any(str in set(map(type, row)) for row in rows):
+    if any(isinstance(row, list) and str in map(type, row) for row in inputs):
         raise InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
     refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
     request = EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
     )
-    return request.dense(network)
+    return request.job(network)
 
 
-def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PredictJob:
+def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
     refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
     require_top(options.top_k, least=1, param="top_k")
     request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options))
-    job = request.job(network)
-    # The hub's clients take the first item of a list here, even for a single text.
-    return evolve(job, is_batch=job.is_batch or isinstance(inputs, str), top_k=options.top_k)
+    return request.job(network)
 
 
 async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
@@ -147,24 +138,19 @@ async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
     able = call.model.folder.spec.tasks
     match next((task for task in MAIN_TASKS if task in able), None):
         case "embed":
-            return await respond_vectors(evolve(call, job=_job_or_raise(job.vectors)))
+            return await respond_vectors(evolve(call, job=job.vectors.unwrap()))
         case "sparse_embed" | "token_embed" as task:
-            vectors: PoolJob = _job_or_raise(job.vectors)
+            vectors = evolve(job.vectors.unwrap(), tasks=(task,), normalize=call.wire.options.normalize)
             if task == "sparse_embed":
                 refuse_given(call.wire.options, ("normalize", "dimensions"), f"is for vectors: {NOT_DENSE}")
-            vectors = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
             return await respond_vectors(evolve(call, job=vectors))
         case "classify":
-            return await respond_predict(evolve(call, job=_job_or_raise(job.labels)))
+            labels = evolve(call, job=job.labels.unwrap())
+            # The hub's clients take the first item of a list here, even for a single text.
+            return await respond_predict(labels, top_k=call.wire.options.top_k, in_list=True)
     if "score" in able:
         raise InvalidRequestError("This model ranks texts by a query: send query and texts.", param="texts")
     raise TaskNotSupportedError(f"The model {call.model.name!r} can only {', '.join(sorted(able))}; not on this route.")
-
-
-def _job_or_raise(job: Any) -> Any:
-    if isinstance(job, InvalidRequestError):
-        raise job
-    return job
 
 
 ROOT: Endpoint[RootRequest, InputsJob | ScoreJob] = Endpoint(

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, TextOptions, respond_timed
 from trio_pool_serve.api.fields.encodings import number_items, row_json
-from trio_pool_serve.api.fields.field_values import TopN, require_few, require_some
+from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_few, require_some
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -18,12 +18,11 @@ from trio_pool_serve.tasks.score import ScoreJob, score
 
 
 @frozen(kw_only=True)
-class RerankRequest(TextOptions):
+class RerankRequest(WireRequest, TextOptions):
     """The body of ``/rerank``; litellm sends ``top_n`` besides TEI's own fields."""
 
     query: str
     texts: list[str]
-    model: str | None = None
     raw_scores: bool | None = None
     return_text: bool | None = None
     top_n: TopN | None = None
@@ -49,12 +48,11 @@ class SimilarityInputs:
 
 
 @frozen(kw_only=True)
-class SimilarityRequest:
+class SimilarityRequest(WireRequest):
     """The body of ``/similarity``."""
 
     inputs: SimilarityInputs
     parameters: TextOptions | None = None
-    model: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, respond_timed
 from trio_pool_serve.api.fields.encodings import array_json
-from trio_pool_serve.api.fields.field_values import TokenId, require_few
+from trio_pool_serve.api.fields.field_values import TokenId, WireRequest, require_few
 from trio_pool_serve.api.fields.input_fields import prompts_of
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -24,11 +24,10 @@ from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 
 
 @frozen(kw_only=True)
-class TokenizeRequest:
+class TokenizeRequest(WireRequest):
     """The body of ``/tokenize``."""
 
     inputs: str | list[str]
-    model: str | None = None
     add_special_tokens: bool | None = None
     prompt_name: str | None = None
 
@@ -58,14 +57,17 @@ async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpRespon
     Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
     """
     instruction = rendering_params(call.model, InputParams(prompt_name=call.wire.prompt_name)).instruction
-    special = call.wire.add_special_tokens is not False
-    tokens = await tokenize(call.model, call.job, call.context, add_special_tokens=special, instruction=instruction)
+    tokens = await tokenize(
+        call.model,
+        call.job,
+        call.context,
+        add_special_tokens=call.wire.add_special_tokens is not False,
+        instruction=instruction,
+    )
 
     def encode() -> HttpResponse:
-        each = zip(call.job, tokens, strict=True)
-        return HttpResponse(
-            array_json([msgspec.json.encode(_simple_tokens(instruction + text, of)) for text, of in each])
-        )
+        simple = (_simple_tokens(instruction + text, of) for text, of in zip(call.job, tokens, strict=True))
+        return HttpResponse(array_json(list(map(msgspec.json.encode, simple))))
 
     count, characters = sum(map(len, tokens)), sum(map(len, call.job))
     return await respond_timed(call, encode, rows=count, nbytes=characters, tokens=count, characters=characters)
@@ -86,11 +88,10 @@ def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
 
 
 @frozen(kw_only=True)
-class DecodeRequest:
+class DecodeRequest(WireRequest):
     """The body of ``/decode``."""
 
     ids: list[TokenId | list[TokenId]]
-    model: str | None = None
     skip_special_tokens: bool | None = None
 
     def job(self, network: NetworkConfig) -> list[npt.NDArray[np.int64]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -65,8 +66,7 @@ def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: 
         is_flat = encoding.format != "base64" or all(len(_shape(value)) == 1 for value in row)
         return PoolingItem(index=index, data=data, shape=msgspec.UNSET if is_flat else per_task(row, _shape))
 
-    items = [item(index, row) for index, row in enumerate(pooled.rows)]
-    return encode_list(call, "pooling-", PoolingResponse, items, tokens=tokens)
+    return encode_list(call, "pooling-", PoolingResponse, map(item, count(), pooled.rows), tokens=tokens)
 
 
 def _shape(value: PooledValue) -> list[int]:
@@ -176,7 +176,6 @@ class ClassifyRequest(InputFields):
     """
 
     task: Literal["classify"] | None = None
-    use_activation: bool | None = None
     activation: bool | None = None
     raw_scores: bool | None = None
     labels: Any = refused("the labels are the model's own", [[]])
@@ -217,10 +216,8 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
         label = call.model.label(int(np.argmax(row)))
         return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
 
-    def encode() -> HttpResponse:
-        items = [item(index, row) for index, row in enumerate(rows)]
-        return encode_list(call, "classify-", ClassifyResponse, items, tokens=pooled.prompt_tokens)
-
+    items = map(item, count(), rows)  # labels and numbers become JSON as the response is encoded
+    encode = partial(encode_list, call, "classify-", ClassifyResponse, items, tokens=pooled.prompt_tokens)
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 
 

@@ -8,25 +8,23 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_list
 from trio_pool_serve.api.fields.field_values import (
-    Priority,
     TokenCount,
     TokenLimit,
     TopN,
-    TruncationLength,
     refuse_given,
     refused,
     require_few,
     require_some,
     wants_logits,
 )
-from trio_pool_serve.api.fields.input_fields import Padding
+from trio_pool_serve.api.fields.input_fields import RequestOptions
 from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireContent
 from trio_pool_serve.api.fields.ranking import RankedDocuments, require_top, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.prompts import ScoreInput, TruncationSide
+from trio_pool_serve.prompts import ScoreInput
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, score
 
@@ -46,26 +44,17 @@ SCORE_FIELD_NAMES: FieldNames = {
 
 
 @frozen(kw_only=True)
-class ScoreOptions:
+class ScoreOptions(RequestOptions):
     """The options of ``/score`` and ``/rerank``; ``activation`` is an old name of ``use_activation``.
 
     An ``instruction`` in ``chat_template_kwargs`` overrides the field.
     """
 
-    model: str | None = None
     max_tokens_per_query: TokenLimit | None = None
     max_tokens_per_doc: TokenLimit | None = None
     instruction: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    padding: Padding | None = None
-    truncate_prompt_tokens: TruncationLength | None = None
-    truncation_side: TruncationSide | None = None
-    use_activation: bool | None = None
     activation: bool | None = None
-    user: str | None = None
-    priority: Priority | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
     def score_job(
@@ -96,9 +85,7 @@ class ScoreOptions:
                 f"Of chat_template_kwargs only instruction can be set here, not {', '.join(others)}.",
                 param="chat_template_kwargs",
             )
-        instruction = kwargs.get("instruction")
-        if instruction is None:
-            instruction = self.instruction
+        instruction = self.instruction if kwargs.get("instruction") is None else kwargs["instruction"]
         if not isinstance(instruction, str | None):
             raise InvalidRequestError("instruction must be a text.", param="chat_template_kwargs")
         return instruction
@@ -138,13 +125,17 @@ class ScoreRequest(ScoreOptions):
         return self.score_job(ones, others)
 
     def _names(self) -> tuple[str, str]:
-        given = [pair for pair in SIDE_NAMES if all(getattr(self, name) is not None for name in pair)]
+        names = {name for pair in SIDE_NAMES for name in pair}
+        missing = {name for name in names if getattr(self, name) is None}
+        given = [pair for pair in SIDE_NAMES if missing.isdisjoint(pair)]
         if len(given) == 1:
-            beside = {name for pair in SIDE_NAMES for name in pair}.difference(given[0])
-            refuse_given(self, sorted(beside), f"is given beside {' and '.join(given[0])}: give one pair")
+            beside = sorted(names.difference(given[0]))
+            refuse_given(self, beside, f"is given beside {' and '.join(given[0])}: give one pair")
             return given[0]
-        pairs = ", or ".join(f"{first} and {second}" for first, second in SIDE_NAMES)
-        raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=_missing(self))
+        pairs = ", or ".join(map(" and ".join, SIDE_NAMES))
+        alone = [pair for pair in SIDE_NAMES if len(missing.intersection(pair)) == 1]
+        param = next((name for pair in alone for name in pair if name in missing), None)  # it would complete the pair
+        raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=param)
 
     def _side(self, name: str, network: NetworkConfig) -> Sequence[ScoreInput]:
         given: WireSide = getattr(self, name)
@@ -157,15 +148,6 @@ class ScoreRequest(ScoreOptions):
             side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
             for index, side in enumerate(sides)
         ]
-
-
-def _missing(wire: ScoreRequest) -> str | None:
-    """Return the field that would complete a side that is alone."""
-    for first, second in SIDE_NAMES:
-        has_first, has_second = getattr(wire, first) is not None, getattr(wire, second) is not None
-        if has_first != has_second:
-            return second if has_first else first
-    return None
 
 
 @frozen(kw_only=True)
@@ -185,11 +167,8 @@ class ScoreResponse(ListResponse[ScoreItem]):
 async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
     """Score. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.context)
-
-    def encode() -> HttpResponse:
-        items = [ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())]
-        return encode_list(call, "score-", ScoreResponse, items, tokens=scores.prompt_tokens)
-
+    items = (ScoreItem(index=index, score=float(value)) for index, value in enumerate(scores.values))
+    encode = partial(encode_list, call, "score-", ScoreResponse, items, tokens=scores.prompt_tokens)
     return await call.encode(encode, rows=len(scores.values), nbytes=scores.values.nbytes)
 
 

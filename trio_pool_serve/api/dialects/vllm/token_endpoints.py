@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.field_values import TokenId
+from trio_pool_serve.api.fields.field_values import TokenId, WireRequest
 from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.messages import ConversationFields
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -33,7 +33,6 @@ class TokenizeRequest(ConversationFields):
 
     prompt: str | None = None
     tools: list[dict[str, Any]] | None = None
-    model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     input_type: InputType | None = None
@@ -50,15 +49,16 @@ class TokenizeRequest(ConversationFields):
             return self.prompt or ""
         if self.input_type is not None:
             raise InvalidRequestError("input_type is for prompt, not for messages.", param="input_type")
-        conversations = self.conversations(self.messages, network, param=given)
-        if len(conversations) > 1:
+        conversation, *others = self.conversations(self.messages, network, param=given)
+        if others:
             raise InvalidRequestError("One conversation is tokenized at a time.", param="messages")
-        (conversation,) = conversations
-        variables = {**conversation.template_kwargs, **({"tools": self.tools} if self.tools else {})}
-        generates = self.flag("add_generation_prompt")
-        if generates is None:
-            generates = not conversation.continue_final_message
-        return evolve(conversation, template_kwargs=variables, add_generation_prompt=generates)
+        is_default = self.flag("add_generation_prompt") is None
+        return evolve(
+            conversation,
+            template_kwargs={**conversation.template_kwargs, **({"tools": self.tools} if self.tools else {})},
+            add_generation_prompt=conversation.add_generation_prompt
+            or (is_default and not conversation.continue_final_message),
+        )
 
 
 @frozen(kw_only=True)
@@ -78,56 +78,34 @@ class TokenizeResponse:
 async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens
+    kept: list[bool] | msgspec.UnsetType = msgspec.UNSET
     if call.wire.input_type is not None and isinstance(call.job, str):
         computed = await computed_tokens(call.model, call.job, call.context, call.wire.input_type)
-        nbytes = sum(map(len, computed.pieces))
-        return await _respond_tokens(
-            call, lambda: (computed.ids, computed.pieces, computed.kept), rows=len(computed.ids), nbytes=nbytes
-        )
-    if isinstance(call.job, ChatPrompt):
-        tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
+        ids, pieces, kept = computed.ids, computed.pieces, computed.kept
     else:
-        (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
-    nbytes = sum(len(token.piece) for token in tokens)
-    return await _respond_tokens(
-        call,
-        lambda: ([token.id for token in tokens], [token.piece for token in tokens], msgspec.UNSET),
-        rows=len(tokens),
-        nbytes=nbytes,
+        if isinstance(call.job, ChatPrompt):
+            tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
+        else:
+            (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
+        ids, pieces = [token.id for token in tokens], [token.piece for token in tokens]
+    response = TokenizeResponse(
+        count=len(ids),
+        max_model_len=call.model.renderer.max_model_len,
+        tokens=ids,
+        token_strs=pieces if call.wire.return_token_strs else None,
+        kept=kept,
     )
-
-
-async def _respond_tokens(
-    call: Call[TokenizeRequest, str | ChatPrompt],
-    columns: Callable[[], tuple[list[int], list[str], list[bool] | msgspec.UnsetType]],
-    *,
-    rows: int,
-    nbytes: int,
-) -> HttpResponse:
-    def encode() -> HttpResponse:
-        ids, pieces, kept = columns()
-        response = TokenizeResponse(
-            count=len(ids),
-            max_model_len=call.model.renderer.max_model_len,
-            tokens=ids,
-            token_strs=pieces if call.wire.return_token_strs else None,
-            kept=kept,
-        )
-        return HttpResponse.json(response)
-
-    return await call.encode(encode, rows=rows, nbytes=nbytes)
+    return await call.encode(partial(HttpResponse.json, response), rows=len(ids), nbytes=sum(map(len, pieces)))
 
 
 @frozen(kw_only=True)
-class DetokenizeRequest:
+class DetokenizeRequest(WireRequest):
     """The body of ``/detokenize``, and of Cohere's ``/v1/detokenize``. Every optional field may be null."""
 
     tokens: list[TokenId]
-    model: str | None = None
 
-    def job(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
+    def job(self, _: NetworkConfig) -> npt.NDArray[np.int64]:
         """Return the token ids."""
-        del network  # bounds numbers of inputs; this is one
         return np.array(self.tokens, dtype=np.int64)
 
 
