@@ -86,7 +86,7 @@ def main(program: str, *kinds: str) -> None:
         for kind in progress.track(kinds or tuple(KINDS), description="Kinds of model"):
             progress.console.print(kind)
             folder = KINDS[kind].write(Path(root) / kind.replace(" ", "_") / "model")
-            with vllm_serving(program, folder, KINDS[kind].vllm) as client:
+            with vllm_serving(program, folder, (*KINDS[kind].both, *KINDS[kind].vllm)) as client:
                 version = client.get("/version").json()["version"]
                 answers.update(ask(client, kind))
             write_record(version, answers)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from attrs import frozen
 
 from tests.compatibility.tei_record import Seen
-from tests.compatibility.tei_servers import Servers
 
 Case = Callable[..., Seen]
 
@@ -60,7 +59,3 @@ def case(names: str, *routes: str) -> Callable[[Case], Case]:
         return function
 
     return register
-
-
-def accepts(servers: Servers, kind: str, path: str, body: dict[str, object]) -> bool:
-    return servers.post(kind, path, body).status_code == 200

@@ -1,29 +1,24 @@
 """Clients of text-embeddings-inference, with the options that tests/end_to_end/ leaves out."""
 
-import asyncio
 from collections.abc import Iterator
 
-import httpx
 import numpy as np
-import openai
 import pytest
 import scipy.special
 from haystack import Document
 from haystack.utils import Secret
 from haystack_integrations.components.embedders.huggingface_api import (
-    HuggingFaceAPIDocumentEmbedder,
     HuggingFaceAPITextEmbedder,
     HuggingFaceTEISparseTextEmbedder,
 )
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from haystack_integrations.components.rankers.huggingface_api.ranker import TruncationDirection
-from huggingface_hub import AsyncInferenceClient, InferenceClient, close_session
+from huggingface_hub import InferenceClient, close_session
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
 from tests.compatibility.tei_servers import LONG, PROMPT, Servers, near
-from tests.end_to_end.conftest import LABELS
 from tests.end_to_end.texts import API_KEY
 
 TEXTS = ["a nursery owns its tasks", "bread needs flour", "hello"]
@@ -72,36 +67,12 @@ def test_sentence_similarity_is_the_cosine(servers, record_client, path):
     near(client.sentence_similarity(TEXTS[0], TEXTS[1:]), [source @ other for other in others])
 
 
-def test_text_classification_gives_the_labels(servers, record_client):
-    record_client("TEI", "POST /", "huggingface_hub text_classification")
-    found = hub(servers, "classifier").text_classification(TEXTS[0])
-    scores = {row.label: row.score for row in found}
-    expected = scipy.special.softmax(servers.oracle("classifier").tokens(TEXTS[0]))
-    near([scores[label] for label in LABELS.values()], expected)
-
-
 def test_the_hub_s_client_reads_health_and_info(servers, record_client):
     record_client("TEI", "GET /info", "huggingface_hub get_endpoint_info")
     record_client("TEI", "GET /health", "huggingface_hub health_check")
     client = InferenceClient(model=servers.urls["embedding"], token=API_KEY, provider="hf-inference")
     assert client.health_check()
     assert client.get_endpoint_info()["model_type"] == {"embedding": {"pooling": "mean"}}
-
-
-def test_the_hub_s_asynchronous_client_does_all_tasks(servers, record_client):
-    record_client("TEI", "POST /", "huggingface_hub (async)")
-
-    async def ask() -> tuple[np.ndarray, list[float], str]:
-        async with AsyncInferenceClient(token=API_KEY) as client:
-            vectors = await client.feature_extraction(TEXTS, model=servers.urls["embedding"])
-            cosines = await client.sentence_similarity(TEXTS[0], TEXTS[1:], model=servers.urls["embedding"])
-            labels = await client.text_classification(TEXTS[0], model=servers.urls["classifier"])
-            return vectors, cosines, labels[0].label
-
-    vectors, cosines, label = asyncio.run(ask())
-    near(vectors, [*map(servers.oracle("embedding").vector, TEXTS)])
-    near(cosines, vectors[1:] @ vectors[0])
-    assert label == LABELS[int(servers.oracle("classifier").tokens(TEXTS[0]).argmax())]
 
 
 # -- Haystack --------------------------------------------------------------------------------------------
@@ -116,21 +87,6 @@ def test_haystack_scales_and_decorates_texts(servers, record_client, normalize):
     )
     expected = servers.oracle("embedding").vector("a bread b", normalize=normalize)
     near(embedder.run("bread")["embedding"], expected)
-    embedder.close()
-
-
-def test_haystack_embeds_documents_in_batches(servers, record_client):
-    record_client("TEI", "POST /", "huggingface-api-haystack HuggingFaceAPIDocumentEmbedder")
-    embedder = HuggingFaceAPIDocumentEmbedder(
-        "text_embeddings_inference",
-        {"url": servers.urls["embedding"]},
-        TOKEN,
-        batch_size=2,
-        normalize=True,
-        progress_bar=False,
-    )
-    documents = embedder.run([Document(content=text) for text in TEXTS])["documents"]
-    near([document.embedding for document in documents], [*map(servers.oracle("embedding").vector, TEXTS)])
     embedder.close()
 
 
@@ -184,20 +140,3 @@ def test_llama_index_reranks_and_keeps_what_it_had(servers, record_client):
     assert [row.text for row in ranked] == sorted(TEXTS, key=expected.__getitem__, reverse=True)[:2]
     near([row.score for row in ranked], [expected[row.text] for row in ranked])
     assert {row.node.metadata["retrieval_score"] for row in ranked} == {0.5}
-
-
-# -- OpenAI's --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("encoding", ["float", "base64", openai.omit])
-def test_openai_s_client_embeds(servers, record_client, encoding):
-    record_client("OpenAI", "POST /v1/embeddings", "openai-python embeddings.create")
-    with (
-        httpx.Client() as http,
-        openai.OpenAI(base_url=f"{servers.urls['embedding']}/v1", api_key=API_KEY, http_client=http) as client,
-    ):
-        answer = client.embeddings.create(model="embedding", input=TEXTS, encoding_format=encoding, dimensions=8)
-    found = [np.array(row.embedding) for row in answer.data if not isinstance(row.embedding, str)]
-    expected = [servers.oracle("embedding").vector(text, dimensions=8) for text in TEXTS]
-    if encoding != "base64":
-        near([row / np.linalg.norm(row) for row in found], expected)

@@ -69,9 +69,10 @@ JUDGE = (
 
 @frozen(kw_only=True)
 class ModelKind:
-    """A folder, and the arguments with which each server serves it."""
+    """A folder, and the arguments with which each server, or both, serve it."""
 
     write: Callable[[Path], Path]
+    both: tuple[str, ...] = ()
     vllm: tuple[str, ...] = ()
     ours: tuple[str, ...] = ()
 
@@ -213,10 +214,11 @@ RERANKER_OVERRIDES = (
 
 SPARSE_OVERRIDES = '{"architectures": ["BertSpladeSparseEmbeddingModel"]}'
 CHUNKED = ("--pooler-config", '{"enable_chunked_processing": true, "max_embed_len": 1000}')
-API_KEY = "sesame"
 CLS = ("--pooling", "cls", "--normalize")
 """What vLLM assumes of encoders that say nothing."""
 TOKENS = ("--pooler-config", '{"task": "token_classify"}')
+TOKEN_VECTORS = ("--pooler-config", '{"task": "token_embed"}')
+MEAN = ("--pooler-config", '{"pooling_type": "MEAN", "use_activation": false}')
 
 KINDS: Mapping[str, ModelKind] = {
     "embedding": ModelKind(write=embedding),
@@ -224,36 +226,24 @@ KINDS: Mapping[str, ModelKind] = {
     "matryoshka": ModelKind(write=matryoshka),
     "bare BERT": ModelKind(write=bare_bert, ours=CLS),
     "bare BERT without flags": ModelKind(write=bare_bert),
-    "bare BERT with mean": ModelKind(
-        write=bare_bert,
-        vllm=("--pooler-config", '{"pooling_type": "MEAN", "use_activation": false}'),
-        ours=("--pooler-config", '{"pooling_type": "MEAN", "use_activation": false}'),
-    ),
+    "bare BERT with mean": ModelKind(write=bare_bert, both=MEAN),
     "bare ModernBERT": ModelKind(write=bare_modernbert, ours=CLS),
     "bare decoder": ModelKind(write=bare_qwen3, ours=("--pooling", "last", "--normalize")),
     "chat": ModelKind(write=chat, vllm=("--enable-tokenizer-info-endpoint",)),
-    "chat with another template": ModelKind(
-        write=chat, vllm=("--chat-template", OTHER_TEMPLATE), ours=("--chat-template", OTHER_TEMPLATE)
-    ),
+    "chat with another template": ModelKind(write=chat, both=("--chat-template", OTHER_TEMPLATE)),
     "cross-encoder": ModelKind(write=cross_encoder),
     "classifier": ModelKind(write=classifier),
     "decoder classifier": ModelKind(write=decoder_classifier),
     "token classifier": ModelKind(write=token_classifier),
-    "classifier of tokens": ModelKind(write=classifier, vllm=TOKENS, ours=TOKENS),
-    "decoder classifier of tokens": ModelKind(write=decoder_classifier, vllm=TOKENS, ours=TOKENS),
-    "token embeddings": ModelKind(
-        write=embedding,
-        vllm=("--pooler-config", '{"task": "token_embed"}'),
-        ours=("--pooler-config", '{"task": "token_embed"}'),
-    ),
-    "late interaction": ModelKind(write=late_interaction, vllm=("--pooler-config", '{"task": "token_embed"}')),
+    "classifier of tokens": ModelKind(write=classifier, both=TOKENS),
+    "decoder classifier of tokens": ModelKind(write=decoder_classifier, both=TOKENS),
+    "token embeddings": ModelKind(write=embedding, both=TOKEN_VECTORS),
+    "late interaction": ModelKind(write=late_interaction, vllm=TOKEN_VECTORS),
     "ColBERT": ModelKind(write=colbert),
     "generative reranker": ModelKind(
         write=generative_reranker, vllm=("--hf-overrides", RERANKER_OVERRIDES, "--chat-template", JUDGE)
     ),
     "sparse": ModelKind(write=sparse, vllm=("--hf-overrides", SPARSE_OVERRIDES)),
-    "embedding in chunks": ModelKind(write=embedding, vllm=CHUNKED, ours=CHUNKED),
-    "embedding with a key": ModelKind(
-        write=embedding, vllm=("--api-key", API_KEY), ours=("--api-key", API_KEY, "--api-key-scope", "vllm")
-    ),
+    "embedding in chunks": ModelKind(write=embedding, both=CHUNKED),
+    "embedding with a key": ModelKind(write=embedding, both=("--api-key", "sesame"), ours=("--api-key-scope", "vllm")),
 }

@@ -33,12 +33,6 @@ def sections(page: Path) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def first_cells(section: str) -> list[str]:
-    """Return what is in the first column of a section's tables."""
-    rows = re.findall(r"^\| (.*?) \|", section, flags=re.M)
-    return [row for row in rows if not row.startswith("---")]
-
-
 @frozen(kw_only=True)
 class WorkedExample:
     """What a page's example consists of."""

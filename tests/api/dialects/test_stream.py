@@ -4,13 +4,12 @@ import json
 import threading
 
 import httpx
-import pytest
 import trio
 
-from tests.api.serving import until
+from tests.api.scripted_models import vector_of
+from tests.api.serving import post, refused, until, vectors
 from tests.conftest import assert_idle, full_queue, wait_idle
-from tests.model_folders import VOCABULARY
-from tests.scripted_runner import scripted_vector
+from tests.tables import each
 from trio_pool_serve.types import Batch
 
 
@@ -30,7 +29,7 @@ async def stream(client: httpx.AsyncClient, **body) -> list:
 
 async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service):
     *items, usage = await stream(client, input=["hello", "hello world", ""])
-    plain = (await client.post("/v1/embeddings", json={"input": ["hello", "hello world", ""]})).json()
+    plain = await post(client, input=["hello", "hello world", ""])
     assert sorted(items, key=lambda item: item["index"]) == plain["data"]
     assert usage["usage"] == plain["usage"] == {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0}
     assert usage["model"] == plain["model"]
@@ -39,8 +38,7 @@ async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service)
 
 async def test_base64_is_streamed_too(client):
     item, _ = await stream(client, input="hello", encoding_format="base64")
-    plain = (await client.post("/v1/embeddings", json={"input": "hello", "encoding_format": "base64"})).json()
-    assert item["embedding"] == plain["data"][0]["embedding"]
+    assert [item["embedding"]] == await vectors(client, input="hello", encoding_format="base64")
 
 
 async def test_a_vector_is_sent_while_others_are_still_computed(service, scripted, client):
@@ -56,18 +54,12 @@ async def test_a_vector_is_sent_while_others_are_still_computed(service, scripte
     async with client.stream("POST", "/v1/embeddings", json=body) as answer:
         chunks = answer.aiter_text()
         first = json.loads((await anext(chunks)).removeprefix("data: ").strip())
-        assert first["embedding"] == scripted_vector_of(first["index"])
+        assert first["embedding"] == vector_of(body["input"][first["index"]])
         assert service.default.engine.statistics().in_flight_batches == 1
         second_may_go.set()
         rest = "".join([chunk async for chunk in chunks])
     assert len(events_of(rest)) == 2
     assert_idle(service)
-
-
-def scripted_vector_of(index: int) -> list[float]:
-    import numpy as np
-
-    return scripted_vector(np.full(40, [7, 9][index]), 8).tolist()
 
 
 async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, client):
@@ -81,20 +73,9 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
     assert len(scripted.batches) < 20
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"input": []}, 400),
-        ({"input": "hello", "model": "unknown"}, 404),
-        ({"input": "hello", "dimensions": 99}, 400),
-        ({"input": "hello", "encoding_format": "bytes"}, 400),
-        ({"input": "hello", "encoding_format": "bytes_only"}, 400),
-    ],
-)
-async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service, body, status):
-    answer = await client.post("/v1/embeddings", json={"stream": True, **body})
-    assert answer.status_code == status
-    assert answer.json()["error"]["code"] == status
+@each("wrong", [{"input": []}, {"dimensions": 99}, {"encoding_format": "bytes"}, {"encoding_format": "bytes_only"}])
+async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service, wrong):
+    assert (await refused(client, **{"input": "hello", "stream": True, **wrong}))["param"] == next(iter(wrong))
     assert_idle(service)
 
 
@@ -133,9 +114,3 @@ async def test_the_deadline_is_the_streams_too(client, service, scripted):
     (error,) = events_of(answer.text)
     assert error["error"]["code"] == 504
     await wait_idle(service)
-
-
-async def test_the_connection_can_be_used_again_after_a_stream(client, service):
-    for _ in range(3):
-        await stream(client, input=[[VOCABULARY["hello"]]])
-    assert_idle(service)

@@ -1,30 +1,18 @@
-"""TEI's routes for vectors and tokens; the runner is scripted, so every answer is known."""
+"""TEI's routes; the runner is scripted, so every answer is known.
 
-import attrs
+What TEI documents of each route, field and status is shown on real models in tests/compatibility/test_against_tei.py.
+"""
+
+import numpy as np
 import pytest
 
-from tests.api.dialects.tei_models import Served, Sparse, serving
-from tests.api.scripted_models import LONG, LateInteraction, ids_of, vector_of
+from tests.api.dialects.tei_models import Classifying, Served, Sparse, serving
+from tests.api.scripted_models import LONG, Judge, LateInteraction, ids_of, vector_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.types import TokenEmbed
 
-
-@pytest.fixture
-async def late(config):
-    async with serving(config, LateInteraction()) as served:
-        yield served
-
-
-# -- /embed ----------------------------------------------------------------------------------------------
-
-
-async def test_large_answers_keep_their_order(embedding: Served):
-    inputs = [[n % 200 + 5] for n in range(700)]
-    assert await embedding.ask("/embed", inputs=inputs) == [vector_of(ids) for ids in inputs]
-
-
-# -- /embed_all, /embed_sparse ---------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------------
 
 
 async def test_token_vectors_keep_the_model_s_own_length_unless_asked_otherwise(embedding: Served):
@@ -38,11 +26,6 @@ async def test_token_vectors_keep_the_model_s_own_length_unless_asked_otherwise(
     ]
 
 
-async def test_large_token_answers_are_whole(late: Served):
-    answer = await late.ask("/embed_all", inputs=[[7, 8, 9]] * 100)
-    assert answer == [[vector_of([token]) for token in (7, 8, 9)]] * 100
-
-
 async def test_texts_are_read_the_same_way_on_all_three(config):
     for path, spec in (("/embed", None), ("/embed_all", LateInteraction()), ("/embed_sparse", Sparse())):
         async with serving(config, spec) as served:
@@ -54,54 +37,6 @@ async def test_texts_are_read_the_same_way_on_all_three(config):
             assert read[1].tolist()[1] == VOCABULARY["w0"], path
             assert read[2].tolist()[-2] == VOCABULARY["w99"], path
             assert await served.refused(path, inputs=LONG, truncate=False) == (422, "Validation")
-            assert await served.refused(path, inputs=[]) == (400, "Empty")
-
-
-# -- /tokenize, /decode ----------------------------------------------------------------------------------
-
-
-async def test_tokenize_cuts_nothing(embedding: Served):
-    (tokens,) = await embedding.ask("/tokenize", inputs=LONG)
-    assert len(tokens) == 102
-
-
-@each(
-    ("path", "body"),
-    [
-        ("/tokenize", {"inputs": 5}),
-        ("/tokenize", {"inputs": [5]}),
-        ("/tokenize", {"inputs": "hello", "add_special_tokens": "yes"}),
-        ("/tokenize", {"inputs": "hello", "prompt_name": "poem"}),
-        ("/tokenize", {"inputs": ["hello"] * 2049}),
-        ("/decode", {}),
-        ("/decode", {"ids": "hello"}),
-        ("/decode", {"ids": ["hello"]}),
-        ("/decode", {"ids": [5, [6]]}),
-        ("/decode", {"ids": [100_000]}),
-        ("/decode", {"ids": [-1]}),
-        ("/decode", {"ids": [10**30]}),
-        ("/decode", {"ids": [5], "skip_special_tokens": 2}),
-    ],
-)
-async def test_what_cannot_be_taken_apart_or_put_together_is_422(embedding: Served, path, body):
-    assert await embedding.refused(path, **body) == (422, "Validation")
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", {"inputs": []}),
-        ("/tokenize", {"inputs": ""}),
-        ("/tokenize", {"inputs": ["a", ""]}),
-        ("/decode", {"ids": []}),
-        ("/decode", {"ids": [[]]}),
-    ],
-)
-async def test_nothing_to_take_apart_or_put_together_is_empty(embedding: Served, path, body):
-    assert await embedding.refused(path, **body) == (400, "Empty")
-
-
-# -- all routes ------------------------------------------------------------------------------------------
 
 
 async def test_every_route_says_what_was_read_and_where_the_time_went(embedding: Served):
@@ -127,10 +62,113 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
         assert answer.headers["server-timing"]
 
 
-async def test_unknown_fields_are_ignored_unless_requests_are_strict(embedding: Served, config, scripted):
-    assert (await embedding.http.post("/embed", json={"inputs": "hello", "poem": 1})).status_code == 200
-    strict = attrs.evolve(config, network=attrs.evolve(config.network, strict_requests=True))
-    async with serving(strict) as served:
-        assert await served.refused("/embed", inputs="hello", poem=1) == (422, "Validation")
-        known = {"normalize": True, "truncate": True, "truncation_direction": "Left", "prompt_name": "query"}
-        await served.ok("/embed", inputs="hello", dimensions=3, model=None, **known)
+# -- labels, scores and tokens ---------------------------------------------------------------------------
+
+
+async def test_a_model_without_names_for_its_labels_numbers_them(config):
+    async with serving(config, Classifying(labels=()), labels=1) as served:
+        assert await served.ask("/predict", inputs="hello") == [{"score": 3, "label": "LABEL_0"}]
+
+
+async def test_late_interaction_ranks_too(config):
+    async with serving(config, LateInteraction()) as served:
+        ranks = await served.ask("/rerank", query="w1 w2", texts=["w5", "w1 w2", "w2"], return_text=True)
+        # Counts the query's tokens that the text has, [CLS] and [SEP] among them.
+        assert ranks == [
+            {"index": 1, "score": 4.0, "text": "w1 w2"},
+            {"index": 2, "score": 3.0, "text": "w2"},
+            {"index": 0, "score": 2.0, "text": "w5"},
+        ]
+
+
+def cosine(first: list[int], second: list[int]) -> float:
+    one, other = np.array(vector_of(first)), np.array(vector_of(second))
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+async def test_vectors_rank_too(embedding: Served):
+    texts = ["w1", "w1 w2 w3 w4 w5"]
+    ranks = await embedding.ask("/rerank", query="w1 w2 w3 w4", texts=texts)
+    query = ids_of("query : w1 w2 w3 w4")
+    scores = {rank["index"]: rank["score"] for rank in ranks}
+    assert scores == pytest.approx({index: cosine(query, ids_of(text)) for index, text in enumerate(texts)}, abs=1e-5)
+    assert [rank["score"] for rank in ranks] == sorted(scores.values(), reverse=True)
+
+
+async def test_large_rankings_come_back_whole(judging: Served):
+    texts = [" ".join(["w1"] * (n % 40 + 1)) for n in range(300)]
+    ranks = await judging.ask("/rerank", query="hello", texts=texts, return_text=True)
+    assert sorted(rank["index"] for rank in ranks) == list(range(300))
+    assert all(rank["text"] == texts[rank["index"]] for rank in ranks)
+
+
+async def test_a_model_that_only_ranks_can_compare(config):
+    async with serving(config, Judge(), labels=1) as served:
+        inputs = {"source_sentence": "hello", "sentences": ["w1", "w1 w2"]}
+        shorter, longer = await served.ask("/similarity", inputs=inputs)
+        assert longer == shorter + 1
+
+
+async def test_tokenize_cuts_nothing(embedding: Served):
+    (tokens,) = await embedding.ask("/tokenize", inputs=LONG)
+    assert len(tokens) == 102
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+@each(
+    "inputs",
+    [
+        *([1.5], [True], ["hello", 5], [5, [5]], [[[5]]], [["hello"]], [5, -1], [[5], [100_000]], [10**30]),
+        [[5]] * 2049,
+    ],
+)
+@each("path", ["/embed", "/embed_all"])
+async def test_inputs_that_cannot_be_embedded_are_422(embedding: Served, path, inputs):
+    assert await embedding.refused(path, inputs=inputs) == (422, "Validation")
+
+
+@each("inputs", [["a", "b", "c"], [["a", "b", "c"]], ["a", ["b"]], [["a"], "b"], [["a"]] * 2049])
+async def test_inputs_that_cannot_be_classified_are_422(classifying: Served, inputs):
+    assert await classifying.refused("/predict", inputs=inputs) == (422, "Validation")
+
+
+@each(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "hello", "truncation_direction": "top"}),
+        ("/tokenize", {"inputs": "a", "prompt_name": "poem"}),
+        ("/rerank", {"query": "hello", "texts": ["w1"] * 2049}),
+        ("/similarity", {"inputs": {"source_sentence": "hello"}}),
+        ("/similarity", {"inputs": {"source_sentence": "hello", "sentences": ["hello"] * 2049}}),
+        ("/tokenize", {"inputs": ["hello"] * 2049}),
+        ("/decode", {"ids": [5, [6]]}),
+        ("/decode", {"ids": [100_000]}),
+        ("/decode", {"ids": [-1]}),
+    ],
+)
+async def test_what_cannot_be_done_is_422(embedding: Served, path, body):
+    assert await embedding.refused(path, **body) == (422, "Validation")
+
+
+@each(
+    ("path", "name", "values"),
+    [
+        *((path, "inputs", [[], [[]], [[5], []], "", [""], ["hello", ""]]) for path in ("/embed", "/embed_all", "/")),
+        ("/predict", "inputs", [[], [[]], [["a"], []], "", [[""]], [["a"], [""]], ["", ""], [["", ""]]]),
+        ("/similarity", "inputs", [{"source_sentence": "hello", "sentences": []}]),
+        ("/tokenize", "inputs", [[], "", ["a", ""]]),
+        ("/decode", "ids", [[], [[]]]),
+    ],
+)
+async def test_nothing_to_do_is_empty(embedding: Served, path, name, values):
+    for value in values:
+        assert await embedding.refused(path, **{name: value}) == (400, "Empty"), value
+
+
+async def test_another_method_is_405(embedding: Served):
+    for method, path in (("GET", "/embed"), ("PUT", "/")):  # GET / is a probe
+        answer = await embedding.http.request(method, path)
+        assert (answer.status_code, answer.json()["error_type"]) == (405, "Validation")
+        assert "POST" in answer.headers["allow"]

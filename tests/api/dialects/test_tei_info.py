@@ -60,13 +60,7 @@ async def test_settings_are_told_as_they_are(config):
 
 @pytest.mark.parametrize(
     ("pooling", "name"),
-    [
-        ({"pooling_mode": "lasttoken"}, "last_token"),
-        ({"pooling_mode": ["cls", "mean"]}, "cls+mean"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_lasttoken": True}, "last_token"),
-        ({}, "mean"),
-    ],
+    [({"pooling_mode": ["cls", "mean"]}, "cls+mean"), ({"pooling_mode_lasttoken": True}, "last_token")],
 )
 async def test_pooling_is_told_in_either_spelling_of_the_files(tmp_path: Path, pooling, name):
     folder = write_scripted_folder(tmp_path / "model")

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.api.serving import refused
+from tests.api.serving import post, refused
 from tests.conftest import wait_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
@@ -26,8 +26,6 @@ BODIES = {
 }
 COMPUTED = [path for path in BODIES if "tokenize" not in path]
 
-JSON = {"Content-Type": "application/json"}
-
 
 @pytest.fixture
 async def service(service):
@@ -36,39 +34,19 @@ async def service(service):
 
 
 async def assert_still_serving(client: httpx.AsyncClient, service: Service, path: str) -> None:
-    answer = await client.post(path, json=BODIES[path])
-    assert answer.status_code == 200, answer.text
+    await post(client, path, **BODIES[path])
     await wait_idle(service)
 
 
 @each("path", COMPUTED)
 async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, service, path):
     body = {name: "hello " * 100 if value == LONG else value for name, value in BODIES[path].items()}
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400
+    error = await refused(client, path, body)
     length = 102 if "input" in body else 104  # the model has a prompt of its own for queries
-    assert f"{length} tokens" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == ("input" if "input" in body else None)
-    assert "maximum context length is 64 tokens" in answer.json()["error"]["message"]
-    assert (await client.post(path, json={**body, "truncate_prompt_tokens": -1})).status_code == 200
-    await assert_still_serving(client, service, path)
-
-
-@each("path", COMPUTED)
-@each(
-    "wrong",
-    [
-        {"truncate_prompt_tokens": 0},
-        {"truncate_prompt_tokens": 65},
-        {"truncate_prompt_tokens": "five"},
-        {"truncation_side": "top"},
-        {"use_activation": "yes"},
-        {"padding": "max_length"},
-        {"priority": 1.5},
-    ],
-)
-async def test_a_wrong_value_is_400_and_named(client, service, path, wrong):
-    assert (await refused(client, path, {**BODIES[path], **wrong}))["param"] == next(iter(wrong))
+    assert f"{length} tokens" in error["message"]
+    assert error["param"] == ("input" if "input" in body else None)
+    assert "maximum context length is 64 tokens" in error["message"]
+    await post(client, path, **body, truncate_prompt_tokens=-1)
     await assert_still_serving(client, service, path)
 
 
@@ -78,21 +56,18 @@ HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]
 
 
 async def test_a_prompt_s_tokens_are_those_the_model_would_read(client, scripted):
-    answer = (await client.post("/tokenize", json={"prompt": "Hello world"})).json()
+    answer = await post(client, "/tokenize", prompt="Hello world")
     assert answer == {"count": 4, "max_model_len": 64, "tokens": [CLS, HELLO, WORLD, SEP], "token_strs": None}
     assert scripted.batches == []
 
 
 async def test_tokens_come_as_the_vocabulary_writes_them_if_asked(client):
-    body = {"prompt": "Hello world", "add_special_tokens": False, "return_token_strs": True}
-    answer = (await client.post("/tokenize", json=body)).json()
-    assert answer["tokens"] == [HELLO, WORLD]
-    assert answer["token_strs"] == ["hello", "world"]
-    assert answer["count"] == 2
+    answer = await post(client, "/tokenize", prompt="Hello world", add_special_tokens=False, return_token_strs=True)
+    assert answer == {"count": 2, "max_model_len": 64, "tokens": [HELLO, WORLD], "token_strs": ["hello", "world"]}
 
 
 async def test_more_tokens_than_the_model_takes_are_counted_all_the_same(client):
-    answer = (await client.post("/tokenize", json={"prompt": "hello " * 5000})).json()
+    answer = await post(client, "/tokenize", prompt="hello " * 5000)
     assert answer["count"] == len(answer["tokens"]) == 5002
 
 
@@ -105,19 +80,13 @@ async def test_what_cannot_be_tokenized_is_400(client, service, body, param):
     await assert_still_serving(client, service, "/tokenize")
 
 
-async def test_a_lone_surrogate_is_400(client, service):
-    answer = await client.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=JSON)
-    assert answer.status_code == 400
-    await assert_still_serving(client, service, "/tokenize")
-
-
 async def test_tokens_become_text_again_with_their_special_ones(client):
-    answer = (await client.post("/detokenize", json={"tokens": [CLS, HELLO, WORLD, SEP], "model": None})).json()
+    answer = await post(client, "/detokenize", tokens=[CLS, HELLO, WORLD, SEP], model=None)
     assert answer == {"prompt": "[CLS] hello world [SEP]"}
-    assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+    assert await post(client, "/detokenize", tokens=[]) == {"prompt": ""}
 
 
-@each("tokens", [[-1], [len(VOCABULARY)], [10**30], ["hello"], [1.5], [[1]], "hello", None, 5])
+@each("tokens", [[-1], [len(VOCABULARY)], [10**30], [[1]]])
 async def test_what_is_no_token_of_the_vocabulary_is_400(client, service, tokens):
     assert (await refused(client, "/detokenize", {"tokens": tokens}))["param"] == "tokens"
     await assert_still_serving(client, service, "/detokenize")

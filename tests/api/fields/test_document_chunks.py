@@ -2,6 +2,7 @@
 
 import base64
 import json
+from typing import Any
 
 import attrs
 import numpy as np
@@ -92,12 +93,6 @@ async def test_jina_s_fields_apply_to_each_chunk(client, scripted):
     ]
 
 
-async def test_a_field_that_is_null_or_false_chunks_nothing(client):
-    whole = [vector_of("[CLS]", "hello", "[SEP]").tolist()]
-    for fields in ({"late_chunking": False}, {"late_chunking": None}, {"chunks": None}):
-        assert await vectors(client, input="hello", **fields) == whole
-
-
 async def test_chunks_may_overlap_and_leave_some_out(client):
     spans = [[6, 14], [0, 11], [12, 17]]
     assert await vectors(client, input=[TEXT], chunks=spans) == [
@@ -149,39 +144,41 @@ async def test_windows_of_long_texts_are_not_for_documents(scripted_folder, scri
             assert await vectors(client, input=CHUNKS, late_chunking=True) == [v.tolist() for v in EXPECTED]
 
 
-WRONG = {
-    "an empty input": ({"input": ["a", ""], "late_chunking": True}, "input", "Chunk 1 is empty"),
-    "a blank input": ({"input": ["hello", " ", "w1"], "late_chunking": True}, "late_chunking", "Chunk 1, characters 5"),
-    "within a word": ({"input": ["he", "llo"], "late_chunking": True}, "late_chunking", "Chunk 1, characters 2 to 5"),
-    "no input": ({"input": [], "late_chunking": True}, "input", "empty"),
-    "token ids": ({"input": [5, 6], "late_chunking": True}, "late_chunking", "texts in input"),
-    "an image": ({"input": [{"image": "https://a.b/c"}], "late_chunking": True}, "late_chunking", "texts in input"),
-    "messages": (
-        {"messages": [{"role": "user", "content": "a"}], "late_chunking": True},
-        "late_chunking",
-        "texts in input",
-    ),
-    "too many inputs": ({"input": ["a"] * 2049, "late_chunking": True}, "input", "2049 inputs"),
-    "params": ({"input": ["a"], "late_chunking_params": {"size": 5}}, "late_chunking_params", "without any params"),
-    "no truth value": ({"input": ["a"], "late_chunking": "yes"}, "late_chunking", ""),
-    "both": ({"input": ["a"], "late_chunking": True, "chunks": [[0, 1]]}, "chunks", "not both"),
-    "no chunks": ({"input": "a", "chunks": []}, "chunks", "empty"),
-    "too many chunks": ({"input": "a" * 3000, "chunks": [[0, 1]] * 2049}, "chunks", "2049 chunks"),
-    "more chunks than tokens": ({"input": TEXT, "chunks": [[0, 5]] * 7}, "chunks", "7 chunks are more than the 6"),
-    "two texts": ({"input": ["a", "b"], "chunks": [[0, 1]]}, "chunks", "one text"),
-    "chunks of ids": ({"input": [5, 6], "chunks": [[0, 1]]}, "chunks", "one text"),
-    "an empty chunk": ({"input": "hello", "chunks": [[0, 1], [3, 3]]}, "chunks", "empty - at `$.chunks[1]`"),
-    "a chunk backwards": ({"input": "hello", "chunks": [[3, 1]]}, "chunks", "empty - at `$.chunks[0]`"),
-    "behind the text": ({"input": "hello", "chunks": [[0, 6]]}, "chunks", "behind the 5 characters"),
-    "a blank chunk": ({"input": "hello  world", "chunks": [[5, 7]]}, "chunks", "characters 5 to 7"),
-    "a negative position": ({"input": "hello", "chunks": [[-1, 2]]}, "chunks", ""),
-    "a great position": ({"input": "hello", "chunks": [[0, 2**31]]}, "chunks", ""),
-    "three positions": ({"input": "hello", "chunks": [[0, 2, 3]]}, "chunks", ""),
-    "positions of a text": ({"input": "hello", "chunks": "0-2"}, "chunks", ""),
-}
+def late(*inputs: Any, **fields: Any) -> dict[str, Any]:
+    return {"input": [*inputs], "late_chunking": True, **fields}
 
 
-@each(("body", "param", "message"), WRONG.values(), ids=WRONG)
+def chunks(text: Any, *spans: Any) -> dict[str, Any]:
+    return {"input": text, "chunks": [*spans]}
+
+
+CHAT = [{"role": "user", "content": "a"}]
+
+
+@each(
+    ("body", "param", "message"),
+    [
+        (late("a", ""), "input", "Chunk 1 is empty"),
+        (late("hello", " ", "w1"), "late_chunking", "Chunk 1, characters 5"),
+        (late("he", "llo"), "late_chunking", "Chunk 1, characters 2 to 5"),
+        (late(), "input", "empty"),
+        (late(5, 6), "late_chunking", "texts in input"),
+        (late({"image": "https://a.b/c"}), "late_chunking", "texts in input"),
+        ({"messages": CHAT, "late_chunking": True}, "late_chunking", "texts in input"),
+        (late(*["a"] * 2049), "input", "2049 inputs"),
+        (late("a", chunks=[[0, 1]]), "chunks", "not both"),
+        (chunks("a"), "chunks", "empty"),
+        (chunks("a" * 3000, *[[0, 1]] * 2049), "chunks", "2049 chunks"),
+        (chunks(TEXT, *[[0, 5]] * 7), "chunks", "7 chunks are more than the 6"),
+        (chunks(["a", "b"], [0, 1]), "chunks", "one text"),
+        (chunks([5, 6], [0, 1]), "chunks", "one text"),
+        (chunks("hello", [0, 1], [3, 3]), "chunks", "empty - at `$.chunks[1]`"),
+        (chunks("hello", [3, 1]), "chunks", "empty - at `$.chunks[0]`"),
+        (chunks("hello", [0, 6]), "chunks", "behind the 5 characters"),
+        (chunks("hello  world", [5, 7]), "chunks", "characters 5 to 7"),
+        (chunks("hello", [0, 2, 3]), "chunks", ""),
+    ],
+)
 async def test_bad_chunks_are_400_and_name_the_field(client, service, body, param, message):
     error = await refused(client, **body)
     assert message in error["message"]
@@ -207,11 +204,6 @@ async def test_a_model_that_takes_no_means_refuses(client, service):
         assert error["message"] == (
             "Late chunking takes the mean of the token states of each chunk, and this model pools by none."
         )
-
-
-async def test_pooling_has_no_chunks(client):
-    for body in BOTH.values():
-        assert "only /v1/embeddings has it" in (await refused(client, "/pooling", task="embed", **body))["message"]
 
 
 async def test_a_document_that_is_cancelled_leaves_nothing_behind(client, service, scripted):

@@ -3,7 +3,9 @@
 import attrs
 import pytest
 
-from tests.api.scripted_models import PROMPTS, Able, SparseOnly, become, serve_as
+from tests.api.scripted_models import PROMPTS, Able, SparseOnly, become, ids_of, serve_as
+from tests.api.serving import post, refused
+from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.fields.field_values import the_same
 from trio_pool_serve.types import Classify
@@ -40,9 +42,7 @@ CONFLICTS = [
 @each(("path", "body", "param"), CONFLICTS)
 async def test_fields_that_contradict_each_other_are_refused(client, service, path, body, param):
     become(service, Able())
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    error = await refused(client, path, body)
     assert error["param"] == param, error
     assert param in error["message"]
 
@@ -55,7 +55,7 @@ async def test_names_of_one_thing_may_agree(client, service):
         ("/v1/rerank", {**RERANK, "top_k": 1, "top_n": 1}),
         ("/rerank", {**RERANK, "use_activation": True, "raw_scores": False}),
     ]:
-        assert (await client.post(path, json=body)).status_code == 200, body
+        await post(client, path, **body)
 
 
 SPARSE = {"input": "hello", "task": "sparse_embed"}
@@ -73,15 +73,13 @@ SPARSE = {"input": "hello", "task": "sparse_embed"}
 )
 async def test_weights_over_the_vocabulary_are_numbers_as_the_model_gives_them(client, service, body, param):
     serve_as(service, SparseOnly())
-    plain = await client.post("/pooling", json={**SPARSE, "encoding_format": "float", "normalize": False})
-    assert plain.status_code == 200, plain.text
-    refused = await client.post("/pooling", json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+    await post(client, "/pooling", **SPARSE, encoding_format="float", normalize=False)
+    assert (await refused(client, "/pooling", body))["param"] == param
 
 
 async def test_infinity_s_raw_scores_are_the_logits_of_classify(client, service, scripted):
     become(service, Able())
-    await client.post("/classify", json={"input": "hello", "raw_scores": True})
+    await post(client, "/classify", **EMBED, raw_scores=True)
     assert scripted.batches[-1].requests[0].params == (Classify("raw"),)
 
 
@@ -95,22 +93,46 @@ INPUT_TYPES = [
 ]
 
 
+SIDES = {
+    **dict.fromkeys(["search_query", "retrieval.query"], "query : hello"),
+    **dict.fromkeys(["search_document", "passage", "retrieval.passage"], "passage : hello"),
+}
+
+
+def read_last(scripted: ScriptedRunner) -> list[int]:
+    return scripted.batches[-1].requests[0].prompt.token_ids.tolist()
+
+
 @each(("path", "body", "param", "known"), INPUT_TYPES)
-@pytest.mark.parametrize("unknown", ["nonsense", "retrieval.foo", ""])
-async def test_an_unknown_input_type_is_refused_with_all_that_are_known(
-    client, service, path, body, param, known, unknown
+async def test_texts_get_the_model_s_prompt_of_that_name_or_for_that_side(
+    client, service, scripted, path, body, param, known
 ):
     become(service, Able())
     for name in {*known, *PROMPTS, None} - {"image"}:  # texts are none
-        assert (await client.post(path, json={**body, param: name})).status_code == 200, name
-    answer = await client.post(path, json={**body, param: unknown, "prompt_name": None})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert error["message"].startswith(f"{param} must be one of ")
-    assert error["message"].endswith(f'; not "{unknown}".')
-    for name in (*known, *PROMPTS):
-        assert name in error["message"]
+        await post(client, path, **body, **{param: name})
+        assert read_last(scripted) == ids_of(SIDES.get(name, f"{PROMPTS.get(name, '')}hello")), name
+
+
+async def test_a_prompt_that_the_client_has_chosen_stays(client, service, scripted):
+    become(service, Able())
+    for chosen, read in [
+        ({"input_type": "query", "prompt": "w1 "}, "w1 hello"),
+        ({"task": "classification", "prompt": "w1 "}, "w1 hello"),
+        ({"input_type": "classification", "prompt_name": "query"}, "query : hello"),
+    ]:
+        await post(client, **EMBED, **chosen)
+        assert read_last(scripted) == ids_of(read)
+
+
+@each(("path", "body", "param", "known"), INPUT_TYPES)
+async def test_an_unknown_input_type_is_refused_with_all_that_are_known(client, service, path, body, param, known):
+    become(service, Able())
+    for unknown in ("nonsense", "retrieval.foo", ""):
+        error = await refused(client, path, {**body, param: unknown, "prompt_name": None})
+        assert error["param"] == param
+        assert error["message"].startswith(f"{param} must be one of ")
+        assert error["message"].endswith(f'; not "{unknown}".')
+        assert all(name in error["message"] for name in (*known, *PROMPTS))
 
 
 async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, service):
@@ -124,22 +146,19 @@ async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, serv
         ("/rerank", {**RERANK, "rank_fields": ["title"]}, 'rank_fields must be ["text"] or [] or null, not a list:'),
         ("/rerank", {**RERANK, "max_chunks_per_doc": 10}, "max_chunks_per_doc must be 1 or null, not 10:"),
         ("/v1/classify", {"inputs": ["a"], "preset": "mine"}, 'preset must be "" or null, not "mine":'),
-        (
-            "/v1/classify",
-            {"inputs": ["a"], "examples": [{"text": "private"}]},
-            "examples must be [] or null, not a list:",
-        ),
+        ("/v1/classify", {"inputs": ["a"], "examples": [{"text": "x"}]}, "examples must be [] or null, not a list:"),
         ("/score", {"text_1": "a", "text_2": "b", "queries": "private"}, "queries must be left out, not a string:"),
     ]:
-        assert message in (await client.post(path, json=body)).json()["error"]["message"]
+        assert message in (await refused(client, path, body))["message"]
 
 
 async def test_a_refusal_repeats_the_beginning_of_a_long_text_only(client, service):
     become(service, Able())
-    for path, body, param, known in INPUT_TYPES:
-        del known
+    fields = [(path, body, param) for path, body, param, _ in INPUT_TYPES]
+    fields += [("/embed", {"inputs": "hello"}, name) for name in ("model", "prompt_name", "truncation_direction")]
+    for path, body, param in fields:
         answer = await client.post(path, json={**body, param: "x" * 2**20})
-        assert answer.status_code == 400
+        assert answer.status_code in (400, 404, 422)
         assert len(answer.content) < 2000, path
 
 

@@ -1,6 +1,5 @@
 """``messages`` in place of ``input``, and contents in place of texts, over real sockets; the runner is scripted."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
-from trio_pool_serve.config import Config, InputConfig, NetworkConfig
+from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
@@ -116,66 +115,13 @@ async def test_contents_are_texts_or_lists_of_parts(client, theirs):
         assert await embedded(client, messages=[message]) == vector_of(nothing)
 
 
-MARKS = [
-    {"task": "text-matching"},
-    {"task": "retrieval.passage"},
-    {"task": None},
-    {"embedding_type": "float"},
-    {"embedding_type": ["float"]},
-    {"normalized": False},
-    {"truncate": True},
-    {"late_chunking": False},
-    {"input_type": "document"},
-    {"output_dtype": "float"},
-    {"output_dimension": 8},
-    {"truncation": False},
-]
-"""Fields of Jina's and of Voyage's that leave a vector as it is."""
-
-
-async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs):
-    ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    for mark in MARKS:
-        assert await embedded(client, messages=HELLO, **mark) == vector_of(ids), mark
-        assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector_of(ids), mark
-        for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
-            assert "messages" in (await refused(client, **body, **mark))["message"], mark
-        assert (await refused(client, messages=[], **mark))["param"] == "messages", mark
-        assert (await refused(client, messages="hello", **mark))["param"] == "messages", mark
-    await wait_idle(service)
-
-
-@pytest.mark.parametrize(
-    ("asked", "dialect"), [("query", "input_type"), ("retrieval.query", "task"), ("query", "prompt_name")]
-)
-async def test_a_query_s_prompt_is_a_system_message(client, service, theirs, asked, dialect):
+async def test_a_prompt_is_a_system_message(client, service, theirs):
     become(service, Able())
-    system = {"role": "system", "content": PROMPTS["query"]}
-    ids = theirs.apply_chat_template([system, *HELLO], return_dict=False)
-    assert await embedded(client, messages=HELLO, **{dialect: asked}) == vector_of(ids)
-
-
-@pytest.mark.parametrize("mark", [{"truncate": True}, {"truncation": True}, {"input_type": "document"}])
-async def test_a_long_conversation_is_cut_where_jina_and_voyage_say_so(client, theirs, mark):
-    long = [{"role": "user", "content": "hello " * 500}]
-    ids = theirs.apply_chat_template(long, return_dict=False)
-    assert await embedded(client, messages=long, **mark) == vector_of(ids[:512])
-    for refusing in ({"truncate": False}, {"truncation": False}, {"task": "retrieval.passage"}):
-        assert "maximum context length is 512 tokens" in (await refused(client, messages=long, **refusing))["message"]
-
-
-async def test_a_conversation_is_not_chunked_late(client, service, scripted):
-    assert (await refused(client, messages=HELLO, late_chunking=True))["param"] == "late_chunking"
-    assert scripted.batches == []
-    await wait_idle(service)
-
-
-async def test_null_stands_for_not_given(client, theirs):
-    fields = ["chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "input"]
-    ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    fields += ["add_special_tokens", "prompt", "prompt_name"]
-    assert await embedded(client, messages=HELLO, **dict.fromkeys(fields)) == vector_of(ids)
-    assert await embedded(client, input=[7, 8], messages=None, **dict.fromkeys(fields[:4])) == vector_of([7, 8])
+    names = {"input_type": "query", "task": "retrieval.query", "prompt_name": "query"}
+    for name, value in {**names, "prompt": "Be brief."}.items():
+        system = {"role": "system", "content": PROMPTS["query"] if name in names else value}
+        ids = theirs.apply_chat_template([system, *HELLO], return_dict=False)
+        assert await embedded(client, messages=HELLO, **{name: value}) == vector_of(ids), name
 
 
 async def test_special_tokens_are_the_template_s_unless_asked_for(words):
@@ -184,19 +130,6 @@ async def test_special_tokens_are_the_template_s_unless_asked_for(words):
     assert await embedded(words, **asked) == vector_of([hello])
     assert await embedded(words, **asked, add_special_tokens=True) == vector_of([cls, hello, sep])
     assert await embedded(words, input="hello") == vector_of([cls, hello, sep])
-
-
-async def test_a_prompt_of_the_client_s_is_a_system_message(client, theirs):
-    ids = theirs.apply_chat_template([{"role": "system", "content": "Be brief."}, *HELLO], return_dict=False)
-    assert await embedded(client, messages=HELLO, prompt="Be brief.") == vector_of(ids)
-
-
-async def test_a_conversation_is_streamed_as_an_input_is(client, theirs):
-    answer = await client.post("/v1/embeddings", json={"messages": HELLO, "stream": True})
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    assert json.loads(events[0])["embedding"] == vector_of(ids)
-    assert events[-1] == "[DONE]"
 
 
 async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client, processes, service, theirs):
@@ -217,75 +150,50 @@ async def test_without_offloading_templates_are_rendered_on_the_loop(config, scr
         assert not service.processes["template"].in_processes
 
 
-async def test_load_and_metrics_tell_of_the_processes(client, processes):
-    await embedded(client, messages=HELLO)
-    load = (await client.get("/load")).json()
-    idle = {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}
-    assert load["workers"] == {"template": idle, "client_template": idle}
-    metrics = (await client.get("/metrics")).text
-    assert 'worker_capacity{of="template"} 2.0' in metrics
-
-
-async def test_the_api_s_description_has_conversations_and_contents(client):
-    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    having = {name for name, schema in schemas.items() if {"input", "messages"} <= schema.get("properties", {}).keys()}
-    assert {"EmbeddingsRequest", "PoolingRequest", "JinaEmbeddingsRequest", "VoyageEmbeddingsRequest"} < having
-    assert len(having) == 5  # and that of vLLM's /classify
-    assert {"type", "text", "image_url", "image_base64"} == schemas["ContentPart"]["properties"].keys()
-
-
 # -- what is refused -------------------------------------------------------------------------------------
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
+
+def said(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*parts]}]}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"messages": HELLO, **fields}
+
+
+WRONG = [
     ({}, "input", "Give one of input, messages"),
-    ({"input": None, "messages": None}, "input", "none is there"),
     ({"input": "hello", "messages": HELLO}, "input", "input and messages"),
     ({"messages": []}, "messages", "empty"),
     ({"messages": "hello"}, "messages", "array"),
     ({"messages": [{"content": "hello"}]}, "messages", "role"),
-    ({"messages": [{"role": 5, "content": "hello"}]}, "messages", "str"),
-    ({"messages": [{"role": "user", "content": [5]}]}, "messages", "int"),
-    ({"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]}, "messages", "audio_url"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "no text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no image_url"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-        "messages",
-        "texts only",
-    ),
-    ({"messages": [{"role": "user", "content": [{"image_url": "data:,"}]}]}, "messages", "texts only"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "messages",
-        "texts only",
-    ),
-    ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-    ({"messages": HELLO, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
-    ({"messages": HELLO, "chat_template_kwargs": []}, "chat_template_kwargs", "object"),
-    (
-        {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
-        "continue_final_message",
-        "not both",
-    ),
-    ({"messages": HELLO, "chat_template": "{{ unfinished"}, "chat_template", "end of template"),
-    ({"messages": HELLO, "chat_template": "{{ raise_exception('not so') }}"}, "chat_template", "not so"),
-    ({"messages": HELLO, "chat_template": "{{ 'x' * 10 ** 7 }}"}, "chat_template", "at most"),
-    ({"messages": HELLO, "chat_template": "{{ 'x' * 10 ** 12 }}"}, "chat_template", "MiB"),
-    ({"messages": HELLO, "chat_template": "{{ 'x' * 1000 }}"}, "messages", "1000 tokens"),
+    (said(5), "messages", "int"),
+    (said({"type": "audio_url"}), "messages", "audio_url"),
+    (said({"type": "text"}), "messages", "no text"),
+    (said({"type": "image_url"}), "messages", "no image_url"),
+    (said({"type": "image_url", "image_url": {"url": "data:,"}}), "messages", "texts only"),
+    (said({"image_url": "data:,"}), "messages", "texts only"),
+    (said({"type": "input_image", "image_url": "x"}), "messages", "texts only"),
+    (said(*["x"] * 3000), "messages", "3000 parts"),
+    (asked(chat_template_kwargs={"messages": []}), "chat_template_kwargs", "messages"),
+    (asked(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs", "tokenize"),
+    (asked(add_generation_prompt=True, continue_final_message=True), "continue_final_message", "not both"),
+    (asked(chat_template="{{ unfinished"), "chat_template", "end of template"),
+    (asked(chat_template="{{ raise_exception('not so') }}"), "chat_template", "not so"),
+    (asked(chat_template="{{ 'x' * 10 ** 7 }}"), "chat_template", "at most"),
+    (asked(chat_template="{{ 'x' * 10 ** 12 }}"), "chat_template", "MiB"),
+    (asked(chat_template="{{ 'x' * 1000 }}"), "messages", "1000 tokens"),
     ({"input": "hello", "chat_template": CONTENT}, "chat_template", "for messages"),
     ({"input": "hello", "add_generation_prompt": True}, "add_generation_prompt", "for messages"),
-    ({"messages": HELLO * 3000}, "messages", "3000 messages"),
-    ({"messages": [{"role": "user", "content": ["x"] * 3000}]}, "messages", "3000 parts"),
 ]
 
 
-async def test_what_is_wrong_is_400_and_named(client, processes, service, scripted):
-    for path in ("/v1/embeddings", "/pooling", "/classify"):
-        for body, param, message in WRONG if path == "/v1/embeddings" else WRONG[:4]:
-            error = await refused(client, path, **body)
-            assert (error["param"], message in error["message"]) == (param, True), (body, error)
-            await wait_idle(service)
+@each(("body", "param", "message"), WRONG)
+async def test_what_is_wrong_is_400_and_named(client, processes, service, scripted, body, param, message):
+    error = await refused(client, **body)
+    assert (error["param"], message in error["message"]) == (param, True), error
     assert scripted.batches == []
+    await wait_idle(service)
 
 
 async def test_a_template_of_the_client_s_needs_trust(chat_folder, scripted):
@@ -300,15 +208,6 @@ async def test_a_model_without_a_template_says_so(words):
     error = await refused(words, messages=HELLO)
     assert error["param"] == "messages"
     assert "no chat template" in error["message"]
-
-
-async def test_unknown_fields_are_refused_if_that_is_asked_for(chat_folder, scripted, theirs):
-    config = Config(models=(str(chat_folder),), network=NetworkConfig(strict_requests=True))
-    service = Service(config, lambda *_: scripted)
-    async with running(service), listening(service) as url, client_of(url) as client:
-        render_templates_on_the_loop(service)
-        assert await embedded(client, messages=HELLO) == vector_of(theirs.apply_chat_template(HELLO, return_dict=False))
-        assert (await refused(client, messages=HELLO, tools=[]))["param"] == "tools"
 
 
 async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):

@@ -36,7 +36,3 @@ def test_fewer_than_the_least_are_refused(top, least):
     assert raised.value.param == "top_k"
     require_top(least, least=least)
     require_top(None, least=least)
-
-
-def test_none_at_all_is_no_number_unless_one_is_the_least():
-    require_top(0)
