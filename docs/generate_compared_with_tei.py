@@ -50,13 +50,13 @@ def page() -> str:
     for route, facts in record["routes"].items():
         star = "" if facts["documented"] else " *"
         title = f"## `{route}`{star}\n{facts['means'][0].upper()}{facts['means'][1:]}."
-        text += TABLE.format(title=title, name="item") + "".join(_rows(facts, seen[route]))
+        text += TABLE.format(title=title, name="item") + "".join(_rows(facts, record["statuses"], seen[route]))
     text += TABLE.format(title="## All routes", name="item")
     return text + "".join(_row(name, tei, seen["server"][name]) for name, tei in record["server"].items())
 
 
-def _rows(facts: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
-    """Give the rows of a route: its fields, its answer and its statuses."""
+def _rows(facts: dict[str, Any], statuses: dict[str, str], seen: dict[str, Any]) -> Iterator[str]:
+    """Give the rows of a route: its fields, its answer and its statuses, which mean the same on all routes."""
     for name, field in facts["fields"].items():
         yield _row(f"`{name}`", _field(field), seen[name])
     shape = facts["response"]
@@ -64,8 +64,8 @@ def _rows(facts: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
     yield _row("response", answer if len(answer) < LONGEST else "an object", seen["response"])
     if "headers" in facts:
         yield _row("headers", "its eight", seen["headers"])
-    for status, when in facts["statuses"].items():
-        yield _row(f"status {status}", when, seen[status])
+    for status in facts["statuses"]:
+        yield _row(f"status {status}", statuses[status], seen[status])
 
 
 def _field(field: dict[str, Any]) -> str:

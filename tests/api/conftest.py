@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.dialects.tei_models import Classifying, Judging, Served, serving
+from tests.api.dialects.tei_models import Judging, Served, serving
+from tests.api.scripted_models import Labeller
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from trio_pool_serve.config import Config
 
@@ -33,7 +34,7 @@ async def embedding(config: Config) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def classifying(config: Config) -> AsyncIterator[Served]:
-    async with serving(config, Classifying()) as served:
+    async with serving(config, Labeller(labels=("short", "heavy"))) as served:
         yield served
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 
 from tests.compatibility.tei_cases import SUBJECTS, case
-from tests.compatibility.tei_record import ROUTES, SAME, Seen, differs, further_keys, more, shape_faults
+from tests.compatibility.tei_record import RECORD, ROUTES, SAME, Seen, differs, further_keys, more, shape_faults
 from tests.compatibility.tei_servers import Servers
 from tests.compatibility.tei_states import full
 
@@ -85,7 +85,7 @@ def counted(servers: Servers, route: str) -> tuple[int, int]:
 def headers(servers: Servers, route: str) -> Seen:
     subject = SUBJECTS[route]
     answer = servers.post(subject.kind, subject.path, subject.body)
-    missing = ", ".join(f"`{name}`" for name in ROUTES[route]["headers"] if name not in answer.headers)
+    missing = ", ".join(f"`{name}`" for name in RECORD["headers"] if name not in answer.headers)
     if "x-compute-tokens" not in answer.headers:
         return differs("none of them; `Server-Timing` has the times")
     tokens, characters = counted(servers, route)

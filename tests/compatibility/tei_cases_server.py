@@ -208,19 +208,12 @@ def default_prompts(servers: Servers, route: str) -> Seen:
 
 @case("null", SERVER)
 def nulls(servers: Servers, route: str) -> Seen:
-    for subject_route, names in {
-        "POST /embed": ("truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"),
-        "POST /predict": ("truncate", "truncation_direction", "raw_scores"),
-        "POST /rerank": ("truncate", "truncation_direction", "raw_scores", "return_text"),
-        "POST /tokenize": ("add_special_tokens", "prompt_name"),
-        "POST /decode": ("skip_special_tokens",),
-        "POST /v1/embeddings": ("model", "user", "encoding_format", "dimensions"),
-    }.items():
-        subject = SUBJECTS[subject_route]
+    for subject in SUBJECTS.values():
+        optional = [name for name, field in ROUTES[subject.route]["fields"].items() if not field.get("required")]
+        nulls = {name: None for name in optional if "." not in name}  # without the fields of /similarity's parameters
         plain = servers.ask(subject.kind, subject.path, **subject.body)
-        nulled = servers.ask(subject.kind, subject.path, **subject.body, **dict.fromkeys(names))
-        assert type(nulled) is type(plain)
-        assert subject_route == "POST /v1/embeddings" or len(nulled) == len(plain)
+        nulled = servers.ask(subject.kind, subject.path, **subject.body, **nulls)
+        assert (type(nulled), len(nulled)) == (type(plain), len(plain))
     return more("null stands for not given in every optional field")
 
 

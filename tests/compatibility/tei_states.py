@@ -10,13 +10,19 @@ import httpx
 import trio
 from anyio.from_thread import start_blocking_portal
 
-from tests.api.dialects.tei_models import Classifying, Judging, Sparse, serving
+from tests.api.dialects.tei_models import Judging, serving
+from tests.api.scripted_models import Labeller, SparseOnly
 from tests.conftest import listening, make_slow
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
-SPECS = {"embedding": None, "splade": Sparse(), "classifier": Classifying(), "reranker": Judging()}
+SPECS = {
+    "embedding": None,
+    "splade": SparseOnly(),
+    "classifier": Labeller(),
+    "reranker": Judging(),
+}
 
 
 @contextmanager

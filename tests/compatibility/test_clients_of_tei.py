@@ -59,14 +59,6 @@ def test_feature_extraction_is_that_of_the_model(servers, record_client):
     near(every.feature_extraction("bread"), [servers.oracle("embedding").tokens("bread")])
 
 
-@pytest.mark.parametrize("path", ["", "/similarity"])
-def test_sentence_similarity_is_the_cosine(servers, record_client, path):
-    record_client("TEI", f"POST {path or '/'}", "huggingface_hub sentence_similarity")
-    client = InferenceClient(model=servers.urls["embedding"] + path, token=API_KEY)
-    source, *others = map(servers.oracle("embedding").vector, TEXTS)
-    near(client.sentence_similarity(TEXTS[0], TEXTS[1:]), [source @ other for other in others])
-
-
 def test_the_hub_s_client_reads_health_and_info(servers, record_client):
     record_client("TEI", "GET /info", "huggingface_hub get_endpoint_info")
     record_client("TEI", "GET /health", "huggingface_hub health_check")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.compatibility.http_answer import shortened
 from tests.compatibility.vllm_cases.case import Case, post
-from tests.compatibility.vllm_comparison import differences, summary
+from tests.compatibility.vllm_comparison import differences
 
 NUMBERS = [0.25, -0.5, 1.5, -3.0]
 THEIRS = {"id": "embd-…", "data": [{"index": 0, "embedding": NUMBERS}], "usage": {"prompt_tokens": 3, "details": None}}
@@ -104,9 +104,3 @@ def test_what_is_recorded_has_neither_times_nor_random_ids_nor_long_lists():
         "id": "embd-…", "embedding": {"first": [0.5] * 4, "length": 64}, "texts": ["a"] * 8,
     }  # fmt: skip
     assert shortened({"id": "embd-abc"}) == {"id": "embd-abc"}
-
-
-def test_a_summary_is_a_status_and_the_beginning_of_a_message():
-    assert summary(good(THEIRS)) == "200"
-    assert summary(refused("No.")) == "400: No."
-    assert summary(refused("so " * 50)).endswith(" …")

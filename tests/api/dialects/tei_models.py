@@ -7,7 +7,8 @@ import attrs
 import httpx
 
 from tests.api.scripted_models import serve_as
-from tests.conftest import client_of, listening, running, wait_idle
+from tests.api.serving import serving as serve_scripted
+from tests.conftest import wait_idle
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.model_spec import ModelSpec
@@ -15,22 +16,10 @@ from trio_pool_serve.service import Service
 
 
 @attrs.frozen
-class Classifying(ModelSpec):
-    tasks = frozenset({"classify"})
-    labels: tuple[str, ...] = ("short", "heavy")
-
-
-@attrs.frozen
 class Judging(ModelSpec):
     tasks = frozenset({"classify", "score"})
     scoring = "pairs"
     labels: tuple[str, ...] = ("fits",)
-
-
-@attrs.frozen
-class Sparse(ModelSpec):
-    tasks = frozenset({"sparse_embed"})
-    pooling = "splade"
 
 
 @attrs.frozen(eq=False)
@@ -73,9 +62,8 @@ def assert_error_body(answer: httpx.Response) -> None:
 async def serving(config: Config, spec: ModelSpec | None = None, *, labels: int = 2) -> AsyncIterator[Served]:
     """Serve a scripted model of a kind; ``None`` is an embedding model."""
     runner = ScriptedRunner(labels=labels)
-    async with running(Service(config, lambda *_: runner)) as service:
+    async with serve_scripted(config, runner) as (service, http):
         if spec is not None:
             serve_as(service, spec)
-        async with listening(service) as url, client_of(url) as http:
-            yield Served(service, runner, http)
+        yield Served(service, runner, http)
         await wait_idle(service)

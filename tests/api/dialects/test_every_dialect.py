@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.api.scripted_models import Everything, Unable, serve_as
-from tests.conftest import assert_idle, full_queue, wait_idle
+from tests.conftest import full_queue, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
@@ -156,8 +156,3 @@ async def test_a_batch_that_fails_is_500_without_internals(client, scripted, cap
     assert "secret" not in answer.text
     assert "secret" in caplog.text
     scripted.on_launch = None
-
-
-async def test_the_server_is_idle_after_each_error(client, service):
-    await client.post("/v1/embeddings", content=b"{", headers=JSON)
-    assert_idle(service)

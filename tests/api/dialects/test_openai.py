@@ -87,36 +87,6 @@ async def test_texts_that_look_like_something_else_are_texts(client):
     assert await vectors(client, input="hello", prompt="7 ") == [vector_of("[UNK] hello")]
 
 
-async def test_truncation_keeps_the_side_that_was_asked_for(client):
-    ids = list(range(10, 20))
-    assert await vectors(client, input=ids, truncate_prompt_tokens=3) == [vector_of(ids[:3])]
-    assert await vectors(client, input=ids, truncate_prompt_tokens=3, truncation_side="left") == [vector_of(ids[-3:])]
-    text = " ".join(f"w{n}" for n in range(100))
-    (longest,) = await vectors(client, input=text, truncate_prompt_tokens=-1)
-    assert longest[0] == 64
-
-
-async def test_prompts_go_in_front_of_texts(client):
-    expected = [vector_of("query : hello")]
-    assert await vectors(client, input="hello", prompt_name="query") == expected
-    assert await vectors(client, input="hello", prompt="query : ") == expected
-
-
-async def test_two_requests_with_one_id_get_their_own_answers(client):
-    import trio
-
-    found: dict[int, list[float]] = {}
-
-    async def one(token: int) -> None:
-        answer = await client.post("/v1/embeddings", json={"input": [token]}, headers={"X-Request-Id": "same"})
-        found[token] = answer.json()["data"][0]["embedding"]
-
-    async with trio.open_nursery() as nursery:
-        for token in range(7, 47):
-            nursery.start_soon(one, token)
-    assert found == {token: vector_of([token]) for token in range(7, 47)}
-
-
 async def test_server_timing_names_every_stage(client):
     answer = await embed(client, input=["hello"] * 5)
     stages = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))

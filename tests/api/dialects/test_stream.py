@@ -7,7 +7,7 @@ import httpx
 import trio
 
 from tests.api.scripted_models import vector_of
-from tests.api.serving import post, refused, until, vectors
+from tests.api.serving import post, refused, until
 from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.tables import each
 from trio_pool_serve.types import Batch
@@ -34,11 +34,6 @@ async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service)
     assert usage["usage"] == plain["usage"] == {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0}
     assert usage["model"] == plain["model"]
     assert_idle(service)
-
-
-async def test_base64_is_streamed_too(client):
-    item, _ = await stream(client, input="hello", encoding_format="base64")
-    assert [item["embedding"]] == await vectors(client, input="hello", encoding_format="base64")
 
 
 async def test_a_vector_is_sent_while_others_are_still_computed(service, scripted, client):

@@ -3,11 +3,8 @@
 What TEI documents of each route, field and status is shown on real models in tests/compatibility/test_against_tei.py.
 """
 
-import numpy as np
-import pytest
-
-from tests.api.dialects.tei_models import Classifying, Served, Sparse, serving
-from tests.api.scripted_models import LONG, Judge, LateInteraction, ids_of, vector_of
+from tests.api.dialects.tei_models import Served, serving
+from tests.api.scripted_models import LONG, Judge, Labeller, LateInteraction, SparseOnly, ids_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.types import TokenEmbed
@@ -27,7 +24,7 @@ async def test_token_vectors_keep_the_model_s_own_length_unless_asked_otherwise(
 
 
 async def test_texts_are_read_the_same_way_on_all_three(config):
-    for path, spec in (("/embed", None), ("/embed_all", LateInteraction()), ("/embed_sparse", Sparse())):
+    for path, spec in (("/embed", None), ("/embed_all", LateInteraction()), ("/embed_sparse", SparseOnly())):
         async with serving(config, spec) as served:
             await served.ask(path, inputs="hello", prompt_name="query")
             await served.ask(path, inputs=LONG)
@@ -66,33 +63,8 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
 
 
 async def test_a_model_without_names_for_its_labels_numbers_them(config):
-    async with serving(config, Classifying(labels=()), labels=1) as served:
+    async with serving(config, Labeller(), labels=1) as served:
         assert await served.ask("/predict", inputs="hello") == [{"score": 3, "label": "LABEL_0"}]
-
-
-async def test_late_interaction_ranks_too(config):
-    async with serving(config, LateInteraction()) as served:
-        ranks = await served.ask("/rerank", query="w1 w2", texts=["w5", "w1 w2", "w2"], return_text=True)
-        # Counts the query's tokens that the text has, [CLS] and [SEP] among them.
-        assert ranks == [
-            {"index": 1, "score": 4.0, "text": "w1 w2"},
-            {"index": 2, "score": 3.0, "text": "w2"},
-            {"index": 0, "score": 2.0, "text": "w5"},
-        ]
-
-
-def cosine(first: list[int], second: list[int]) -> float:
-    one, other = np.array(vector_of(first)), np.array(vector_of(second))
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
-async def test_vectors_rank_too(embedding: Served):
-    texts = ["w1", "w1 w2 w3 w4 w5"]
-    ranks = await embedding.ask("/rerank", query="w1 w2 w3 w4", texts=texts)
-    query = ids_of("query : w1 w2 w3 w4")
-    scores = {rank["index"]: rank["score"] for rank in ranks}
-    assert scores == pytest.approx({index: cosine(query, ids_of(text)) for index, text in enumerate(texts)}, abs=1e-5)
-    assert [rank["score"] for rank in ranks] == sorted(scores.values(), reverse=True)
 
 
 async def test_large_rankings_come_back_whole(judging: Served):

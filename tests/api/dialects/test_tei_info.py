@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import attrs
-import pytest
 
 import trio_pool_serve
-from tests.api.dialects.tei_models import assert_error_body, serving
+from tests.api.dialects.tei_models import serving
 from tests.conftest import client_of, listening
-from tests.model_folders import write_json, write_scripted_folder
+from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.service import Service
 
 
@@ -58,22 +58,13 @@ async def test_settings_are_told_as_they_are(config):
     assert told["tokenization_workers"] == 1
 
 
-@pytest.mark.parametrize(
-    ("pooling", "name"),
-    [({"pooling_mode": ["cls", "mean"]}, "cls+mean"), ({"pooling_mode_lasttoken": True}, "last_token")],
-)
-async def test_pooling_is_told_in_either_spelling_of_the_files(tmp_path: Path, pooling, name):
-    folder = write_scripted_folder(tmp_path / "model")
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate(modules)
-        ],
-    )
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 8, **pooling})
-    assert (await info_of(Config(models=(str(folder),))))["model_type"] == {"embedding": {"pooling": name}}
+class LastToken(ModelSpec):
+    tasks = frozenset({"embed"})
+    pooling = "lasttoken"
+
+
+async def test_the_last_token_has_tei_s_name(config):
+    assert (await info_of(config, LastToken()))["model_type"] == {"embedding": {"pooling": "last_token"}}
 
 
 async def test_a_snapshot_of_the_hub_is_told_by_its_commit(tmp_path: Path):
@@ -90,9 +81,7 @@ async def test_a_model_that_is_being_loaded_is_503(config, scripted):
         client_of(url) as client,
     ):
         answer = await client.get("/info")
-        assert answer.status_code == 503
-        assert_error_body(answer)
-        assert answer.json()["error_type"] == "Unhealthy"
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
         assert answer.headers["retry-after"]
         answer = await client.post("/embed", json={"inputs": "hello"})
         assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")

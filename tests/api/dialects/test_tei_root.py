@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.api.dialects.tei_models import Judging, Served, Sparse, serving
+from tests.api.dialects.tei_models import Judging, Served, serving
 from tests.api.scripted_models import Judge, LateInteraction, ids_of, vector_of
 from tests.tables import each
-from trio_pool_serve.types import Classify, Embed, SparseEmbed, TokenEmbed
+from trio_pool_serve.types import Classify, Embed, TokenEmbed
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,6 @@ async def test_parameters_may_say_what_to_cut(embedding: Served):
     assert await embedding.refused("/", inputs=ids, parameters={"truncate": False}) == (422, "Validation")
     cut = {"truncate": True, "truncation_direction": "left"}
     assert await embedding.ask("/", inputs=ids, parameters=cut) == [vector_of(ids[-64:])]
-
-
-async def test_a_sparse_model_weighs_the_vocabulary(config):
-    async with serving(config, Sparse()) as served:
-        assert await served.ask("/", inputs=[7, 7, 9]) == [[{"index": 7, "value": 2.0}, {"index": 9, "value": 1.0}]]
-        assert served.params == [SparseEmbed()]
 
 
 async def test_a_late_interaction_model_embeds_every_token(config):

@@ -71,15 +71,6 @@ async def test_more_tokens_than_the_model_takes_are_counted_all_the_same(client)
     assert answer["count"] == len(answer["tokens"]) == 5002
 
 
-@each(
-    ("body", "param"),
-    [({}, "prompt"), ({"prompt": None}, "prompt"), ({"messages": [{"role": "user", "content": "hello"}]}, "messages")],
-)
-async def test_what_cannot_be_tokenized_is_400(client, service, body, param):
-    assert (await refused(client, "/tokenize", body))["param"] == param
-    await assert_still_serving(client, service, "/tokenize")
-
-
 async def test_tokens_become_text_again_with_their_special_ones(client):
     answer = await post(client, "/detokenize", tokens=[CLS, HELLO, WORLD, SEP], model=None)
     assert answer == {"prompt": "[CLS] hello world [SEP]"}

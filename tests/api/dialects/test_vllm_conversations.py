@@ -5,13 +5,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import httpx
 import pytest
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.api.serving import post, refused
-from tests.conftest import client_of, listening, render_templates_on_the_loop, running
+from tests.api.serving import post, refused, serving
+from tests.conftest import render_templates_on_the_loop
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import data_url
 from tests.scripted_runner import ScriptedRunner
@@ -42,10 +41,8 @@ async def service(service: Service) -> Service:
 
 
 @asynccontextmanager
-async def serving(folder: Path, scripted: ScriptedRunner, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    config = attrs.evolve(Config(models=(str(folder),)), **settings)
-    service = Service(config, lambda *_: scripted)
-    async with running(service), listening(service) as url, client_of(url) as client:
+async def serving_folder(folder: Path, scripted: ScriptedRunner, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(Config(models=(str(folder),), **settings), scripted) as (service, client):
         render_templates_on_the_loop(service)
         yield client
 
@@ -76,7 +73,6 @@ async def test_messages_in_input_take_the_fields_of_conversations(client):
 @each(
     ("body", "param", "message"),
     [
-        ({"messages": []}, "messages", "is empty"),
         ({"messages": [HELLO, []]}, "messages", "A conversation in messages is empty"),
         ({"messages": [HELLO, HELLO[0]]}, "messages", "mixes messages and lists"),
         ({"input": [HELLO[0], "hello"]}, "input", "mixes messages and other inputs"),
@@ -88,16 +84,6 @@ async def test_messages_in_input_take_the_fields_of_conversations(client):
         ({"input": [{"role": "user", "image": "lost"}]}, "input", "in its content"),
         ({"input": [{"text": "hello", "content": "lost"}]}, "input", "others are not"),
         ({"input": [{"text": "hello"}, {**HELLO[0], "text": "lost"}]}, "input", "others are not"),
-        (
-            {"messages": HELLO, "chat_template_kwargs": {"add_generation_prompt": "maybe"}},
-            "chat_template_kwargs",
-            "maybe",
-        ),
-        (
-            {"messages": [HELLO] * 100, "chat_template_kwargs": {"long": "x" * 11_000}},
-            "chat_template_kwargs",
-            "fewer conversations",
-        ),
         ({"messages": [HELLO] * 2049}, "messages", "--max-inputs-per-request"),
         ({"input": [[*HELLO] * 1025] * 2}, "input", "--max-inputs-per-request"),
     ],
@@ -106,6 +92,16 @@ async def test_what_is_no_conversation_is_refused(client, body, param, message):
     error = await refused(client, **body)
     assert error["param"] == param
     assert message in error["message"]
+
+
+async def test_variables_of_the_template_are_bounded_and_its_flags_truth_values(client):
+    for count, kwargs, message in (
+        (1, {"add_generation_prompt": "maybe"}, "maybe"),
+        (100, {"long": "x" * 11_000}, "fewer conversations"),
+    ):
+        error = await refused(client, messages=[HELLO] * count, chat_template_kwargs=kwargs)
+        assert error["param"] == "chat_template_kwargs"
+        assert message in error["message"]
 
 
 async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_fields_count_for_more(client):
@@ -148,7 +144,7 @@ async def test_a_conversation_has_the_tokens_of_transformers(client, theirs, fie
 
 async def test_tools_reach_the_template(tmp_path, scripted):
     folder = write_chat_folder(tmp_path / "tools", TOOL_NAMES)
-    async with serving(folder, scripted) as client:
+    async with serving_folder(folder, scripted) as client:
         without = await post(client, "/tokenize", messages=HELLO)
         given = await post(client, "/tokenize", messages=HELLO, tools=TOOLS)
         text = (await post(client, "/detokenize", tokens=given["tokens"]))["prompt"]
@@ -201,7 +197,7 @@ async def test_a_template_that_knows_no_developer_gets_one_system_message(client
 async def test_a_template_that_knows_the_role_gets_it(tmp_path, scripted):
     folder = write_chat_folder(tmp_path / "knows", KNOWS_DEVELOPER)
     messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
-    async with serving(folder, scripted) as client:
+    async with serving_folder(folder, scripted) as client:
         tokens = (await post(client, "/tokenize", messages=messages))["tokens"]
         assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "D:X:"
 
@@ -216,7 +212,7 @@ def given_template(request, tmp_path: Path) -> str:
 
 
 async def test_the_flag_replaces_the_model_s_template(chat_folder, scripted, given_template):
-    async with serving(chat_folder, scripted, loading=ModelConfig(chat_template=given_template)) as client:
+    async with serving_folder(chat_folder, scripted, loading=ModelConfig(chat_template=given_template)) as client:
         tokens = (await post(client, "/tokenize", messages=TURNS))["tokens"]
         assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "X:X:"
         assert (await client.get("/tokenizer_info")).json()["chat_template"] == KNOWS_DEVELOPER

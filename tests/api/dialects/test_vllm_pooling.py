@@ -131,12 +131,6 @@ async def test_base64_of_a_row_for_each_token_tells_its_shape(client):
     assert found.tolist() == matrix([7, 8, 9])
 
 
-async def test_base64_of_one_row_is_as_that_of_embeddings(client):
-    (item,) = await items(client, input=[7, 8], encoding_format="base64", embed_dtype="float16")
-    assert set(item) == {"index", "object", "data"}
-    assert np.frombuffer(base64.b64decode(item["data"]), "<f2").tolist() == vector_of([7, 8])
-
-
 async def test_base64_is_for_arrays_and_weights_stay_json(client):
     (item,) = await items(client, input=[7, 8], tasks=["token_embed", "sparse_embed"], encoding_format="base64")
     assert item["data"]["sparse_embed"] == weights([7, 8])
@@ -162,13 +156,6 @@ async def test_bytes_come_with_the_place_and_shape_of_each_row(client, task, sha
     alone = await client.post("/pooling", json={**body, "encoding_format": "bytes_only"})
     assert alone.content == answer.content
     assert "metadata" not in alone.headers
-
-
-async def test_each_token_s_row_is_quantised_by_itself(client):
-    (found,) = await pooled(client, input=[7, 100], task="token_embed", embed_dtype="int8")
-    assert [max(row) for row in found] == [127, 127]
-    (found,) = await pooled(client, input=[7, 100], task="token_embed", embed_dtype="ubinary")
-    assert found == [[255], [255]]
 
 
 @each(

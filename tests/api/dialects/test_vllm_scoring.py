@@ -4,7 +4,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import Dots, LateInteraction, serve_as, vector_of
+from tests.api.scripted_models import Dots, serve_as, vector_of
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
@@ -51,13 +51,6 @@ async def test_an_instruction_is_about_the_query(client):
     ):
         (found,) = await scores(client, text_1="hello", text_2="world", **given)
         assert found == product("hello", "world", "passage : ")
-
-
-async def test_late_interaction_scores_by_tokens(client, service):
-    serve_as(service, LateInteraction())
-    found = await scores(client, text_1="hello world", text_2=["hello", "world hello"])
-    assert found == [3, 4]  # what they have in common, [CLS] and [SEP] included
-    assert_idle(service)
 
 
 @each(

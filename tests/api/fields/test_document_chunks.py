@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Able, become
-from tests.api.serving import post, refused, vectors
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.api.serving import post, refused, serving, vectors
+from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from tests.tables import each
@@ -40,12 +40,11 @@ async def service(service: Service) -> Service:
     return service
 
 
-def vector_of(*words: str, dimensions: int = 8) -> np.ndarray:
-    return scripted_vector(np.array([VOCABULARY[word] for word in words], dtype=np.int32), dimensions)
+def vector_of(*words: str) -> list[float]:
+    return scripted_vector(np.array([VOCABULARY[word] for word in words], dtype=np.int32), 8).tolist()
 
 
 EXPECTED = [vector_of(*words) for words in IDS]
-
 
 BOTH = {"late_chunking": {"input": CHUNKS, "late_chunking": True}, "chunks": {"input": TEXT, "chunks": SPANS}}
 
@@ -53,7 +52,7 @@ BOTH = {"late_chunking": {"input": CHUNKS, "late_chunking": True}, "chunks": {"i
 @pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
 async def test_a_document_is_one_row_and_its_tokens_are_counted_once(client, service, scripted, body):
     answer = await post(client, **body)
-    assert [item["embedding"] for item in answer["data"]] == [vector.tolist() for vector in EXPECTED]
+    assert [item["embedding"] for item in answer["data"]] == EXPECTED
     assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6, "completion_tokens": 0}
     ((request,),) = [batch.requests for batch in scripted.batches]
     assert request.params == (EmbedChunks(),)
@@ -64,41 +63,32 @@ async def test_a_document_is_one_row_and_its_tokens_are_counted_once(client, ser
 @pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
 async def test_vectors_of_chunks_are_encoded_as_any_others(client, body):
     for dtype in ("float32", "int8", "binary", "ubinary"):
-        expected = [as_dtype(vector, dtype).tolist() for vector in EXPECTED]
+        expected = [as_dtype(np.float32(vector), dtype).tolist() for vector in EXPECTED]
         assert await vectors(client, embed_dtype=dtype, **body) == expected
     coded = await vectors(client, encoding_format="base64", **body)
-    assert [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in coded] == [v.tolist() for v in EXPECTED]
+    assert [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in coded] == EXPECTED
     raw = await client.post("/v1/embeddings", json={"encoding_format": "bytes", **body})
-    assert np.frombuffer(raw.content, np.float32).reshape(3, 8).tolist() == np.stack(EXPECTED).tolist()
+    assert np.frombuffer(raw.content, np.float32).reshape(3, 8).tolist() == EXPECTED
     assert [item["index"] for item in json.loads(raw.headers["metadata"])["data"]] == [0, 1, 2]
 
 
 async def test_jina_s_fields_apply_to_each_chunk(client, scripted):
     marked = {"input": CHUNKS, "late_chunking": True}
-    for name, expected in (
-        ("binary", [as_dtype(vector, "binary").tolist() for vector in EXPECTED]),
-        ("float", [vector.tolist() for vector in EXPECTED]),
-    ):
-        assert await vectors(client, embedding_type=name, **marked) == expected
-    assert await vectors(client, dimensions=2, **marked) == [vector[:2].tolist() for vector in EXPECTED]
+    assert await vectors(client, dimensions=2, **marked) == [vector[:2] for vector in EXPECTED]
     await vectors(client, normalized=False, **marked)
     assert scripted.batches[-1].requests[0].params == (EmbedChunks(normalize=False),)
     prompted = await vectors(client, task="retrieval.query", **marked)
-    assert prompted == [vector_of("[CLS]", "query", ":", "hello").tolist(), *(v.tolist() for v in EXPECTED[1:])]
-    assert await vectors(client, input=[{"text": text} for text in CHUNKS], late_chunking="true") == [
-        vector.tolist() for vector in EXPECTED
-    ]
-    assert await vectors(client, input=TEXT, late_chunking=True) == [
-        vector_of("[CLS]", "hello", "world", "w1", "w2", "[SEP]").tolist()
-    ]
+    assert prompted == [vector_of("[CLS]", "query", ":", "hello"), *EXPECTED[1:]]
+    assert await vectors(client, input=[{"text": text} for text in CHUNKS], late_chunking="true") == EXPECTED
+    assert await vectors(client, input=TEXT, late_chunking=True) == [vector_of(*IDS[0], *IDS[1], *IDS[2])]
 
 
 async def test_chunks_may_overlap_and_leave_some_out(client):
     spans = [[6, 14], [0, 11], [12, 17]]
     assert await vectors(client, input=[TEXT], chunks=spans) == [
-        vector_of("world", "w1").tolist(),
-        vector_of("[CLS]", "hello", "world").tolist(),
-        vector_of("w1", "w2", "[SEP]").tolist(),
+        vector_of("world", "w1"),
+        vector_of("[CLS]", "hello", "world"),
+        vector_of("w1", "w2", "[SEP]"),
     ]
 
 
@@ -106,9 +96,7 @@ async def test_chunks_may_overlap_and_leave_some_out(client):
 async def test_a_stream_has_an_event_for_each_chunk(client, body):
     lines = (await client.post("/v1/embeddings", json={"stream": True, **body})).text.split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert [(event["index"], event["embedding"]) for event in events[:-1]] == [
-        (index, vector.tolist()) for index, vector in enumerate(EXPECTED)
-    ]
+    assert [(event["index"], event["embedding"]) for event in events[:-1]] == [*enumerate(EXPECTED)]
     assert events[-1]["usage"]["prompt_tokens"] == 6
 
 
@@ -127,7 +115,7 @@ async def test_truncating_drops_the_tail_and_refuses_chunks_that_are_in_it(clien
     expected = [["[CLS]", "hello"], [*(f"w{n}" for n in range(61)), "[SEP]"]]
     for fields in ({"truncate": True}, {"truncate_prompt_tokens": -1}):
         found = await vectors(client, input=tail, late_chunking=True, **fields)
-        assert found == [vector_of(*words).tolist() for words in expected]
+        assert found == [vector_of(*words) for words in expected]
     error = await refused(client, input=LONG, late_chunking=True, truncate=True)
     assert error["message"].startswith("Chunk 62, characters 238 to 242 of the document, has no tokens")
     assert error["param"] == "late_chunking"
@@ -137,11 +125,10 @@ async def test_truncating_drops_the_tail_and_refuses_chunks_that_are_in_it(clien
 
 async def test_windows_of_long_texts_are_not_for_documents(scripted_folder, scripted: ScriptedRunner):
     config = Config(models=(str(scripted_folder),), loading=ModelConfig(long_text="chunk"))
-    async with running(Service(config, lambda *_: scripted)) as service:
+    async with serving(config, scripted) as (service, client):
         become(service, Chunkable())
-        async with listening(service) as url, client_of(url) as client:
-            assert "maximum context length" in (await refused(client, input=LONG, late_chunking=True))["message"]
-            assert await vectors(client, input=CHUNKS, late_chunking=True) == [v.tolist() for v in EXPECTED]
+        assert "maximum context length" in (await refused(client, input=LONG, late_chunking=True))["message"]
+        assert await vectors(client, input=CHUNKS, late_chunking=True) == EXPECTED
 
 
 def late(*inputs: Any, **fields: Any) -> dict[str, Any]:
@@ -215,4 +202,4 @@ async def test_a_document_that_is_cancelled_leaves_nothing_behind(client, servic
         await client.post("/v1/embeddings", json=body)
     scripted.gate.set()
     await wait_idle(service)
-    assert await vectors(client, **body) == [vector.tolist() for vector in EXPECTED]
+    assert await vectors(client, **body) == EXPECTED

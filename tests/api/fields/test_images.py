@@ -280,15 +280,6 @@ async def test_files_are_read_where_they_may_be(config, tmp_path: Path):
         await wait_idle(service)
 
 
-async def test_a_hundred_images_of_one_request_are_prepared_a_few_at_a_time(config):
-    async with served(config) as (service, client):
-        urls = [data_url(encoded((n, 1, 2))) for n in range(100)]
-        found = await embed(client, input=urls, modality="image")
-        assert found == [vector_of((n, 1, 2)) for n in range(100)]
-        assert service.media.cache.statistics().misses == 100
-        await wait_idle(service)
-
-
 async def test_a_client_that_leaves_takes_the_fetching_along(config):
     async with served(config, allowed_media_domains=LOOPBACK) as (service, client):
         async with serving({"/": drips(HEAD, b"A: b\r\n")}) as server:

@@ -19,7 +19,7 @@ from tests.api.scripted_models import (
     serve_as,
     vector_of,
 )
-from tests.api.serving import post, refused, until
+from tests.api.serving import post, refused, serving, until
 from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
@@ -59,8 +59,7 @@ def processes(service):
 async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a model that reads words, between [CLS] and [SEP], and has no chat template."""
     config = Config(models=(str(scripted_folder),), input=InputConfig(trust_request_chat_template=True))
-    service = Service(config, lambda *_: scripted)
-    async with running(service), listening(service) as url, client_of(url) as client:
+    async with serving(config, scripted) as (service, client):
         render_templates_on_the_loop(service)
         yield client
 
@@ -83,22 +82,6 @@ async def test_a_conversation_is_one_input_read_in_the_model_s_template(client, 
     (item,) = answer["data"]
     assert item[field] == vector_of(ids, dimensions)
     assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids), "completion_tokens": 0}
-
-
-async def test_every_field_of_a_conversation_is_heeded(client, theirs):
-    said = [*HELLO, {"role": "assistant", "content": "go", "name": "nobody"}]
-    messages = [{"role": message["role"], "content": message["content"]} for message in said]
-    for options in (
-        {"add_generation_prompt": True},
-        {"continue_final_message": True},
-        {"add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": False}},
-    ):
-        theirs_options = {**options, **options.get("chat_template_kwargs", {})}
-        theirs_options.pop("chat_template_kwargs", None)
-        expected = theirs.apply_chat_template(messages, return_dict=False, **theirs_options)
-        assert await embedded(client, messages=said, **options) == vector_of(expected)
-    cut = theirs.apply_chat_template(messages, return_dict=False)[:7]
-    assert await embedded(client, messages=said, truncate_prompt_tokens=7) == vector_of(cut)
 
 
 async def test_contents_are_texts_or_lists_of_parts(client, theirs):
@@ -194,20 +177,6 @@ async def test_what_is_wrong_is_400_and_named(client, processes, service, script
     assert (error["param"], message in error["message"]) == (param, True), error
     assert scripted.batches == []
     await wait_idle(service)
-
-
-async def test_a_template_of_the_client_s_needs_trust(chat_folder, scripted):
-    service = Service(Config(models=(str(chat_folder),)), lambda *_: scripted)
-    async with running(service), listening(service) as url, client_of(url) as client:
-        error = await refused(client, messages=HELLO, chat_template=CONTENT)
-        assert error["param"] == "chat_template"
-        assert "--trust-request-chat-template" in error["message"]
-
-
-async def test_a_model_without_a_template_says_so(words):
-    error = await refused(words, messages=HELLO)
-    assert error["param"] == "messages"
-    assert "no chat template" in error["message"]
 
 
 async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):

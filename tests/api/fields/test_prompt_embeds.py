@@ -89,17 +89,14 @@ async def test_a_large_one_is_read_with_the_fields_of_its_dialect(client):
         ({"prompt_embeds": [GOOD] * 2049}, "2049 inputs"),
         ({"prompt_embeds": GOOD, "input": "hello"}, "input and prompt_embeds is there"),
         ({}, "input"),
-        ({"prompt_embeds": 7}, "Expected `str | list[str]`"),
         ({"prompt_embeds": [GOOD, 7]}, "Expected `str | list[str]`"),
-        ({"prompt_embeds": {"a": GOOD}}, "Expected `str | list[str]`"),
         ({"prompt_embeds": "größer"}, "base64"),
         ({"prompt_embeds": "#0"}, "base64"),
         ({"prompt_embeds": "#" + "9" * 5000}, "base64"),
     ],
 )
-@each("route", ["/v1/embeddings", "/pooling"])
-async def test_what_is_asked_wrongly_is_400(client, service, route, body, said):
-    assert said in (await refused(client, route, body))["message"]
+async def test_what_is_asked_wrongly_is_400(client, service, body, said):
+    assert said in (await refused(client, body=body))["message"]
     await wait_idle(service)
 
 

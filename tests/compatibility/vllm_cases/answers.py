@@ -10,6 +10,7 @@ from tests.compatibility.vllm_cases.case import (
     OTHER,
     SENTENCE,
     Case,
+    embed,
     get,
     post,
     post_fields,
@@ -102,10 +103,6 @@ SPARSE = "the weights that are not 0, as `[{index, value}]`"
 OTHER_DATA = ("data", "usage")
 
 
-def embed(name: str, kinds: str = "embedding", **fields: Any) -> Case:
-    return post_fields(name, "/v1/embeddings", kinds, **{"input": SENTENCE, **fields})
-
-
 def pool(name: str, kinds: str | tuple[str, ...], **fields: Any) -> Case:
     return post_fields(name, "/pooling", kinds, **{"input": SENTENCE, **fields})
 
@@ -139,12 +136,7 @@ CASES: tuple[Case, ...] = (
     pool("tokens, `task`", OF_TOKENS, task="token_classify"),
     pool("tokens, `use_activation: false`", OF_TOKENS[1:], use_activation=False),
     pool("token vectors", ("late interaction", "token embeddings"), input=[SENTENCE, "Yes"]),
-    pool(
-        "a sparse vector",
-        "sparse",
-        reason="the weights that are not 0, as `[{index, value}]`",
-        differs=("data.0.data",),
-    ),
+    pool("a sparse vector", "sparse", reason=SPARSE, differs=("data.0.data",)),
     embed(
         "a text that is too long",
         "embedding in chunks",

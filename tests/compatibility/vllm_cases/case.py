@@ -57,6 +57,11 @@ def post_fields(name: str, path: str, kinds: str | tuple[str, ...], **fields: An
     return post(name, path, kinds, fields, **more)
 
 
+def embed(name: str, kinds: str | tuple[str, ...] = "embedding", **fields: Any) -> Case:
+    """Return the case of an embedding with these fields, by default of a text."""
+    return post_fields(name, "/v1/embeddings", kinds, **{"input": SENTENCE, **fields})
+
+
 def get(path: str, kinds: str | tuple[str, ...], *, name: str = "", **more: Any) -> Case:
     """Return the case of a request without a body."""
     kinds = (kinds,) if isinstance(kinds, str) else kinds

@@ -1,15 +1,9 @@
 """Line 9: what is accepted although it is not quite as documented."""
 
-from typing import Any
-
-from tests.compatibility.vllm_cases.case import OTHER, SENTENCE, Case, get, post, post_fields
+from tests.compatibility.vllm_cases.case import OTHER, SENTENCE, Case, embed, get, post
 
 LATE_CHUNKING = "they would be without effect"
 PADDED = "vLLM attends to the padding, which changes the vector; here padding never does"
-
-
-def embed(name: str, kinds: str | tuple[str, ...] = "embedding", **body: Any) -> Case:
-    return post_fields(name, "/v1/embeddings", kinds, **{"input": SENTENCE, **body})
 
 
 CASES: tuple[Case, ...] = (
