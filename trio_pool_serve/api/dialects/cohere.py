@@ -167,8 +167,9 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
     job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
     limit = call.wire.max_tokens
     if limit is not None and job.input_params.truncate_to is not None:
-        truncate_to, limit = min(limit, call.model.renderer.max_model_len), None
-        job = evolve(job, input_params=evolve(job.input_params, truncate_to=truncate_to))
+        keep = min(limit, call.model.renderer.max_model_len)
+        job = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
+        limit = None
     pooled = await pool(call.model, job, call.context)
     for index, tokens in enumerate(pooled.tokens):
         if limit is not None and tokens > limit:

@@ -169,8 +169,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
         except Exception as raised:
             error = raised
         else:
-            tokens = pooled.prompt_tokens
-            emit(lambda: {"object": "usage", "model": call.model.name, "usage": Usage.of(tokens)})
+            emit(lambda: {"object": "usage", "model": call.model.name, "usage": Usage.of(pooled.prompt_tokens)})
             return
         call.service.metrics.count_failure(error)
         _, body = call.claimed_by.dialect.error_body(describe(error, call.request_id, call.claimed_by, call.wire))

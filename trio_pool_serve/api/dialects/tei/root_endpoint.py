@@ -51,7 +51,7 @@ class Parameters(TextOptions):
 
 @frozen(eq=False)
 class InputsJob:
-    """The job for an embedding model and the job for a classifier; each, or the error in the inputs that prevents it."""
+    """The job for an embedding model and the job for a classifier; each, or the error that prevents it."""
 
     vectors: outcome.Maybe[PoolJob]
     labels: outcome.Maybe[PoolJob]
@@ -145,9 +145,11 @@ async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
                 refuse_given(call.wire.options, ("normalize", "dimensions"), f"is for vectors: {NOT_DENSE}")
             return await respond_vectors(evolve(call, job=vectors))
         case "classify":
-            labels = evolve(call, job=job.labels.unwrap())
-            # The hub's clients take the first item of a list here, even for a single text.
-            return await respond_predict(labels, top_k=call.wire.options.top_k, in_list=True)
+            return await respond_predict(
+                evolve(call, job=job.labels.unwrap()),
+                top_k=call.wire.options.top_k,
+                in_list=True,  # the hub's clients take the first item of a list here, even for a single text
+            )
     if "score" in able:
         raise InvalidRequestError("This model ranks texts by a query: send query and texts.", param="texts")
     raise TaskNotSupportedError(f"The model {call.model.name!r} can only {', '.join(sorted(able))}; not on this route.")
