@@ -55,7 +55,8 @@ class InvalidRequestError(PoolServeError):
         """Return the message with a dialect's names for the job's fields."""
         message: str = self.args[0]
         for name in ("truncate_to", self.field):
-            if name is not None:  # other braces are in a client's text that the message quotes
+            # Other braces are in a client's text that the message quotes. A body that was not decoded has no names.
+            if name is not None and f"{{{name}}}" in message:
                 message = message.replace(f"{{{name}}}", name_of(name) or name)
         return message
 
