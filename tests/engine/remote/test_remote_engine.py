@@ -20,6 +20,7 @@ from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.parts import row_frames
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -28,6 +29,7 @@ from trio_pool_serve.errors import (
     OverloadedError,
     UnsendableError,
 )
+from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import (
     CopiedBatch,
     Embed,
@@ -213,6 +215,32 @@ async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica
         with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
             pytest.fail("admitted")
     assert engine.statistics().admitted_tokens == 0
+
+
+async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
+    async with replica.live():
+        engine = Engine(RemoteWorkers([replica.connector], Metrics().of_engine("m")))
+        async with trio.open_nursery() as nursery:
+            running = await nursery.start(scoped, engine)
+            await engine.wait_ready()
+            replica.runner.gate.clear()
+
+            async def ask() -> None:
+                with pytest.raises(EngineDeadError):
+                    await engine.submit(request(1))
+
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            running.cancel()
+        assert engine.statistics().state == "dead"
+        with pytest.raises(EngineDeadError):
+            await engine.submit(request(1))
+
+
+async def scoped(engine: Engine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await engine.run()
 
 
 async def test_cancelling_at_any_step_leaves_nothing_behind(replica, engine):
