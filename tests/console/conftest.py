@@ -18,19 +18,11 @@ from tests.server.server_process import serving
 expect.set_options(timeout=TIMEOUT_MS)
 
 IN_ONE_PROCESS = (sys.executable, "-m", "trio_pool_serve", "serve", "--engine", "local")
-
 HOSTILE = "<script>window.hacked = 1</script>"
 """The name of a label, and in texts."""
 
 HOSTILE_NAME = "<script>hack()</script>"
 """The name of a model."""
-
-
-def with_prompts(folder: Path, model: Path) -> Path:
-    """The same model, with prompts for queries and documents."""
-    shutil.copytree(model, folder)
-    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: ", "document": "passage: "}})
-    return folder
 
 
 @pytest.fixture(scope="package")
@@ -40,11 +32,14 @@ def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     from tests.models.vision_families import clip
 
     root = tmp_path_factory.mktemp("models")
+    shutil.copytree(minilm, root / "minilm")
+    prompts = {"prompts": {"query": "query: ", "document": "passage: "}}
+    write_json(root / "minilm" / "config_sentence_transformers.json", prompts)
     labels = {0: "calm", 1: "glad", 2: HOSTILE}
     classes = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
     classifier = write_classifier(root / "classifier", "roberta", id2label=labels)
     return {
-        "minilm": with_prompts(root / "minilm", minilm),
+        "minilm": root / "minilm",
         "reranker": write_classifier(root / "reranker", "bert", num_labels=1),
         "colbert": pylate_bert(root / "colbert"),
         "splade": splade_max(root / "splade"),
