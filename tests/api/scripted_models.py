@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
-from trio_pool_serve.models.model_spec import ModelSpec, Similarity
+from trio_pool_serve.models.model_kind import ModelSpec, Similarity
 from trio_pool_serve.service import Service
 
 LONG = " ".join(f"w{n}" for n in range(100))

@@ -27,7 +27,7 @@ from tests.models.model_families import (
 )
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
-from trio_pool_serve.models.model_spec import pooling_modes
+from trio_pool_serve.models.model_kind import pooling_modes
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
-from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.models.model_spec import Scoring, Similarity
+from trio_pool_serve.models.model_kind import AnyModelFolder, Scoring, Similarity
 from trio_pool_serve.runner.runner_description import Backend
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask

@@ -1,21 +1,139 @@
-"""The record of one kind of model, and of one folder with a model of that kind."""
+"""The records of one kind of model, of a folder with a model of that kind, and of what the folder's files declare."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import Factory, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
+
+Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
+"""How two texts are compared. pairs: the model reads both together. vectors: one vector per text.
+late_interaction: one vector per token."""
+
+Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared. Distances are negated, so that greater means more similar."""
+
+
+@frozen(kw_only=True)
+class ModelSpec:
+    """What a model can do and how its inputs are prepared; each kind overrides what differs from these defaults."""
+
+    scoring: ClassVar[Scoring | None] = None
+    supports_prompt_embeds: ClassVar[bool] = False
+    """Whether ``prompt_embeds`` can replace token ids: the heads use hidden states only, never token ids."""
+    supports_messages: ClassVar[bool] = True
+    """Whether its chat template is for inference, so that ``messages`` are accepted."""
+    keeps_input_type_prompt: ClassVar[bool] = False
+    """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
+    pools_token_states: ClassVar[bool] = False
+    """Whether a Pooling module computes its vectors from the tokens' states."""
+
+    modules: tuple[ModuleFiles, ...] = ()
+    """The modules of sentence-transformers after the transformer, in order."""
+    similarity: Similarity = "cosine"
+    """How ``scoring == "vectors"`` compares them: ``similarity_fn_name`` of config_sentence_transformers.json."""
+    labels: tuple[str, ...] = ()
+    """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
+    marker_tokens: tuple[str, ...] = ()
+    """Texts that the tokenizer must not split, if they are in its vocabulary: single tokens in training."""
+    extra_prompts: Mapping[str, str] = Factory(dict)
+    """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
+    conversation: ChatFormat | None = None
+    """How every input is put into the chat template; ``None`` if only ``messages`` are."""
+    assumption: str = ""
+    """A warning about settings that the files do not declare and the server assumes; empty if there are none."""
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """The tasks that the model supports."""
+        return frozenset()
+
+    @property
+    def pooling(self) -> str:
+        """Pooling type, as ``GET /info`` reports it; ``none`` for one vector per token."""
+        return "none"
+
+    @property
+    def pools_instruction(self) -> bool:
+        """Whether the pooler includes the instruction's tokens, as nearly every model's does.
+
+        In a conversation they cannot be distinguished from the others.
+        """
+        return self.uses_chat_template or all(
+            module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling"
+        )
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether several labels can apply to one input at once."""
+        return False
+
+    @property
+    def pools_chunks(self) -> bool:
+        """Whether it can embed the chunks of a document (late chunking): it takes means of plain texts' states."""
+        return self.pooling == "mean" and not self.uses_chat_template
+
+    @property
+    def embeds_windows(self) -> bool:
+        """Whether long texts can be embedded in windows: only texts that are rendered by themselves can."""
+        return "embed" in self.tasks and not self.uses_chat_template and not self.pads_texts
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its vectors have unit length by default."""
+        return False
+
+    @property
+    def pads_texts(self) -> bool:
+        """Whether every text is padded to a fixed length, as the model was trained."""
+        return False
+
+    @property
+    def uses_chat_template(self) -> bool:
+        """Whether every input is rendered as a conversation of one user message.
+
+        The instruction is a system message before it.
+        """
+        return self.conversation is not None
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Maximum tokens of any input type, even above the tokenizer's limit; 0 if that is the maximum."""
+        return 0
+
+    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
+        """Return the params by which the sparse vector of a text of this input type is computed."""
+        del input_type  # most models treat all input types alike
+        return SparseEmbed()
+
+
+LEGACY_POOLING_KEYS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+
+
+def pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the pooling types in a Pooling module's config, in either of its two spellings."""
+    modes = config.get("pooling_mode") or [name for name, key in LEGACY_POOLING_KEYS.items() if config.get(key)]
+    return (modes,) if isinstance(modes, str) else tuple(modes) or ("mean",)
+
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 

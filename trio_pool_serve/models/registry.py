@@ -10,8 +10,7 @@ from trio_pool_serve.models.embedding import EMBEDDING
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.generative_reranker import GENERATIVE_RERANKER
 from trio_pool_serve.models.late_interaction import LATE_INTERACTION
-from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.page_retrieval import PAGE_RETRIEVAL
 from trio_pool_serve.models.process_reward import PROCESS_REWARD
 from trio_pool_serve.models.sparse import SPARSE

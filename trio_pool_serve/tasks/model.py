@@ -13,8 +13,7 @@ from trio_pool_serve.engine.queue_entry import RowsDone
 from trio_pool_serve.engine.result_cache import ModelResults
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.files.model_digest import fingerprint_of
-from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelFolder, ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.tasks.request_context import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings

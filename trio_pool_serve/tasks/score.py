@@ -7,7 +7,7 @@ import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
-from trio_pool_serve.models.model_spec import Scoring, Similarity
+from trio_pool_serve.models.model_kind import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params

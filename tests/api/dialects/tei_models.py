@@ -11,7 +11,7 @@ from tests.api.serving import serving as serve_scripted
 from tests.conftest import wait_idle
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.service import Service
 
 

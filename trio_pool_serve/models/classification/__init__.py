@@ -14,8 +14,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
 from trio_pool_serve.types import PoolingTask
 

@@ -16,8 +16,7 @@ from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
-from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
 from trio_pool_serve.rendering.text.formats import TextFormat

@@ -14,8 +14,7 @@ from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
-from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec, Similarity, pooling_modes
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, Similarity, pooling_modes
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import score_activation
 from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
-from trio_pool_serve.models.model_kind import ModelKind
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.excerpt import encode_input

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.checkpoint import read_weights
-from trio_pool_serve.models.model_spec import pooling_modes
+from trio_pool_serve.models.model_kind import pooling_modes
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
 
 
