@@ -37,8 +37,12 @@ class Classifier(ModelSpec):
     problem_type: str | None = None
     score_activation: str
     """Dotted name of a torch.nn module without parameters."""
+    of_tokens: bool = False
+    """Whether it can be applied to each token, as in vLLM."""
     chat: ChatFormat | None = None
     """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
+
+    supports_prompt_embeds = True
 
     @property
     def multi_label(self) -> bool:
@@ -50,15 +54,10 @@ class Classifier(ModelSpec):
 class SequenceClassifier(Classifier):
     """One number per label for a text or a pair of texts."""
 
-    classifies_tokens: bool = False
-    """Whether its classifier can be applied to each token, as in vLLM."""
-
-    supports_prompt_embeds = True
-
     @property
     def tasks(self) -> frozenset[PoolingTask]:
         """For the text and, with the same classifier, for each of its tokens."""
-        return frozenset({"classify", "token_classify"} if self.classifies_tokens else {"classify"})
+        return frozenset({"classify", "token_classify"} if self.of_tokens else {"classify"})
 
 
 @frozen(kw_only=True)
@@ -78,36 +77,39 @@ class TokenClassifier(Classifier):
     """One number per label for each token."""
 
     tasks = frozenset({"token_classify"})
-    supports_prompt_embeds = True
 
 
 def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
     """Read folders saved from a classifier, unless their modules.json declares another kind of model."""
     if files.modules:
-        return _read_cross_encoder(files) if files.encoder_class == "CrossEncoder" else None
-    if files.is_saved_from("ForSequenceClassification"):
-        return _sequence_classifier(files)
-    if files.is_saved_from("ForTokenClassification"):
-        labels = read_labels(files.config)
-        return TokenClassifier(
-            labels=labels,
-            problem_type=_problem_type(files.config),
-            score_activation=score_activation(files, len(labels)),
-        )
-    return None
-
-
-def _read_cross_encoder(files: FolderFiles) -> SequenceClassifier | None:
-    task = files.transformer_task
-    if task == "text-generation":
+        task = files.transformer_task
+        if files.encoder_class != "CrossEncoder" or task == "text-generation":
+            return None
+        following = ", ".join(module.name for module in files.modules[1:])
+        if task != "sequence-classification" or following:
+            raise ModelLoadError(
+                f"The cross-encoder's transformer does {task}, followed by {following or 'no module'}; supported are "
+                "sequence-classification with none and text-generation with LogitScore."
+            )
+    of_texts = bool(files.modules) or files.is_saved_from("ForSequenceClassification")
+    if not of_texts and not files.is_saved_from("ForTokenClassification"):
         return None
-    following = ", ".join(module.name for module in files.modules[1:])
-    if task != "sequence-classification" or following:
-        raise ModelLoadError(
-            f"The cross-encoder's transformer does {task}, followed by {following or 'no module'}; supported are "
-            "sequence-classification with none and text-generation with LogitScore."
-        )
-    return _sequence_classifier(files)
+    labels = read_labels(files.config)
+    problem_type: str | None = files.config.get("problem_type")
+    if problem_type not in PROBLEM_TYPES:
+        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
+    is_only_exported = bool(why_not_torch(files.transformer_path)) and has_exported_file(files.transformer_path)
+    is_tokenwise = files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS and not is_only_exported
+    kind: type[Classifier] = CrossEncoder if len(labels) == 1 else SequenceClassifier
+    if not of_texts:
+        kind = TokenClassifier
+    return kind(
+        of_tokens=is_tokenwise,
+        labels=labels,
+        problem_type=problem_type,
+        score_activation=score_activation(files, len(labels)),
+        chat=read_chat_format(files) if of_texts else None,
+    )
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -135,26 +137,6 @@ def score_activation(files: FolderFiles, labels: int) -> str:
     if not name.startswith("torch.nn."):
         raise ModelLoadError(f"The activation function {name} is not one of torch.nn's.")
     return name
-
-
-def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
-    labels = read_labels(files.config)
-    classifier = CrossEncoder if len(labels) == 1 else SequenceClassifier
-    return classifier(
-        labels=labels,
-        problem_type=_problem_type(files.config),
-        score_activation=score_activation(files, len(labels)),
-        chat=read_chat_format(files),
-        classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS
-        and not (why_not_torch(files.transformer_path) and has_exported_file(files.transformer_path)),
-    )
-
-
-def _problem_type(config: Mapping[str, Any]) -> str | None:
-    problem_type: str | None = config.get("problem_type")
-    if problem_type not in PROBLEM_TYPES:
-        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
-    return problem_type
 
 
 def classifier_heads(spec: Classifier) -> "BuiltHeads":

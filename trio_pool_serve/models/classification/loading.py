@@ -67,13 +67,12 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
-    classifies_tokens = "token_classify" in folder.spec.tasks
     of_row: RowLogits
     of_tokens: TokenwiseLogits
     if isinstance(getattr(model, "score", None), nn.Linear):
         linear, where = model.score.float(), "by the last token"
         of_row, of_tokens = LastTokenLogits(linear), linear
-    elif classifies_tokens:
+    elif folder.spec.of_tokens:
         (of_row, of_tokens), where = encoder_logits(model), "for each input or token"
     else:
         return LoadedModel(
@@ -82,7 +81,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
             description=_description(folder, "for each input"),
         )
     heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}
-    if classifies_tokens:
+    if folder.spec.of_tokens:
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
     return LoadedModel(backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where))
 
