@@ -18,6 +18,7 @@ def write_files(folder: Path, files: Mapping[str, object]) -> None:
     """Write files by their paths in the folder: a string as it is, anything else as JSON."""
     for name, content in files.items():
         if isinstance(content, str):
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content)
         else:
             write_json(folder / name, content)

@@ -462,49 +462,36 @@ class ServedModel:
             without_graphs(self.runner)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
-    async def _requests(
-        self, prompts: Iterable[Prompt], wanted: Iterable[tuple[PoolingParams, ...]], **rendering: Any
-    ) -> list[PoolingRequest]:
-        """Render prompts, cut to the model's limit as sentence-transformers cuts them."""
-        how = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
-        return [
-            PoolingRequest(await self.renderer.render(prompt, how), params)
-            for prompt, params in zip(prompts, wanted, strict=True)
-        ]
-
     async def requests(
         self,
-        texts: Sequence[str],
-        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
+        inputs: Iterable[str | Prompt],
+        params: PoolingParams | Iterable[PoolingParams | tuple[PoolingParams, ...]] = AS_THE_MODEL_SAYS,
         instruction: str = "",
+        **rendering: Any,
     ) -> list[PoolingRequest]:
-        each = [params] * len(texts) if isinstance(params, Embed) else params
-        return await self._requests(map(TextPrompt, texts), [(one,) for one in each], instruction=instruction)
+        """Render texts or prompts, cut to the model's limit; ``params`` are for all, or for each."""
+        how = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, **rendering)
+        prompts = [TextPrompt(one) if isinstance(one, str) else one for one in inputs]
+        wanted = [params] * len(prompts) if isinstance(params, PoolingParams) else params
+        return [
+            PoolingRequest(await self.renderer.render(prompt, how), each if isinstance(each, tuple) else (each,))
+            for prompt, each in zip(prompts, wanted, strict=True)
+        ]
 
-    async def compute(
-        self, prompts: Sequence[Prompt], params: PoolingParams, *, together: bool = True, **rendering: Any
-    ) -> list[Any]:
-        """Compute prompts, cut to the model's limit, in one batch or each alone."""
-        requests = await self._requests(prompts, [(params,)] * len(prompts), **rendering)
+    async def compute(self, inputs: Iterable[str | Prompt], *args: Any, together: bool = True, **rendering: Any) -> Any:
+        """Compute inputs, rendered as ``requests`` renders them, in one batch or each alone."""
+        requests = await self.requests(inputs, *args, **rendering)
         batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
         return [value for batch in batches for (value,) in await self.runner.launch(batch)]
 
-    async def embed(
-        self,
-        texts: Sequence[str],
-        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
-        instruction: str = "",
-    ) -> list[Vectors]:
-        """Compute texts in one batch."""
-        rows = await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
-        return [vector for (vector,) in rows]
+    embed = compute
 
     async def ask(
         self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], input_type: InputType | None = None
     ) -> list[PoolingRequest]:
         """Render texts of an input type, with that input type's prompt; ``params`` is what is wanted of each."""
         instruction = self.folder.prompts.get(input_type or self.folder.default_prompt_name or "", "")
-        return await self._requests(map(TextPrompt, texts), params, instruction=instruction, input_type=input_type)
+        return await self.requests(texts, params, instruction, input_type=input_type)
 
     async def values(
         self, texts: Sequence[str], *params: PoolingParams, input_type: InputType | None = None

@@ -71,6 +71,11 @@ def assert_same_ranking(ours: Vectors, theirs: Vectors) -> None:
                 assert own[better] > own[worse]
 
 
+def relative_difference(ours: Vectors, theirs: Vectors) -> float:
+    """The largest difference, in parts of the number where that is above 1: sums over tokens and words grow."""
+    return float((np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1)).max())
+
+
 def add_to(tokenizer: Any, *tokens: str) -> Any:
     """Give a tokenizer more tokens, as PyLate does with markers: ordinary ones, that text is normalised before."""
     tokenizer.add_tokens(list(tokens))

@@ -1,88 +1,285 @@
-"""Each family's vectors are those of sentence-transformers, whatever batch they ride in."""
+"""Each family's values are those of its oracle, whatever batch an input is computed in."""
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from attrs import frozen
+import torch
+from attrs import define
 
-from tests.models.model_families import (
-    FAMILIES,
-    TEXTS,
-    ServedModel,
-    edit_json,
-    largest_difference,
-    reference,
-    shuffled,
-    write_family,
+from tests.models import classifier_families
+from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder, write_classifier
+from tests.models.model_families import FAMILIES, TEXTS, ServedModel, edit_json, reference, shuffled, write_family
+from tests.models.retrieval_families import (
+    DOCUMENTS,
+    LATE_INTERACTION,
+    MASKED_LMS,
+    QUERIES,
+    SPARSE,
+    assert_same_ranking,
+    relative_difference,
+    write_masked_lm,
 )
-from trio_pool_serve.types import Batch, Vectors
+from tests.models.vision_families import (
+    CONTENTS,
+    DUAL_ENCODERS,
+    PAGE_RETRIEVERS,
+    PICTURES,
+    SENTENCES,
+    VISION_LANGUAGE,
+    SeeingModel,
+    qwen_states,
+)
+from tests.models.vision_oracles import (
+    chat_template_kwargs,
+    dual_encoder_vectors,
+    last_at_unit_length,
+    page_vectors,
+)
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    Embed,
+    MaxSim,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+    SparseVector,
+    TokenEmbed,
+    Vectors,
+)
 
-TOLERANCE = 1e-5
+Record = Callable[..., None]
 
 
-@frozen(eq=False)
-class Pair:
-    """One folder, loaded here and there."""
+@define(eq=False)
+class Agreement:
+    """A folder that is served here, with rows to compute and the oracle's value of each of them."""
 
     ours: ServedModel
-    theirs: Any
-    expected: Vectors
+    requests: list[PoolingRequest]
+    expected: Sequence[Any]
+    oracle: str = "sentence-transformers"
+    tolerance: float = 1e-5
+    most_alike: float | None = None
+    """Upper bound of the cosine of any two vectors: else agreement would prove nothing."""
+    scores: Vectors | None = None
+    """Of all queries, which come first, with all documents behind them."""
+    queries: int = 0
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    path = write_family(tmp_path_factory.mktemp("family") / request.param, request.param)
-    theirs = reference(path)
-    return Pair(ServedModel(path), theirs, theirs.encode(list(TEXTS)))
+def asked(prompts: Sequence[RenderedPrompt], *params: PoolingParams) -> list[PoolingRequest]:
+    return [PoolingRequest(prompt, params) for prompt in prompts]
 
 
-async def test_a_text_alone_agrees(pair: Pair):
-    requests = await pair.ours.requests(TEXTS)
-    rows = [(await pair.ours.runner.launch(Batch((request,))))[0][0] for request in requests]
-    assert largest_difference(rows, pair.expected) < TOLERANCE
+async def embedding(path: Path, name: str) -> Agreement:
+    write_family(path, name)
+    ours, theirs, texts = ServedModel(path), reference(path), list(TEXTS)
+    requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=ours.folder.prompts["query"])
+    expected = np.concatenate([theirs.encode(texts), theirs.encode(texts, prompt_name="query")])
+    assert f"{ours.runner.dimensions} dimensions" in ours.runner.describe()
+    return Agreement(ours, requests, expected, most_alike=0.99)
 
 
-async def test_a_shuffled_batch_with_repeats_agrees(pair: Pair):
-    order = shuffled(TEXTS)
-    rows = await pair.ours.embed([TEXTS[index] for index in order])
-    assert largest_difference(rows, pair.expected[order]) < TOLERANCE
+async def judge(path: Path, name: str) -> Agreement:
+    """A cross-encoder: scores, and logits of pairs with an instruction."""
+    write_classifier(path, name, num_labels=1)
+    ours, theirs = ServedModel(path), cross_encoder(path)
+    raw = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), prompt="find: ")
+    scores = theirs.predict(PAIRS)
+    assert np.ptp(scores) > 0.01, "agreement would prove nothing"
+    requests = await ours.requests(PROMPTS, Classify("score"))
+    requests += await ours.requests(PROMPTS, Classify("raw"), instruction="find: ")
+    return Agreement(ours, requests, np.concatenate([scores, raw]).reshape(-1, 1), tolerance=1e-4)
 
 
-async def test_an_instruction_agrees_with_a_prompt(pair: Pair):
-    rows = await pair.ours.embed(TEXTS, instruction=pair.ours.folder.prompts["query"])
-    assert largest_difference(rows, pair.theirs.encode(list(TEXTS), prompt_name="query")) < TOLERANCE
+TEXTS_OF: Mapping[InputType | None, Sequence[str]] = {"query": QUERIES, "document": DOCUMENTS, None: DOCUMENTS}
 
 
-def test_the_texts_are_told_apart(pair: Pair):
-    """Else agreement would prove nothing."""
-    unit = pair.expected / np.linalg.norm(pair.expected, axis=1, keepdims=True)
-    assert (unit @ unit.T - np.eye(len(TEXTS))).max() < 0.99
+async def asked_by_type(ours: ServedModel, params_of: Callable[[InputType | None], PoolingParams]) -> Any:
+    """Texts of each input type, and texts without one."""
+    return [
+        request
+        for input_type, texts in TEXTS_OF.items()
+        for request in await ours.ask(texts, [(params_of(input_type),)] * len(texts), input_type)
+    ]
 
 
-def test_the_runner_knows_its_dimensions(pair: Pair):
-    assert pair.ours.runner.dimensions == pair.expected.shape[1]
+def encoded_by_type(theirs: Any, **options: Any) -> list[list[Vectors]]:
+    encoders = {"query": theirs.encode_query, "document": theirs.encode_document, None: theirs.encode}
+    return [encode(list(TEXTS_OF[input_type]), **options) for input_type, encode in encoders.items()]
 
 
-def test_the_description_names_family_type_and_size(pair: Pair):
-    description = pair.ours.runner.describe()
-    for said in (pair.ours.folder.model_type, "float32 on cpu", f"{pair.ours.runner.dimensions} dimensions"):
-        assert said in description
+async def late_interaction(path: Path, name: str) -> Agreement:
+    from sentence_transformers import MultiVectorEncoder
+
+    LATE_INTERACTION[name](path)
+    ours, theirs = ServedModel(path), MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
+    assert ours.folder.prompts == {name: text for name, text in theirs.prompts.items() if text is not None}
+    queries, documents, others = encoded_by_type(theirs)
+    return Agreement(
+        ours,
+        await asked_by_type(ours, lambda _: TokenEmbed()),
+        [vectors.numpy() for vectors in (*queries, *documents, *others)],
+        scores=theirs.similarity(queries, documents).numpy(),
+        queries=len(queries),
+    )
 
 
-async def require_agreement(path: Path) -> None:
-    assert largest_difference(await ServedModel(path).embed(TEXTS), reference(path).encode(list(TEXTS))) < TOLERANCE
+async def sparse(path: Path, name: str) -> Agreement:
+    from sentence_transformers import SparseEncoder
+
+    SPARSE[name](path)
+    ours, theirs = ServedModel(path), SparseEncoder(str(path), device="cpu", local_files_only=True)
+    expected = torch.cat(encoded_by_type(theirs, convert_to_sparse_tensor=False)).numpy()
+    return Agreement(ours, await asked_by_type(ours, ours.folder.spec.sparse_params), expected)
 
 
-async def test_the_packaged_minilm_agrees(minilm: Path):
-    await require_agreement(minilm)
+async def dual_encoder(path: Path, name: str, oracle: str) -> Agreement:
+    DUAL_ENCODERS[name](path)
+    ours, items = SeeingModel(path), [*SENTENCES, *PICTURES]
+    requests = asked([await ours.read(item) for item in items], Embed())
+    return Agreement(ours, requests, dual_encoder_vectors(path, oracle), oracle, most_alike=0.999)
 
 
-async def test_a_folder_without_modules_is_pooled_by_mean(tmp_path: Path):
-    path = write_family(tmp_path / "bare", "bert", modules=())
-    (path / "modules.json").unlink()
-    await require_agreement(path)
+async def vision_language(path: Path, name: str, params: PoolingParams) -> Agreement:
+    """The oracle pads on the left, as Qwen's tokenizers do; here rows are padded on the right."""
+    VISION_LANGUAGE[name](path)
+    ours, options = SeeingModel(path), chat_template_kwargs(path)
+    instruction = ours.folder.prompts["query"]
+    prompts = [ours.in_conversation(content) for content in CONTENTS]
+    prompts += [ours.in_conversation(content, instruction=instruction) for content in CONTENTS[:3]]
+    states = qwen_states(path, CONTENTS, **options)
+    states += qwen_states(path, CONTENTS[:3], instruction=instruction, **options)
+    if isinstance(params, TokenEmbed):  # states are not of unit length
+        return Agreement(ours, asked(prompts, params), states, "transformers", 1e-4)
+    return Agreement(ours, asked(prompts, params), last_at_unit_length(states), "transformers", most_alike=0.999)
+
+
+async def page_retrieval(path: Path, name: str, oracle: str) -> Agreement:
+    PAGE_RETRIEVERS[name](path)
+    ours, items = SeeingModel(path), [*SENTENCES, *PICTURES]
+    requests = asked([await ours.read(item, input_type="query") for item in items], TokenEmbed())
+    expected, scores = page_vectors(path, oracle)
+    assert min(np.ptp(scores, axis=1).min(), np.ptp(scores, axis=0).min()) > 0.01, "agreement would prove nothing"
+    return Agreement(ours, requests, expected, oracle, scores=scores, queries=len(SENTENCES))
+
+
+BY_BOTH = ("clip", "clip_of_today")
+BY_SENTENCE_TRANSFORMERS = ("clip_of_sentence_transformers", "clip_with_heads", "siglip_with_modules")
+
+CASES: Mapping[tuple[str, ...], Callable[[Path], Awaitable[Agreement]]] = {
+    **{("embed", name): partial(embedding, name=name) for name in FAMILIES},
+    **{("score", name): partial(judge, name=name) for name in classifier_families.FAMILIES},
+    **{("token_embed", name): partial(late_interaction, name=name) for name in LATE_INTERACTION},
+    **{("sparse_embed", name): partial(sparse, name=name) for name in SPARSE},
+    **{
+        ("embed", name, oracle): partial(dual_encoder, name=name, oracle=oracle)
+        for name in DUAL_ENCODERS
+        for oracle in ("transformers", "sentence-transformers")
+        if name in BY_BOTH or (name in BY_SENTENCE_TRANSFORMERS) == (oracle == "sentence-transformers")
+    },
+    **{
+        (task, name, "transformers"): partial(vision_language, name=name, params=params)
+        for name in VISION_LANGUAGE
+        for task, params in (("embed", Embed()), ("token_embed", TokenEmbed()))
+    },
+    **{
+        ("token_embed", name, oracle): partial(page_retrieval, name=name, oracle=oracle)
+        for name in PAGE_RETRIEVERS
+        for oracle in ("transformers", "sentence-transformers")
+        if name in ("colqwen2", "colpali") or oracle == "sentence-transformers"
+    },
+}
+"""By task and family; and by oracle, if the difference is recorded."""
+
+SLOW = ("qwen2_vl_of_old", "qwen2_5_vl")
+
+
+def difference(ours: Any, expected: Vectors) -> float:
+    """The largest difference; of sparse vectors in parts of the weight where that is above 1."""
+    if isinstance(ours, SparseVector):
+        assert (ours.values != 0).all()
+        assert (np.diff(ours.indices) > 0).all()
+        weights = np.zeros_like(expected)
+        weights[ours.indices] = ours.values
+        return relative_difference(weights, expected)
+    assert ours.shape == expected.shape
+    return float(np.abs(ours - expected).max(initial=0))
+
+
+async def farthest(found: Agreement, rows: Sequence[int]) -> float:
+    """The largest difference of some rows that are computed in one batch."""
+    values = await found.ours.runner.launch(Batch(tuple(found.requests[row] for row in rows)))
+    return max(difference(value, found.expected[row]) for (value,), row in zip(values, rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case[1] in SLOW else (), id="-".join(case)) for case in CASES]
+)
+async def test_values_are_the_oracle_s_alone_and_in_any_batch(
+    case: tuple[str, ...], tmp_path: Path, record_agreement: Record
+):
+    found = await CASES[case](tmp_path / "model")
+    all_rows = range(len(found.requests))
+    differences = [await farthest(found, [row]) for row in all_rows]
+    differences.append(await farthest(found, shuffled(all_rows)))
+    # At last each kind alone: a model remembers where the last image put its positions.
+    for has_images in (True, False):
+        rows = [row for row in all_rows if (found.requests[row].prompt.images is not None) == has_images]
+        differences += [await farthest(found, rows)] if rows else []
+    assert max(differences) < found.tolerance
+    if found.most_alike is not None:
+        unit = found.expected / np.linalg.norm(found.expected, axis=1, keepdims=True)
+        cosines = np.triu(unit @ unit.T, 1)
+        assert cosines[: len(TEXTS), : len(TEXTS)].max() < found.most_alike
+    described = found.ours.runner.describe()
+    assert found.ours.folder.model_type in described
+    assert "float32 on cpu" in described
+    if case[0] in ("embed", "token_embed"):
+        assert found.ours.runner.dimensions == found.expected[0].shape[-1]
+    if len(case) > 2:
+        record_agreement(case[1], case[0], found.oracle, max(differences))
+    if found.scores is not None:
+        differs = await scores_differ(found)
+        assert differs < 1e-4
+        if len(case) > 2:
+            record_agreement(case[1], "score", found.oracle, differs)
+
+
+async def scores_differ(found: Agreement) -> float:
+    """Score all queries against all documents in two batches, require the same ranking, and compare the scores."""
+    assert found.scores is not None
+    documents = found.requests[found.queries : found.queries + found.scores.shape[1]]
+    queries = await found.ours.runner.launch(Batch(tuple(found.requests[: found.queries])))
+    params = tuple(MaxSim(vectors) for (vectors,) in queries)
+    rows = await found.ours.runner.launch(Batch(tuple(asked([each.prompt for each in documents], *params))))
+    scores = np.array([[score[0] for score in row] for row in rows]).T
+    assert_same_ranking(scores, found.scores)
+    return float(np.abs(scores - found.scores).max())
+
+
+@pytest.mark.parametrize("name", MASKED_LMS)
+async def test_a_bare_masked_language_model_is_sparse_if_the_operator_says_so(tmp_path: Path, name: str):
+    from sentence_transformers import SparseEncoder
+
+    path = write_masked_lm(tmp_path / name, name)
+    ours = ServedModel(path, settings={"task": "sparse_embed"})
+    rows = await ours.compute(DOCUMENTS, SparseEmbed())
+    expected = SparseEncoder(str(path), device="cpu").encode_document(list(DOCUMENTS), convert_to_sparse_tensor=False)
+    assert max(map(difference, rows, expected.numpy())) < 1e-5
+
+
+async def test_a_prompt_of_a_dual_encoder_agrees_and_a_vector_is_cut_before_it_is_normalised(tmp_path: Path):
+    ours = SeeingModel(DUAL_ENCODERS["clip_with_heads"](tmp_path / "clip"))
+    found = await ours.compute(SENTENCES, Embed(dimensions=8, normalize=True), ours.folder.prompts["query"])
+    expected = reference(ours.path).encode(list(SENTENCES), prompt_name="query")[:, :8]
+    assert np.abs(found - expected / np.linalg.norm(expected, axis=1, keepdims=True)).max() < 1e-5
 
 
 @pytest.mark.parametrize("lower_case", [False, True])
@@ -90,16 +287,17 @@ async def test_lower_casing_agrees(tmp_path: Path, *, lower_case: bool):
     path = write_family(tmp_path / "cased", "roberta", do_lower_case=lower_case)
     texts = ["A Nursery OWNS Its Tasks.", "a nursery owns its tasks."]
     rows = await ServedModel(path).embed(texts)
-    assert largest_difference(rows, reference(path).encode(texts)) < TOLERANCE
+    assert np.abs(rows - reference(path).encode(texts)).max() < 1e-5
     assert np.array_equal(rows[0], rows[1]) == lower_case
 
 
-async def test_a_transformer_in_a_folder_of_its_own_agrees(tmp_path: Path):
-    path = write_family(tmp_path / "nested", "bert")
-    inner = path / "0_Transformer"
+async def test_a_transformer_in_a_folder_of_its_own_agrees(minilm: Path, tmp_path: Path):
+    nested = write_family(tmp_path / "nested", "bert")
+    inner = nested / "0_Transformer"
     inner.mkdir()
     names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json")
     for name in names:
-        (path / name).rename(inner / name)
-    edit_json(path / "modules.json", lambda entries: entries[0].update(path=inner.name))
-    await require_agreement(path)
+        (nested / name).rename(inner / name)
+    edit_json(nested / "modules.json", lambda entries: entries[0].update(path=inner.name))
+    for path in (nested, minilm):
+        assert np.abs(await ServedModel(path).embed(TEXTS) - reference(path).encode(list(TEXTS))).max() < 1e-5

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attrs import frozen
 from msgspec.structs import replace
 
 from tests.models.classifier_families import (
@@ -19,7 +18,7 @@ from tests.models.classifier_families import (
     cross_encoder,
     write_classifier,
 )
-from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, shuffled
+from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenClassify
 
@@ -28,48 +27,8 @@ TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]
 RAW, SCORE = Classify("raw"), Classify("score")
 
 
-@frozen(eq=False)
-class Pair:
-    """One folder, loaded here and there."""
-
-    ours: ServedModel
-    theirs: Any
-    expected: Any
-
-
 def rows(scores: Any) -> Any:
     return np.asarray(scores).reshape(len(scores), -1)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A cross-encoder: one label."""
-    path = write_classifier(tmp_path_factory.mktemp("judge") / request.param, request.param, num_labels=1)
-    theirs = cross_encoder(path)
-    return Pair(ServedModel(path), theirs, rows(theirs.predict(PAIRS)))
-
-
-async def test_pairs_agree_alone(judge: Pair):
-    assert largest_difference(await judge.ours.compute(PROMPTS, SCORE, together=False), judge.expected) < TOLERANCE
-
-
-async def test_a_shuffled_batch_with_repeats_agrees(judge: Pair):
-    order = shuffled(PROMPTS)
-    scores = await judge.ours.compute([PROMPTS[index] for index in order], SCORE)
-    assert largest_difference(scores, judge.expected[order]) < TOLERANCE
-
-
-async def test_logits_and_an_instruction_agree(judge: Pair):
-    expected = judge.theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), prompt="find: ")
-    scores = await judge.ours.compute(PROMPTS, RAW, instruction="find: ")
-    assert largest_difference(scores, rows(expected)) < TOLERANCE
-    assert np.argsort(np.ravel(scores)).tolist() == np.argsort(expected).tolist()
-
-
-def test_the_pairs_are_told_apart(judge: Pair):
-    """Else agreement would prove nothing."""
-    scores = np.sort(judge.expected[:, 0])
-    assert scores[-1] - scores[0] > 100 * TOLERANCE
 
 
 def pipeline(path: Path, task: str, **options: Any) -> Any:

@@ -538,6 +538,14 @@ class SeeingModel(ServedModel):
         assert alone is not None
         return alone
 
+    def in_conversation(self, content: "Content", **more: Any) -> RenderedPrompt:
+        """Put texts and images into the conversation that sentence-transformers makes of them."""
+        options = self.folder.spec.conversation.options
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path)
+        ids = np.array(tokenizer(qwen_text(self.path, content, **more, **options))["input_ids"], dtype=np.int32)
+        pictures = [part for part in content if not isinstance(part, str)]
+        return self.images.expand(ids, [self.images.processor(one) for one in pictures])
+
     async def vectors_of(
         self, items: Sequence[str | Image.Image], params: PoolingParams | None = None, *, together: bool = True
     ) -> list[Any]:

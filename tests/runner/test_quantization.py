@@ -11,14 +11,7 @@ from tests.models.model_families import TEXTS, ServedModel, load, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.sample_prompts import (
-    CALIBRATION,
-    HELD_OUT,
-    MAX_TOKENS,
-    calibration_texts,
-    held_out_texts,
-    sample_prompts,
-)
+from trio_pool_serve.models.loading.sample_prompts import CALIBRATION, HELD_OUT, MAX_TOKENS, sample_prompts
 from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.service import Service
 
@@ -116,16 +109,13 @@ def test_neither_int8_nor_openvino_is_for_a_gpu():
         refuse_impossible(backbone, ModelConfig(backend="openvino"), params)
 
 
-def test_sample_texts_are_the_same_each_time_and_none_serves_for_both():
-    assert calibration_texts() == calibration_texts()
-    assert len(set(calibration_texts())) == 48
-    assert len(set(held_out_texts())) == 24
-    assert not {*CALIBRATION} & {*HELD_OUT}
-
-
-def test_sample_prompts_are_a_model_s_own_inputs(model: Path):
+def test_sample_prompts_are_a_model_s_own_inputs_and_none_serves_for_both(model: Path):
     folder = read_model_folder(model)
-    calibration, held_out = sample_prompts(folder)
-    lengths = [len(prompt.token_ids) for prompt in (*calibration, *held_out)]
+    calibration, held_out = ([prompt.token_ids.tolist() for prompt in prompts] for prompts in sample_prompts(folder))
+    lengths = [len(token_ids) for token_ids in (*calibration, *held_out)]
+    assert (len(calibration), len(held_out)) == (48, 24)
     assert min(lengths) < 10
     assert max(lengths) == min(MAX_TOKENS, folder.max_model_len)
+    assert not {*CALIBRATION} & {*HELD_OUT}
+    again = [[prompt.token_ids.tolist() for prompt in prompts] for prompts in sample_prompts(folder)]
+    assert again == [calibration, held_out]

@@ -81,8 +81,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
             "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."
         )
     if config.task is not None and config.task not in spec.tasks:
-        supported = ", ".join(sorted(spec.tasks))
-        raise ModelLoadError(f"--task {config.task}: this model's files support only {supported}.")
+        raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
     prompts = {**files.prompts, **spec.extra_prompts}
     return ModelFolder(
         path=path,
@@ -108,8 +107,7 @@ def accepts_images(location: str, config: ModelConfig) -> bool:
     Blocks for milliseconds; fetches nothing.
     """
     try:
-        path = locate_model(location, revision=config.revision, only_local=True)
-        return read_model_folder(path, config).reads_images
+        return read_model_folder(locate_model(location, revision=config.revision, only_local=True), config).reads_images
     except (ModelLoadError, OSError, ValueError):
         return False  # loading the model says what is wrong
 
@@ -121,8 +119,9 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
         # sentence-transformers adds the first two, empty, and makes null an empty prompt.
         known |= {"query", "document", *(files.sentence_transformers_config.get("prompts") or ())}
     if name and name not in known:
-        listed = ", ".join(sorted(known)) or "none"
-        raise ModelLoadError(f"{setting} {name}: this model's prompt templates are: {listed}.")
+        raise ModelLoadError(
+            f"{setting} {name}: this model's prompt templates are: {', '.join(sorted(known)) or 'none'}."
+        )
     return name or None
 
 
@@ -139,9 +138,13 @@ def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens:
         if configured > positions:
             raise ModelLoadError(f"--max-model-len {configured} exceeds the {positions} positions of the model.")
         return configured
-    tokenizer_limit = files.tokenizer_config.get("model_max_length") or files.tokenizer_config.get("max_len")
     # As in sentence-transformers, max_seq_length replaces the tokenizer's limit even if it is larger.
-    text_limit = files.module_config.get("max_seq_length") or tokenizer_limit or UNLIMITED
+    text_limit = (
+        files.module_config.get("max_seq_length")
+        or files.tokenizer_config.get("model_max_length")
+        or files.tokenizer_config.get("max_len")
+        or UNLIMITED
+    )
     limit = min(max(text_limit, max_input_tokens), positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files declare no maximum length; set it with --max-model-len.")

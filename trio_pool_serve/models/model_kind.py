@@ -113,9 +113,8 @@ class ModelSpec:
         """Maximum tokens of any input type, even above the tokenizer's limit; 0 if that is the maximum."""
         return 0
 
-    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
-        """Return the params by which the sparse vector of a text of this input type is computed."""
-        del input_type  # most models treat all input types alike
+    def sparse_params(self, _: InputType | None) -> PoolingParams:
+        """Return the params by which the sparse vector of a text of an input type is computed."""
         return SparseEmbed()
 
 

@@ -22,7 +22,8 @@ Output: TypeAlias = Literal["last_hidden_state", "logits"]
 class Backbone:
     """A transformers model, and which of its outputs the heads take. It computes padded rows."""
 
-    model: nn.Module
+    model: Any
+    """An ``nn.Module``, of which transformers' names are used, too."""
     output: Output = "last_hidden_state"
 
     def __call__(self, forward: ForwardPass) -> RowStates:
@@ -78,7 +79,7 @@ class Backbone:
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        embedding = self.model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)  # noqa: S101
         return embedding.num_embeddings
 
@@ -92,7 +93,7 @@ class Backbone:
         if "inputs_embeds" not in self._arguments:
             return None
         try:
-            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+            embedding = self.model.get_input_embeddings()
         except (AttributeError, NotImplementedError):
             return None
         return embedding if isinstance(embedding, nn.Embedding) else None

@@ -13,7 +13,7 @@ from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import FAMILIES, reranker_tokenizer
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker import RerankerPairFormat, RerankerTemplate
+from trio_pool_serve.models.generative_reranker import RerankerTemplate
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
@@ -201,7 +201,7 @@ async def test_the_frame_is_whole_and_the_body_is_cut():
     judge = RerankerTemplate()
     prefix, suffix = (theirs.encode(text, add_special_tokens=False) for text in (judge.prefix, judge.suffix))
     frame = len(prefix) + len(suffix)
-    renderer = make_renderer(tokenizer, max_model_len=frame + 30, pair_format=RerankerPairFormat(judge))
+    renderer = make_renderer(tokenizer, max_model_len=frame + 30, pair_format=judge)
     pair = PairPrompt("who", words(5000))
     for side in ("right", "left"):
         rendered = await render(renderer, pair, truncate_to=frame + 20, truncation_side=side)

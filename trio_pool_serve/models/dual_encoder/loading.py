@@ -1,7 +1,5 @@
 """Loading and forward pass of dual encoders: a text tower and an image tower with one vector space."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from attrs import frozen
@@ -53,9 +51,8 @@ class TwoTowers(Backbone):
         )
 
     def _of_images(self, forward: ForwardPass) -> Tensor:
-        model: Any = self.model
         inputs = image_inputs(
-            images_of(forward.requests), device=forward.device, dtype=model.dtype, on_host=("spatial_shapes",)
+            images_of(forward.requests), device=forward.device, dtype=self.model.dtype, on_host=("spatial_shapes",)
         )
         return self._vectors("get_image_features", **inputs)
 

@@ -86,8 +86,8 @@ def modules_after_transformer(
         if not modules or modules[0].name != "Pooling":
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
         kept = {name: value for name, value in modules[0].config.items() if not name.startswith("pooling_mode")}
-        mode = MODULE_POOLING.get(config.pooling, config.pooling)
-        modules[0] = evolve(modules[0], config={**kept, "pooling_mode": mode})
+        kept["pooling_mode"] = MODULE_POOLING.get(config.pooling, config.pooling)
+        modules[0] = evolve(modules[0], config=kept)
     if config.normalize is not None:
         modules = [module for module in modules if module.name != "Normalize"]
     if config.normalize:

@@ -31,9 +31,6 @@ class RouterFiles:
     default_route: str | None
 
 
-INPUT_TYPE_LENGTHS = ("query_length", "document_length", "query_expansion")
-
-
 @frozen(kw_only=True)
 class FolderFiles:
     """The JSON files of a model's folder, parsed."""
@@ -133,7 +130,8 @@ class FolderFiles:
 
     def reject_input_type_lengths(self) -> None:
         """Raise ``ModelLoadError`` for lengths by input type, which only late-interaction models support."""
-        found = [name for name in INPUT_TYPE_LENGTHS if self.module_config.get(name)]
+        lengths = "query_length", "document_length", "query_expansion"
+        found = [name for name in lengths if self.module_config.get(name)]
         if found:
             raise ModelLoadError(f"The transformer's config requires {', '.join(found)}, which is not supported.")
 
@@ -213,8 +211,7 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
     if not listing.is_file():
         return ()
     try:
-        entries = json.loads(read_text(listing))
-        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
+        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in json.loads(read_text(listing)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
     if not modules or modules[0].name not in (*TRANSFORMERS, "Router"):

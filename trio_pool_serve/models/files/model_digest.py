@@ -23,8 +23,6 @@ NOT_OF_THE_MODEL = frozenset({
 })  # fmt: skip
 """Folders with weights of other runtimes, which some machines lack, and files that training leaves behind."""
 
-SETTINGS = ("pooling", "normalize", "task")
-
 
 def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
     """Return the cache's entry of a model's content and a kind of conversion, with a name for people.
@@ -49,7 +47,7 @@ def _name_for_people(folder: Path) -> str:
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
     """Return the digest of a model's folder, computed with the settings of ``config``. Blocks. Raises ``OSError``."""
     pooler = pooler_config_of(config)
-    settings = [*(getattr(config, name) for name in SETTINGS), pooler.step_tag_id, pooler.returned_token_ids]
+    settings = [config.pooling, config.normalize, config.task, pooler.step_tag_id, pooler.returned_token_ids]
     content = _content_of(folder, ModelCache.of(config.cache_dir))
     weights = {name: digest for name, digest in content.items() if name.endswith((*WEIGHTS, ".index.json"))}
     files = _digest([settings, {name: digest for name, digest in content.items() if name not in weights}])

@@ -26,7 +26,10 @@ from trio_pool_serve.types import RenderedPrompt
 
 @frozen(kw_only=True)
 class RerankerTemplate:
-    """The prompt of Qwen3-Reranker's model card: prefix and suffix are never truncated, the body may be."""
+    """The prompt of Qwen3-Reranker's model card: prefix and suffix are never truncated, the body may be.
+
+    It is the pair format of models without a chat template for pairs.
+    """
 
     prefix: str = (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -38,6 +41,16 @@ class RerankerTemplate:
     def body(self, first: str, second: str, instruction: str) -> str:
         """Return the text between prefix and suffix."""
         return f"<Instruct>: {instruction or self.instruction}\n<Query>: {first}\n<Document>: {second}"
+
+    def render(
+        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
+    ) -> RenderedPrompt:
+        """Return the tokens of prefix, body and suffix, each tokenised by itself."""
+        prefix, suffix = (all_ids(tokenizer, tokenizer.encode(text)) for text in (self.prefix, self.suffix))
+        text = self.body(*shortened_pair(tokenizer, prompt), params.instruction)
+        excerpt, keep = encode_input(tokenizer, text, params, max_model_len, len(prefix) + len(suffix), "template")
+        body = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
+        return RenderedPrompt(np.concatenate([prefix, body, suffix]))
 
 
 @frozen(kw_only=True)
@@ -102,30 +115,10 @@ def _token_id(files: FolderFiles, token: str) -> int:
     return found
 
 
-@frozen
-class RerankerPairFormat:
-    """Prefix and suffix, which are never truncated, around a body, which may be."""
-
-    format: RerankerTemplate
-
-    def render(
-        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
-    ) -> RenderedPrompt:
-        """Return the tokens of prefix, body and suffix, each tokenised by itself."""
-        texts = self.format.prefix, self.format.suffix
-        prefix, suffix = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
-        frame = len(prefix) + len(suffix)
-        text = self.format.body(*shortened_pair(tokenizer, prompt), params.instruction)
-        excerpt, keep = encode_input(tokenizer, text, params, max_model_len, frame, "template")
-        body = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
-        return RenderedPrompt(np.concatenate([prefix, body, suffix]))
-
-
 def reranker_pair_format(spec: GenerativeReranker, tokenizer: Tokenizer) -> PairFormat:
     """Return the pair format of a model. Raises ``ModelLoadError`` if its template cannot be used."""
-    if isinstance(spec.template, RerankerTemplate):
-        return RerankerPairFormat(spec.template)
-    return chat_pair(spec.template, tokenizer)
+    template = spec.template
+    return template if isinstance(template, RerankerTemplate) else chat_pair(template, tokenizer)
 
 
 GENERATIVE_RERANKER = ModelKind(

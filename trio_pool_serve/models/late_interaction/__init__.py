@@ -330,13 +330,13 @@ def kept_tokens_of(mask: ScoringMask, tokenizer: Tokenizer) -> KeptTokens:
 
 def _expansion_id(expansion: QueryExpansion, tokenizer: Tokenizer) -> int:
     if expansion.token is not None:
-        found = tokenizer.id_of(expansion.token)
+        candidates = [tokenizer.id_of(expansion.token)]
     else:
-        found = tokenizer.id_named("mask_token")
-        found = tokenizer.id_named("eos_token") if found is None else found
-    if found is None:
-        raise ModelLoadError(f"The tokenizer lacks the query expansion token ({expansion.token}).")
-    return found
+        candidates = [tokenizer.id_named("mask_token"), tokenizer.id_named("eos_token")]
+    for token_id in candidates:
+        if token_id is not None:
+            return token_id
+    raise ModelLoadError(f"The tokenizer lacks the query expansion token ({expansion.token}).")
 
 
 LATE_INTERACTION = ModelKind(

@@ -1,7 +1,9 @@
 """Loading a transformers checkpoint onto a device: whole models, their logits of a few tokens, and single weights."""
 
+import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,9 @@ def load_checkpoint(
         raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
     if auto_class == "AutoModel":
         auto_class = ENCODER_CLASSES.get(folder.model_type, auto_class)
-    model_class: Any = getattr(transformers, auto_class)
     options: dict[str, Any] = {"trust_remote_code": True} if params.trust_remote_code else {}
     try:
-        model, info = model_class.from_pretrained(
+        model, info = getattr(transformers, auto_class).from_pretrained(
             folder.transformer_path, dtype=params.dtype, local_files_only=True, output_loading_info=True, **options
         )
     except Exception as error:
@@ -150,10 +151,7 @@ def or_masks(*mask_functions: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the union of mask functions, as transformers' function of this name; Gemma 3 passes a constant."""
 
     def union(*indices: Any) -> Tensor:
-        made = mask_functions[0](*indices)
-        for function in mask_functions[1:]:
-            made = made | function(*indices)
-        return made
+        return reduce(operator.or_, [function(*indices) for function in mask_functions])
 
     return union
 

@@ -78,16 +78,6 @@ MOST_JOINED = 12
 """Real texts have up to a few hundred tokens: up to this many of these are joined to one."""
 
 
-def calibration_texts() -> list[str]:
-    """Return texts to quantise a model with, the same on each call."""
-    return [*CALIBRATION, *_joined(CALIBRATION, 12)]
-
-
-def held_out_texts() -> list[str]:
-    """Return texts to compare outputs on; none of their sentences is in the calibration texts."""
-    return [*HELD_OUT, *_joined(HELD_OUT, 6)]
-
-
 def _joined(texts: Sequence[str], count: int) -> Iterator[str]:
     rng = random.Random(0)  # noqa: S311
     for number in range(count):
@@ -106,7 +96,8 @@ def sample_prompts(
     Blocks for a second. Raises ``ModelLoadError``.
     """
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=trust_remote_code), workers=0)
-    return _render(folder, renderer, calibration_texts()), _render(folder, renderer, held_out_texts())
+    calibration, held_out = [*CALIBRATION, *_joined(CALIBRATION, 12)], [*HELD_OUT, *_joined(HELD_OUT, 6)]
+    return _render(folder, renderer, calibration), _render(folder, renderer, held_out)
 
 
 def _render(folder: AnyModelFolder, renderer: TextRenderer, texts: Sequence[str]) -> list[RenderedPrompt]:

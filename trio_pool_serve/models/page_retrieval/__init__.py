@@ -69,8 +69,11 @@ def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | N
         raise ModelLoadError(f"A {name.removesuffix('ForRetrieval')} of {vlm['model_type']} is not supported.")
     processor = read_json(files.transformer_path / "processor_config.json")
     spec = _colqwen2(vlm, processor) if model_type == "qwen2_vl" else _colpali(vlm, processor)
-    mean_scores = files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim"
-    return evolve(spec, mask=_mask(files), mean_scores=mean_scores)
+    return evolve(
+        spec,
+        mask=_mask(files),
+        mean_scores=files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim",
+    )
 
 
 def _colqwen2(vlm: Mapping[str, Any], processor: Mapping[str, Any]) -> PageRetrieval:
@@ -142,10 +145,11 @@ def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFor
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
         raise ModelLoadError("The tokenizer has no padding token, which every query ends with.")
-    end_ids = all_ids(tokenizer, tokenizer.encode("\n"))
     return PageQueryFormat(
         prefix=spec.text_prefix,
-        suffix=np.concatenate([np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32), end_ids]),
+        suffix=np.concatenate(
+            [np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32), all_ids(tokenizer, tokenizer.encode("\n"))]
+        ),
         kept_tokens=kept_tokens_of(spec.mask or ScoringMask(), tokenizer),
     )
 
@@ -188,8 +192,7 @@ def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
         processor = grid_processor(folder, spec.images)
     tokenizer = load_tokenizer(folder)
     page = all_ids(tokenizer, tokenizer.encode(spec.page_text))
-    is_placeholder = tokenizer.id_of(spec.placeholder) == spec.placeholder_id
-    if not is_placeholder or np.count_nonzero(page == spec.placeholder_id) != 1:
+    if tokenizer.id_of(spec.placeholder) != spec.placeholder_id or np.count_nonzero(page == spec.placeholder_id) != 1:
         raise ModelLoadError(
             f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, the model's image placeholder."
         )

@@ -42,21 +42,20 @@ class PageRetriever(Backbone):
 
     def output_of(self, forward: ForwardPass) -> Tensor:
         """Return vectors of unit length, [rows, tokens, d]; queries and pages may be in one batch."""
-        model: Any = self.model
         inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
         if not self.is_qwen:
             inputs["token_type_ids"] = forward.type_ids
         images = images_of(forward.requests)
         if images:
-            require_placeholders(forward.requests, model.config.vlm_config.image_token_id)
+            require_placeholders(forward.requests, self.model.config.vlm_config.image_token_id)
         if images and self.is_qwen:
             inputs["inputs_embeds"] = self._embedded(forward, images)
         else:
             inputs["input_ids"] = forward.input_ids
             if images:
-                inputs |= image_inputs(images, device=forward.device, dtype=model.dtype)
+                inputs |= image_inputs(images, device=forward.device, dtype=self.model.dtype)
         with masks_of(forward):
-            vectors: Tensor = model(**inputs, use_cache=False).embeddings
+            vectors: Tensor = self.model(**inputs, use_cache=False).embeddings
         return vectors
 
     def _embedded(self, forward: ForwardPass, images: list[ImageFeatures]) -> Tensor:
@@ -64,9 +63,8 @@ class PageRetriever(Backbone):
 
         Equals the model's own code, which finds the patches of each page by comparing on the device.
         """
-        model: Any = self.model
-        embedded = model.vlm.get_input_embeddings()(forward.input_ids)
-        features = encode_images(model.vlm.visual, images, forward.device).pooler_output
-        is_image = (forward.input_ids == model.config.vlm_config.image_token_id).unsqueeze(-1)
+        embedded = self.model.vlm.get_input_embeddings()(forward.input_ids)
+        features = encode_images(self.model.vlm.visual, images, forward.device).pooler_output
+        is_image = (forward.input_ids == self.model.config.vlm_config.image_token_id).unsqueeze(-1)
         joint: Tensor = embedded.masked_scatter(is_image, features.to(embedded.dtype))
         return joint

@@ -42,8 +42,9 @@ STEP_ACTIVATIONS: ActivationFunctions = {"probabilities": softmax, "score": soft
 def _load_score(folder: ModelFolder[ProcessReward]) -> nn.Module:
     """Return Qwen2.5-Math-PRM's head: two linear layers with a ReLU between them, in float32."""
     hidden, labels = int(folder.transformer_config["hidden_size"]), len(folder.spec.labels)
-    first = nn.Linear(hidden, hidden, dtype=torch.float32)
-    score = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden, labels, dtype=torch.float32))
+    score = nn.Sequential(
+        nn.Linear(hidden, hidden, dtype=torch.float32), nn.ReLU(), nn.Linear(hidden, labels, dtype=torch.float32)
+    )
     try:
         score.load_state_dict(read_weights(folder.transformer_path, "score."))
     except RuntimeError as error:

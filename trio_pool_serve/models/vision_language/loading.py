@@ -64,15 +64,14 @@ class QwenVision(Backbone):
         return torch.cat(padded).index_select(0, to_device(np.argsort([*embedded, *others]), forward.device))
 
     def _with_images(self, forward: ForwardPass) -> Tensor:
-        model: Any = self.model
         require_placeholders(forward.requests, self.image_token_id)
-        encoded = encode_images(model.visual, images_of(forward.requests), forward.device)
+        encoded = encode_images(self.model.visual, images_of(forward.requests), forward.device)
         # transformers expects one part per image, and concatenates them.
         encoded.pooler_output = [encoded.pooler_output]
         if encoded.get("deepstack_features") is not None:
             encoded.deepstack_features = [[features] for features in encoded.deepstack_features]
         with masks_of(forward):
-            states: Tensor = model(
+            states: Tensor = self.model(
                 input_ids=forward.input_ids,
                 attention_mask=forward.attention_mask,
                 position_ids=self._positions(forward),
@@ -91,8 +90,7 @@ class QwenVision(Backbone):
         for row, request in enumerate(forward.requests):
             ids[row, : request.tokens] = request.prompt.token_ids
         grids = joined(images_of(forward.requests), "image_grid_thw")
-        model: Any = self.model
-        positions, _ = model.get_rope_index(
+        positions, _ = self.model.get_rope_index(
             torch.from_numpy(ids),
             torch.from_numpy((ids == self.image_token_id).astype(np.int64)),
             image_grid_thw=torch.from_numpy(grids),
@@ -140,5 +138,4 @@ def add_features(states: Tensor, is_image: Tensor, features: Tensor) -> Tensor:
 
     Equals the method of Qwen3-VL's text model, which waits for the device to find these tokens.
     """
-    spread = torch.zeros_like(states).masked_scatter(is_image.unsqueeze(-1), features.to(states.dtype))
-    return states + spread
+    return states + torch.zeros_like(states).masked_scatter(is_image.unsqueeze(-1), features.to(states.dtype))

@@ -197,18 +197,12 @@ def kept(of_tokens: npt.NDArray[Any], prompt: RenderedPrompt) -> npt.NDArray[Any
     return own if prompt.kept is None else own[prompt.kept]
 
 
-def _weighted(states: Floats) -> Floats:
-    weights = np.arange(1, len(states) + 1, dtype=np.float32)
-    averaged: Floats = weights @ states / weights.sum()
-    return averaged
-
-
 POOLINGS: Mapping[str, Callable[[Floats], Floats]] = {
     "cls": lambda states: states[0],
     "max": lambda states: states.max(axis=0),
     "mean": lambda states: states.mean(axis=0),
     "mean_sqrt_len_tokens": lambda states: states.sum(axis=0) / np.sqrt(len(states)),
-    "weightedmean": _weighted,
+    "weightedmean": lambda states: np.average(states, axis=0, weights=np.arange(1, len(states) + 1, dtype=np.float32)),
     "lasttoken": lambda states: states[-1],
 }
 """The pooling of the states [tokens, hidden] of one chunk, by the names of ``runner.heads.pooling``."""

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,8 +118,7 @@ class Preparation:
         if self._traced.table is not None:
             np.save(folder / TABLE, self._traced.table.numpy())
         if (modules := self._traced.after_pooling) is not None:
-            config: Any = loaded.backbone.model.config
-            width = config.get_text_config().hidden_size * self._traced.poolings
+            width = loaded.backbone.model.config.get_text_config().hidden_size * self._traced.poolings
             write_graph(convert_modules(modules, width), folder / MODULES)
         if self._dtype == "int8":
             model = self._quantize(convert(self._traced), folder)
@@ -139,7 +137,7 @@ class Preparation:
     def _describe(self) -> ConvertedModel:
         backbone, by_torch = self.loaded.backbone, self.by_torch
         return ConvertedModel(
-            what=f"{backbone.model.config.model_type} in {self._dtype}",  # type: ignore[union-attr]
+            what=f"{backbone.model.config.model_type} in {self._dtype}",
             heads=self._traced.heads,
             about_heads=self.loaded.description,
             parameters=backbone.parameters,
@@ -276,18 +274,16 @@ def all_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) 
 
     Beside it is a short row, whose padding lies beyond the window of sliding attention.
     """
-    config: Any = backbone.model.config
-    of_text = config.get_text_config()
+    of_text = backbone.model.config.get_text_config()
     window = getattr(of_text, "sliding_window", None) or getattr(of_text, "local_attention", None) or 0
-    affordable = max(64, int(LONG_COST / backbone.parameters), int(window) + BEYOND_WINDOW)
+    affordable = max(64, int(LONG_COST / backbone.parameters), window + BEYOND_WINDOW)
     long = min(max_tokens, LONGEST_COMPARED, affordable)
     return [short_batch(backbone, max_tokens, marker), _random_rows(backbone, [long, min(3, max_tokens)], marker)]
 
 
 def _random_rows(backbone: Backbone, lengths: Sequence[int], marker: int | None) -> list[RenderedPrompt]:
     random = np.random.default_rng(0)
-    config: Any = backbone.model.config
-    segments = getattr(config, "type_vocab_size", 0) if backbone.takes_type_ids else 0
+    segments = getattr(backbone.model.config, "type_vocab_size", 0) if backbone.takes_type_ids else 0
 
     def row(length: int) -> RenderedPrompt:
         ids = random.integers(backbone.vocab_size, size=length).astype(np.int32)

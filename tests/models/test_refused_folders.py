@@ -1,0 +1,363 @@
+"""Files of a model's folder that cannot be read, or would be misread, are refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import NOMIC_NAMES
+from trio_pool_serve.models.folder import read_model_folder
+
+pytestmark = pytest.mark.unit
+
+CONFIG, OWN, TEXTS, MODULES, METADATA, TOKENIZER = (
+    "config.json", "sentence_bert_config.json", "config_sentence_transformers.json", "modules.json",
+    "artifact.metadata", "tokenizer.json",
+)  # fmt: skip
+Files = dict[str, Any]
+
+
+def saved_from(*names: str, **config: Any) -> Files:
+    """A folder's config.json that names the classes that the weights were saved from."""
+    return {CONFIG: BARE | {"architectures": list(names)} | config}
+
+
+def behind(*modules: tuple[str, str], **own: Any) -> Files:
+    """Modules behind a transformer, with the transformer module's settings."""
+    return {MODULES: modules_json(TRANSFORMER, *modules), OWN: own}
+
+
+def models(name: str) -> tuple[str, str]:
+    return f"sentence_transformers.models.{name}", "1"
+
+
+UNREADABLE = [
+    *(
+        ({name: text}, f"{name} {said}")
+        for name in (CONFIG, OWN, TEXTS)
+        for text, said in (("{", "cannot be read"), ("[]", "does not hold a JSON object"))
+    ),
+    *(
+        ({MODULES: text}, r"modules\.json cannot be read")
+        for text in ("{", "3", '[{"type": "sentence_transformers.models.Transformer"}]', '["x"]')
+    ),
+    ({MODULES: []}, "does not begin with a Transformer module"),
+    ({MODULES: modules_json(POOLING)}, "does not begin with a Transformer module"),
+    *(
+        (behind((name, "1")), f"{name} is not one of sentence-transformers' own")
+        for name in ("custom_st.Transformer", "Transformer", "sentence_transformers_x.Pooling")
+    ),
+    *(
+        (behind((POOLING[0], path)), "points outside the model's folder")
+        for path in ("../elsewhere", "/etc", "1_Pooling/../../elsewhere")
+    ),
+]
+
+KEYS = [
+    ({OWN: document}, f"{OWN}: {said}")
+    for document, said in (
+        ({"tokenizer_name_or_path": "x"}, "tokenizer_name_or_path is 'x'.*own tokenizer"),
+        ({"tokenizer_args": {"do_lower_case": False}}, "tokenizer_args: do_lower_case is False.*be tokenised"),
+        ({"processor_kwargs": {"model_max_length": 9}}, "processor_kwargs: model_max_length is 9"),
+        ({"config_args": {"is_causal": False}}, "config_args: is_causal is False.*would compute"),
+        ({"config_kwargs": {"rope_scaling": {"factor": 2}}}, "config_kwargs: rope_scaling is"),
+        ({"model_args": {"variant": "fp16"}}, "model_args: variant is 'fp16'.*would be loaded"),
+        ({"model_kwargs": "x"}, "model_kwargs is 'x'"),
+        ({"telepathy": True}, "telepathy is True"),
+    )
+] + [
+    (
+        behind(POOLING) | {"1_Pooling/config.json": {"pooling_mode_telepathy": True}},
+        r"1_Pooling/config\.json: pooling_mode_telepathy is True",
+    ),
+    ({"adapter_config.json": {"peft_type": "LORA", "r": 4}}, r"adapter_config\.json: adapters are not applied; merge"),
+    *(
+        ({CONFIG: {**NOMIC_NAMES, "model_type": "nomic_bert", "vocab_size": 30528, name: value}},
+         rf"config\.json: {name} is {value}, but transformers' own class")
+        for name, value in (("n_embd", 1024), ("n_layer", 6), ("qkv_proj_bias", True), ("rotary_emb_base", 10000))
+    ),
+    (
+        {CONFIG: {"model_type": "xlnet", "vocab_size": 30, "max_position_embeddings": -1},
+         "tokenizer_config.json": {"model_max_length": 10**30}},
+        "set it with --max-model-len",
+    ),
+    ({}, "--max-model-len 513 exceeds the 512 positions", {"max_model_len": 513}),
+    ({OWN: {"transformer_task": "fill-mask"}}, "task is 'fill-mask'; this kind of model needs feature-extraction"),
+    ({OWN: {"query_length": 32}}, "requires query_length"),
+    ({OWN: {"query_expansion": {"length": 32}}}, "requires query_expansion"),
+    ({OWN: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "requires processing_kwargs text.padding"),
+    ({TEXTS: {"prompts": {"web": "w"}, "default_prompt_name": "x"}}, r"default_prompt_name x: .* document, query, web"),
+]  # fmt: skip
+
+# -- classifiers and rerankers --------------------------------------------------------------------------------
+
+LOGIT_SCORE = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "1"
+WORDS = {"yes": 3, "no": 4, "<|im_start|>": 5, "<|im_end|>": 6}
+
+
+def cross_encoder(task: str, *modules: tuple[str, str], config: Any = None, **own: Any) -> Files:
+    whole = {TEXTS: {"model_type": "CrossEncoder"}, "1/config.json": config or {}}
+    return saved_from("X") | whole | behind(*modules, transformer_task=task, **own)
+
+
+def vocabulary(words: Any) -> Files:
+    return {TOKENIZER: {"model": {"vocab": words}}}
+
+
+def pooler(**tokens: Any) -> dict[str, str]:
+    return {"pooler_config": json.dumps(tokens)}
+
+
+STEPS = {"step_tag_id": 9, "returned_token_ids": (3,)}
+
+CLASSIFIERS = [
+    *(
+        (saved_from("BertForSequenceClassification", **config), said)
+        for config, said in (
+            ({"id2label": {"0": "a", "2": "b"}}, r"id2label of config\.json has the indices 0, 2"),
+            ({"problem_type": "ranking"}, r"problem_type of config\.json is 'ranking'"),
+            ({"sentence_transformers": {"activation_fn": "os.system"}}, r"os\.system is not one of torch\.nn's"),
+        )
+    ),
+    *(
+        (cross_encoder(task, models("Pooling")), f"does {task}, followed by Pooling")
+        for task in ("sequence-classification", "feature-extraction", "any-to-any")
+    ),
+    *(
+        (saved_from(name), f"{name} is (not an embedding model|an unsupported page retriever)")
+        for name in (
+            "BertForQuestionAnswering", "BertForMultipleChoice", "BertForNextSentencePrediction",
+            "ViTForImageClassification", "Wav2Vec2ForCTC", "ColModernVBertForRetrieval", "ColQwen3ForRetrieval",
+            "Qwen2ForRewardModel",
+        )
+    ),
+    (saved_from("BertModel"), r"--task classify: .* support only embed, score, token_embed", {"task": "classify"}),
+    *(
+        (
+            saved_from("GemmaForCausalLM") | vocabulary({k: v for k, v in WORDS.items() if k != word}),
+            "vocabulary has no ",
+            {"task": "score"},
+        )
+        for word in WORDS
+    ),
+    *(
+        (cross_encoder("text-generation", *modules, config=config), said)
+        for modules, config, said in (
+            ((), None, "needs a LogitScore module only, but has none"),
+            ((models("Pooling"),), None, "but has \\['Pooling'\\]"),
+            ((LOGIT_SCORE,), None, "has no true_token_id"),
+            ((LOGIT_SCORE,), {"true_token_id": 1, "module_input_name": "logits"}, "works on 'logits'"),
+        )
+    ),
+    *(
+        (cross_encoder("sequence-classification", processing_kwargs=options), f"processing_kwargs requires {said}")
+        for options, said in (
+            ({"text": {"max_length": 3}}, "text"),
+            ({"chat_template": {"truncation": False}}, "truncation"),
+        )
+    ),
+    (saved_from("Qwen2ForProcessRewardModel") | vocabulary(WORDS), "by step_tag_id in --pooler-config"),
+    *(
+        (saved_from(name), said, pooler(**tokens))
+        for name, tokens, said in (
+            ("Qwen2ForProcessRewardModel", STEPS, "has a classifier"),
+            ("MistralForCausalLM", {"step_tag_id": 9}, "needs both"),
+            ("MistralForCausalLM", {"returned_token_ids": (3,)}, "needs both"),
+            ("MistralForCausalLM", {"step_tag_id": 9, "returned_token_ids": (3, 30)}, "Token 30 is outside"),
+            ("BertModel", STEPS, "require a causal language model"),
+        )
+    ),
+]  # fmt: skip
+
+# -- retrieval ------------------------------------------------------------------------------------------------
+
+PYLATE_DENSE = ("pylate.models.Dense.Dense", "1")
+MASK = ("sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask", "2_MultiVectorMask")
+EXPANSION = {"strategy": "min", "length": 8}
+MULTI_VECTOR = {TEXTS: {"model_type": "MultiVectorEncoder"}}
+
+
+def multi_vector(module: tuple[str, str], config: object = None) -> Files:
+    return MULTI_VECTOR | behind(module, MASK) | {f"{module[1]}/config.json": config or {}}
+
+
+LATE_INTERACTION = [
+    # not served as embedding models
+    *((saved_from(name), "has no projection") for name in ("ColBERT", "ColBERTModernBertModel")),
+    ({METADATA: {"doc_maxlen": 90}}, "has no projection"),
+    (
+        saved_from("HF_ColBERT", auto_map={"AutoModel": "jinaai/xlm-roberta-flash--modeling.XLMRobertaModel"}),
+        "only with --trust-remote-code",
+    ),
+    *(
+        (multi_vector(module), f"with a {name} module")
+        for module, name in (
+            (("sentence_transformers.x.HierarchicalTokenPooling", "1"), "HierarchicalTokenPooling"),
+            (models("LayerNorm"), "LayerNorm"),
+            (POOLING, "Pooling"),
+        )
+    ),
+    (multi_vector(PYLATE_DENSE, {"module_input_name": "sentence_embedding"}), "Dense maps 'sentence_emb"),
+    (multi_vector(PYLATE_DENSE, {"module_output_name": "elsewhere"}), "to 'elsewhere'"),
+    (multi_vector(("someone.elses.Dense", "1")), "someone.elses.Dense is not one of"),
+    *(
+        (MULTI_VECTOR | behind(MASK, **own), said)
+        for own, said in (
+            ({"query_expansion": {"strategy": "double", "length": 8}}, "query_expansion .* is not supported"),
+            ({"query_expansion": {"strategy": "fixed"}}, "query_expansion .* is not supported"),
+            (
+                {"query_expansion": {"strategy": "min", "length": 8, "side": "left"}},
+                "query_expansion .* is not supported",
+            ),
+            (
+                {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
+                "truncated to 7 tokens but expanded",
+            ),
+            ({"processing_kwargs": {"text": {"padding": False}}}, "processing_kwargs"),
+            ({"transformer_task": "fill-mask"}, "task is 'fill-mask'"),
+        )
+    ),
+    (saved_from("HF_ColBERT") | {"tokenizer_config.json": {"padding_side": "left"}}, "expansion on the left"),
+    (behind() | {TEXTS: {"query_prefix": "[Q] "}}, "no projection for the tokens"),
+]
+
+SPARSE = "sentence_transformers.sparse_encoder.models"
+TYPES = {
+    "table": "SparseStaticEmbedding", "table2": "SparseStaticEmbedding", "../elsewhere": "SparseStaticEmbedding",
+    "": "MLMTransformer", "mlm2": "MLMTransformer", "splade": "SpladePooling",
+}  # fmt: skip
+FREE = {"query": ["table"], "document": ["", "splade"]}
+
+
+def router(routes: Any = FREE, **parameters: object) -> Files:
+    """A Router whose transformer lies in the root."""
+    types = {name: f"{SPARSE}.{TYPES[name]}" for names in routes.values() for name in names if name in TYPES}
+    config = {"types": types, "structure": routes, "parameters": {"default_route": "document"} | parameters}
+    return {
+        MODULES: modules_json(("sentence_transformers.models.Router", "")),
+        "router_config.json": config,
+    }
+
+
+def splade(pooling: object = None, task: str = "fill-mask", **own: object) -> Files:
+    modules = behind((f"{SPARSE}.SpladePooling", "1"), transformer_task=task, **own)
+    return modules | {"1/config.json": pooling or {}}
+
+
+SPARSE_MODELS = [
+    (splade({"pooling_strategy": "mean"}), "SpladePooling by mean of relu"),
+    (splade({"activation_function": "gelu"}), "SpladePooling by max of gelu"),
+    (splade(task="feature-extraction"), "this kind of model needs fill-mask"),
+    (splade(query_length=7), "requires query_length"),
+    (
+        behind(POOLING, (f"{SPARSE}.SparseAutoEncoder", "2")) | {TEXTS: {"model_type": "SparseEncoder"}},
+        "Transformer, Pooling, SparseAutoEncoder is not supported",
+    ),
+    *(
+        (router(routes), said)
+        for routes, said in (
+            ({"query": ["table"], "document": ["table2"]}, "0 transformers"),
+            ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, "2 transformers"),
+            ({"query": ["", "splade"], "document": ["", "splade"]}, "one route is a SparseStaticEmbedding"),
+            ({"query": ["table"], "passage": ["", "splade"]}, "other routes than query and document"),
+            ({"query": ["table"], "document": ["splade", ""]}, "SpladePooling, MLMTransformer is not supported"),
+            ({"query": ["nothing"]}, "Router of .* cannot be read"),
+            ({"query": ["../elsewhere"]}, "outside the model's folder"),
+        )
+    ),
+    (router(route_mappings={"(None, 'text')": "document"}), "route_mappings"),
+    (router() | {"table/config.json": {"path": "idf.json"}}, "path is 'idf.json', which is not supported"),
+    (router() | vocabulary({"a": 0}) | {"table/tokenizer.json": {"model": {"vocab": {"b": 0}}}}, "another tokenizer"),
+    (
+        {"sparse_linear.pt": "", "colbert_linear.pt": "", TOKENIZER: {"added_tokens": [{"id": 0, "content": "<s>"}]}},
+        "special tokens </s>, <pad>, <unk>",
+    ),
+]
+
+# -- images ---------------------------------------------------------------------------------------------------
+
+TOWERS = {side: {"method": f"get_{side}_features", "method_output_name": "pooler_output"} for side in ("text", "image")}
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+MESSAGES = {"message": {**STATES, "format": "structured"}}
+CLIP = {CONFIG: {"model_type": "clip", "architectures": ["CLIPModel"]}}
+SIGLIP = {CONFIG: {"model_type": "siglip", "architectures": ["SiglipModel"]}}
+QWEN = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 151936,
+        "max_position_embeddings": 32768}  # fmt: skip
+COLQWEN = {"model_type": "colqwen2", "architectures": ["ColQwen2ForRetrieval"], "vlm_config": QWEN}
+
+IMAGES = [
+    *(
+        ({CONFIG: {"model_type": kind, "architectures": [f"{kind}ForImageClassification"]}}, "Classification is not s")
+        for kind in ("clip", "siglip", "siglip2")
+    ),
+    *(
+        (CLIP | behind(**own), said)
+        for own, said in (
+            ({}, "computes text by None and takes its None"),
+            ({"modality_config": {**TOWERS, "text": STATES}}, "computes text by forward and takes its last_hidden"),
+            ({"modality_config": {"text": TOWERS["text"]}}, "computes image by None"),
+            ({"modality_config": TOWERS, "module_output_name": "token_embeddings"}, "outputs 'token_embeddings'"),
+            ({"modality_config": TOWERS, "processing_kwargs": {"image": {"do_resize": False}}}, "image.do_resize"),
+            ({"modality_config": TOWERS, "processing_kwargs": {"text": {"padding": False}}}, "'padding': False"),
+            ({"modality_config": TOWERS, "query_length": 8}, "requires query_length"),
+        )
+    ),
+    ({CONFIG: CLIP[CONFIG] | {"vision_config": {"image_size": [224, 448]}}}, "must be squares"),
+    (
+        SIGLIP | {"tokenizer_config.json": {"padding_side": "left"}},
+        "pads texts on the left and masks the padding",
+    ),
+    ({CONFIG: QWEN | {"architectures": ["Qwen2VLForImageClassification"]}}, "is not an embedding model"),
+    *(
+        ({CONFIG: QWEN} | behind(models("Pooling"), **own), said)
+        for own, said in (
+            ({"modality_config": MESSAGES, "processing_kwargs": {"image": {"max_pixels": 9}}}, "kwargs requires image"),
+            ({"modality_config": MESSAGES, "processing_kwargs": {"chat_template": {"padding": True}}}, "padding"),
+            ({"transformer_task": "any-to-any"}, "task is 'any-to-any'"),
+            ({"modality_config": {"message": {**STATES, "method": "generate"}}}, "computes message by generate"),
+        )
+    ),
+    ({CONFIG: COLQWEN | {"vlm_config": QWEN | {"model_type": "qwen3_vl"}}}, "A ColQwen2 of qwen3_vl"),
+    *(
+        ({CONFIG: COLQWEN} | behind(*modules, transformer_task=task, **own), said)
+        for task, modules, own, said in (
+            ("feature-extraction", (), {}, "does feature-extraction"),
+            ("retrieval", (models("Dense"),), {}, "followed by .*Dense"),
+            ("retrieval", (), {"modality_config": {"text": STATES}}, "takes its last_hidden_state"),
+            ("retrieval", (), {"query_length": 8}, "requires query_length"),
+        )
+    ),
+]
+
+REFUSED = [*UNREADABLE, *KEYS, *CLASSIFIERS, *LATE_INTERACTION, *SPARSE_MODELS, *IMAGES]
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=[row[1] for row in REFUSED])
+def test_files_that_cannot_be_read_or_would_be_misread_are_refused_by_name(row: Any, tmp_path: Path):
+    files, said, *settings = row
+    write_files(tmp_path / "model", {CONFIG: BARE} | files)
+    with pytest.raises(ModelLoadError, match=said):
+        read_model_folder(tmp_path / "model", ModelConfig(**(settings[0] if settings else {})))
+
+
+def test_a_path_without_a_model_is_an_error(tmp_path: Path):
+    write_files(tmp_path / "model", {CONFIG: BARE})
+    for path, said in (
+        (tmp_path / "nowhere", "nowhere is not a folder"),
+        (tmp_path / "model" / "config.json", r"config\.json is not a folder"),
+        (tmp_path, r"holds no config\.json: it is not a transformers model"),
+    ):
+        with pytest.raises(ModelLoadError, match=said):
+            read_model_folder(path)
+
+
+def test_a_link_out_of_the_folder_is_an_error(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    write_files(tmp_path / "model", {CONFIG: BARE} | behind(POOLING))
+    (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelLoadError, match="points outside the model's folder"):
+        read_model_folder(tmp_path / "model")
