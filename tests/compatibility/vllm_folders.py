@@ -17,7 +17,6 @@ from tests.model_folders import write_json
 from tests.models.classifier_families import (
     LONG,
     padded_qwen3_tokenizer,
-    pads_by_its_last,
     reranker_tokenizer,
 )
 from tests.models.model_families import (
@@ -158,7 +157,7 @@ def classifier(folder: Path) -> Path:
 @built_once
 def decoder_classifier(folder: Path) -> Path:
     tokenizer = padded_qwen3_tokenizer()
-    settings = {**DECODER, **pads_by_its_last(tokenizer)}
+    settings = {**DECODER, "pad_token_id": tokenizer.pad_token_id}
     return write_model(folder, "Qwen3ForSequenceClassification", tokenizer, id2label=LABELS, **settings)
 
 

@@ -10,12 +10,11 @@ from tokenizers import processors
 
 from tests.kept_folders import built_once
 from tests.models.model_families import (
-    MAX_LENGTH,
     TEXTS,
     Family,
-    _unigrams,
     bert_tokenizer,
     byte_pairs,
+    deberta_tokenizer,
     distilbert_tokenizer,
     modernbert_tokenizer,
     qwen3_tokenizer,
@@ -34,11 +33,6 @@ PAIRS = [
     ("", "Yes"),
 ]
 PROMPTS = [PairPrompt(first, second) for first, second in PAIRS]
-
-
-def deberta_tokenizer() -> Any:
-    vocab = _unigrams("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
-    return transformers.DebertaV2Tokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
 
 
 def paired_modernbert_tokenizer() -> Any:
@@ -75,21 +69,17 @@ LONG = 400
 """The judge's frame alone has some 200 of these small tokens."""
 
 
-def pads_by_its_last(tokenizer: Any) -> dict[str, Any]:
-    return {"pad_token_id": tokenizer.pad_token_id}
-
-
 ENCODERS: Mapping[str, Family] = {
-    "bert": Family(model="Bert", tokenizer=bert_tokenizer),
-    "roberta": Family(model="Roberta", tokenizer=roberta_tokenizer),
-    "xlm-roberta": Family(model="XLMRoberta", tokenizer=xlm_roberta_tokenizer),
-    "distilbert": Family(model="DistilBert", tokenizer=distilbert_tokenizer),
-    "modernbert": Family(model="ModernBert", tokenizer=paired_modernbert_tokenizer),
-    "deberta-v2": Family(model="DebertaV2", tokenizer=deberta_tokenizer),
+    "bert": Family("Bert", bert_tokenizer),
+    "roberta": Family("Roberta", roberta_tokenizer),
+    "xlm-roberta": Family("XLMRoberta", xlm_roberta_tokenizer),
+    "distilbert": Family("DistilBert", distilbert_tokenizer),
+    "modernbert": Family("ModernBert", paired_modernbert_tokenizer),
+    "deberta-v2": Family("DebertaV2", deberta_tokenizer),
 }
 
 DECODERS: Mapping[str, Family] = {
-    name: Family(model=kind, tokenizer=padded_qwen3_tokenizer)
+    name: Family(kind, padded_qwen3_tokenizer)
     for name, kind in {
         "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "gemma2": "Gemma2",
     }.items()
@@ -104,7 +94,7 @@ def write_classifier(folder: Path, name: str, head: str = "SequenceClassificatio
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
     if name in DECODERS:
-        config = {**pads_by_its_last(tokenizer), **config}
+        config = {"pad_token_id": tokenizer.pad_token_id, **config}
     return write_model(folder, f"{family.model}For{head}", tokenizer, **config)
 
 

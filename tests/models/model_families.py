@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def dense(
     return Module(type=NEW_DENSE, config=config, weights=weights, weights_file=weights_file)
 
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+plain_dense = partial(dense, bias=False, activation=IDENTITY)
 LEGACY_DENSE = evolve(dense(HIDDEN, 20), type=DENSE)
 
 
@@ -199,38 +202,28 @@ def _unigrams(*special: str) -> list[tuple[str, float]]:
     return [*pieces, *((letter, -9.0) for letter in ["▁", *LETTERS]), *((f"▁{word}", -5.0) for word in WORDS)]
 
 
-def bert_tokenizer() -> Any:
-    vocab = _word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    return transformers.BertTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+def of_vocabulary(name: str, pieces: Callable[..., Any], *special: str, **more: Any) -> Callable[[], Any]:
+    """Return what makes a tokenizer of one of transformers' classes, with special tokens before the pieces."""
+    return lambda: getattr(transformers, name)(vocab=pieces(*special), model_max_length=MAX_LENGTH, **more)
 
 
-def distilbert_tokenizer() -> Any:
-    vocab = _word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    return transformers.DistilBertTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+OF_BERT = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+OF_ROBERTA = "<s>", "<pad>", "</s>", "<unk>", "<mask>"
 
-
-def mpnet_tokenizer() -> Any:
-    vocab = _word_pieces("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
-    return transformers.MPNetTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+bert_tokenizer = of_vocabulary("BertTokenizer", _word_pieces, *OF_BERT)
+distilbert_tokenizer = of_vocabulary("DistilBertTokenizer", _word_pieces, *OF_BERT)
+mpnet_tokenizer = of_vocabulary("MPNetTokenizer", _word_pieces, "<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+xlm_roberta_tokenizer = of_vocabulary("XLMRobertaTokenizer", _unigrams, *OF_ROBERTA)
+t5_tokenizer = of_vocabulary("T5Tokenizer", _unigrams, "<pad>", "</s>", "<unk>", extra_ids=0)
+deberta_tokenizer = of_vocabulary("DebertaV2Tokenizer", _unigrams, "[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 
 
 def roberta_tokenizer() -> Any:
-    pairs = byte_pairs("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return transformers.RobertaTokenizer(**vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
-
-
-def xlm_roberta_tokenizer() -> Any:
-    vocab = _unigrams("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return transformers.XLMRobertaTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
-
-
-def t5_tokenizer() -> Any:
-    vocab = _unigrams("<pad>", "</s>", "<unk>")
-    return transformers.T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=MAX_LENGTH)
+    return transformers.RobertaTokenizer(**vocab_and_merges(byte_pairs(*OF_ROBERTA)), model_max_length=MAX_LENGTH)
 
 
 def modernbert_tokenizer() -> Any:
-    pairs = byte_pairs("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    pairs = byte_pairs(*OF_BERT)
     pairs.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         special_tokens=[("[CLS]", pairs.token_to_id("[CLS]")), ("[SEP]", pairs.token_to_id("[SEP]"))],
@@ -329,7 +322,7 @@ def write_model(folder: Path, name: str, tokenizer: Any, *, dtype: torch.dtype =
     return folder
 
 
-@frozen(kw_only=True)
+@frozen
 class Family:
     """A family's class, its tokenizer and the modules after the transformer."""
 
@@ -339,57 +332,28 @@ class Family:
     config: Mapping[str, Any] = Factory(dict)
 
 
-IDENTITY = "torch.nn.modules.linear.Identity"
-
 SHORT = {"max_position_embeddings": 64}
 
+UNIT_LENGTH = Module(type=NEW_NORMALIZE)
+OLD_UNIT_LENGTH = Module(type=NORMALIZE)
+
 FAMILIES: Mapping[str, Family] = {
-    "bert": Family(
-        model="BertModel",
-        tokenizer=bert_tokenizer,
-        modules=(legacy_pooling("mean_tokens"), Module(type=NORMALIZE)),
-        config=SHORT,
-    ),
-    "roberta": Family(model="RobertaModel", tokenizer=roberta_tokenizer, modules=(pooling("mean"),)),
-    "distilbert": Family(
-        model="DistilBertModel", tokenizer=distilbert_tokenizer, modules=(legacy_pooling("cls_token"),), config=SHORT
-    ),
-    "mpnet": Family(
-        model="MPNetModel", tokenizer=mpnet_tokenizer, modules=(pooling("mean"), Module(type=NEW_NORMALIZE))
-    ),
-    "modernbert": Family(
-        model="ModernBertModel",
-        tokenizer=modernbert_tokenizer,
-        modules=(pooling("cls"), Module(type=NEW_NORMALIZE)),
-        config=SHORT,
-    ),
-    "xlm-roberta": Family(
-        model="XLMRobertaModel", tokenizer=xlm_roberta_tokenizer, modules=(legacy_pooling("cls_token"), dense())
-    ),
-    "qwen3": Family(
-        model="Qwen3Model",
-        tokenizer=qwen3_tokenizer,
-        modules=(pooling("lasttoken"), Module(type=NEW_NORMALIZE)),
-        config=SHORT,
-    ),
+    "bert": Family("BertModel", bert_tokenizer, (legacy_pooling("mean_tokens"), OLD_UNIT_LENGTH), SHORT),
+    "roberta": Family("RobertaModel", roberta_tokenizer, (pooling("mean"),)),
+    "distilbert": Family("DistilBertModel", distilbert_tokenizer, (legacy_pooling("cls_token"),), SHORT),
+    "mpnet": Family("MPNetModel", mpnet_tokenizer, (pooling("mean"), UNIT_LENGTH)),
+    "modernbert": Family("ModernBertModel", modernbert_tokenizer, (pooling("cls"), UNIT_LENGTH), SHORT),
+    "xlm-roberta": Family("XLMRobertaModel", xlm_roberta_tokenizer, (legacy_pooling("cls_token"), dense())),
+    "qwen3": Family("Qwen3Model", qwen3_tokenizer, (pooling("lasttoken"), UNIT_LENGTH), SHORT),
     "gemma3": Family(
-        model="Gemma3TextModel",
-        tokenizer=gemma_tokenizer,
-        modules=(
-            pooling("mean"),
-            dense(HIDDEN, 64, bias=False, activation=IDENTITY),
-            dense(64, HIDDEN, bias=False, activation=IDENTITY),
-            Module(type=NEW_NORMALIZE),
-        ),
+        "Gemma3TextModel",
+        gemma_tokenizer,
+        (pooling("mean"), plain_dense(HIDDEN, 64), plain_dense(64, HIDDEN), UNIT_LENGTH),
     ),
     "t5": Family(
-        model="T5EncoderModel",
-        tokenizer=t5_tokenizer,
-        modules=(
-            legacy_pooling("mean_tokens"),
-            dense(HIDDEN, 24, bias=False, activation=IDENTITY, weights_file="pytorch_model.bin"),
-            Module(type=NORMALIZE),
-        ),
+        "T5EncoderModel",
+        t5_tokenizer,
+        (legacy_pooling("mean_tokens"), plain_dense(HIDDEN, 24, weights_file="pytorch_model.bin"), OLD_UNIT_LENGTH),
     ),
 }
 

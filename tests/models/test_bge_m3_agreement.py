@@ -89,13 +89,6 @@ def assert_agree(value: PooledValue, param: PoolingParams, expected: Expected) -
             assert np.abs(value.values - wanted).max(initial=0) < TOLERANCE
 
 
-async def test_a_text_alone_agrees(model: Model):
-    for text, expected in zip(DOCUMENTS, model.expected, strict=True):
-        [values] = await model.served.values([text], *ALL)
-        for value, param in zip(values, ALL, strict=True):
-            assert_agree(value, param, expected)
-
-
 async def test_a_shuffled_batch_in_which_each_row_asks_for_other_things_agrees(model: Model):
     subsets = [subset for count in (1, 2, 3) for subset in itertools.permutations(ALL, count)]
     rows = list(itertools.product(range(len(DOCUMENTS)), subsets))
@@ -119,9 +112,3 @@ async def test_the_dense_vector_is_that_of_sentence_transformers(tmp_path: Path)
     path = write_bge_m3(tmp_path / "model")
     rows = [row for (row,) in await ServedModel(path).values(DOCUMENTS, Embed())]
     assert largest_difference(rows, reference(path).encode(list(DOCUMENTS))) < TOLERANCE
-
-
-def test_it_can_be_asked_for_all_three_and_scored_by_its_dense_vectors(model: Model):
-    spec = model.served.folder.spec
-    assert spec.tasks == {"embed", "sparse_embed", "token_embed", "score"}
-    assert spec.scoring == "vectors"

@@ -14,9 +14,10 @@ from tokenizers import pre_tokenizers
 from transformers import ByT5Tokenizer
 
 from tests.model_folders import write_json, write_late_interaction_folder, write_scripted_folder
-from tests.models.classifier_families import deberta_tokenizer, reranker_tokenizer
+from tests.models.classifier_families import reranker_tokenizer
 from tests.models.model_families import (
     bert_tokenizer,
+    deberta_tokenizer,
     distilbert_tokenizer,
     gemma_tokenizer,
     modernbert_tokenizer,
@@ -146,9 +147,14 @@ def no_transformers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
+NEEDS_TRANSFORMERS = ("bert with markers", "t5", "qwen-vl", "gemma", "deberta", "clip", "siglip2")
+
+
 @pytest.mark.parametrize("lower_case", [False, True], ids=["as is", "lower"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tokenizer_of_the_cache_is_the_one_that_was_loaded(folders, cache, no_transformers, family, lower_case):
+def test_a_tokenizer_of_the_cache_and_one_of_the_files_alone_are_the_one_that_was_loaded(
+    folders, cache, no_transformers, monkeypatch, family, lower_case
+):
     folder = model_folder(folders(family), lower_case=lower_case)
     folder = attrs.evolve(folder, spec=attrs.evolve(folder.spec, marker_tokens=MARKED))
     uncached = load_tokenizer(folder)
@@ -157,6 +163,9 @@ def test_a_tokenizer_of_the_cache_is_the_one_that_was_loaded(folders, cache, no_
     cached = load_tokenizer(folder, cache=cache)
     assert isinstance(cached, FastTokenizer)
     assert facts(cached) == facts(uncached) == facts(first)
+    if family not in NEEDS_TRANSFORMERS:
+        monkeypatch.setattr(tokenizer_loading, "_versions", lambda: {"tokenizers": "9"})
+        assert facts(load_tokenizer(folder)) == facts(uncached)
 
 
 def edited(**changes: Any) -> Callable[[Path], None]:
@@ -166,16 +175,6 @@ def edited(**changes: Any) -> Callable[[Path], None]:
         write_json(path / "tokenizer_config.json", kept)
 
     return edit
-
-
-def test_special_tokens_that_the_files_split_are_split_from_the_cache(folders, cache, no_transformers, tmp_path):
-    path = shutil.copytree(folders("bert"), tmp_path / "model")
-    edited(split_special_tokens=True)(path)
-    loaded = load_tokenizer(model_folder(path), cache=cache)
-    no_transformers()
-    cached = load_tokenizer(model_folder(path), cache=cache)
-    assert cached.encode("[SEP]").ids == loaded.encode("[SEP]").ids
-    assert len(cached.encode("[SEP]")) > 1
 
 
 ROLES = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -308,25 +307,6 @@ def test_a_process_with_a_warm_cache_renders_without_transformers_and_torch(mini
     assert done.stdout.split() == [str(len(paths) + 2)], done.stderr
 
 
-READ_FROM_FILES = (
-    "minilm", "bert", "roberta", "distilbert", "mpnet", "xlm-roberta", "more tokens", "modernbert", "qwen3", "reranker",
-    "chat", "chat in files",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("lower_case", [False, True], ids=["as is", "lower"])
-@pytest.mark.parametrize("family", READ_FROM_FILES)
-def test_without_transformers_a_tokenizer_is_read_from_its_files(
-    folders, no_transformers, monkeypatch, family, lower_case
-):
-    folder = model_folder(folders(family), lower_case=lower_case)
-    folder = attrs.evolve(folder, spec=attrs.evolve(folder.spec, marker_tokens=MARKED))
-    expected = facts(load_tokenizer(folder))
-    no_transformers()
-    monkeypatch.setattr(tokenizer_loading, "_versions", lambda: {"tokenizers": "9"})
-    assert facts(load_tokenizer(folder)) == expected
-
-
 SAID = {
     "no file": (lambda path: (path / "tokenizer.json").unlink(), "tokenizer.json"),
     "no list of tokens": (lambda path: write_json(path / "tokenizer.json", {"added_tokens": 1}), "cannot be read"),
@@ -355,10 +335,14 @@ def test_what_the_files_leave_open_is_refused_with_the_reason_and_the_remedy(
 
 
 @pytest.mark.parametrize("changes", [{"truncation_side": "left"}, {"model_input_names": ["input_ids"]}])
-def test_settings_of_the_files_hold_without_transformers(folders, monkeypatch, tmp_path, changes):
+def test_settings_of_the_files_hold_from_the_cache_and_without_transformers(
+    folders, cache, monkeypatch, tmp_path, changes
+):
     path = shutil.copytree(folders("bert"), tmp_path / "model")
     edited(**changes, split_special_tokens=True, additional_special_tokens=["[MASK]"])(path)
-    expected = facts(load_tokenizer(model_folder(path)))
+    expected = facts(load_tokenizer(model_folder(path), cache=cache))
+    assert expected["splits"]
+    assert facts(load_tokenizer(model_folder(path), cache=cache)) == expected
     monkeypatch.setattr(tokenizer_loading, "_versions", dict)
     assert facts(load_tokenizer(model_folder(path))) == expected
 

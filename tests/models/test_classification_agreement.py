@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from msgspec.structs import replace
 
 from tests.models.classifier_families import (
     DECODERS,
@@ -19,8 +18,8 @@ from tests.models.classifier_families import (
     write_classifier,
 )
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
-from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenClassify
+from trio_pool_serve.prompts import PairPrompt, TextPrompt
+from trio_pool_serve.types import Classify, TokenClassify
 
 TOLERANCE = 1e-4
 TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]
@@ -167,34 +166,3 @@ async def test_each_token_has_a_sequence_classifier_s_labels(name: str, tmp_path
         expected = [logits_of_tokens(model, row.unsqueeze(0)) for row in rows]
     assert largest_difference(raw, [logits.numpy() for logits in expected]) < TOLERANCE / 10
     assert largest_difference(likely, [logits.softmax(-1).numpy() for logits in expected]) < TOLERANCE / 10
-
-
-async def test_only_kept_tokens_are_judged(tmp_path: Path):
-    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", "TokenClassification"))
-    prompt = await ours.renderer.render(TextPrompt(TEXTS[0]), RenderingParams())
-    kept = np.arange(len(prompt.token_ids)) % 3 == 1
-    requests = [PoolingRequest(one, (TokenClassify(),)) for one in (prompt, replace(prompt, kept=kept))]
-    (every,), (some,) = await ours.runner.launch(Batch(tuple(requests)))
-    assert np.array_equal(some, every[kept])
-
-
-async def test_each_row_of_a_batch_has_its_own_activation(tmp_path: Path):
-    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", num_labels=3))
-    prompt = await ours.renderer.render(PairPrompt("Yes", "A nursery"), RenderingParams())
-    asked = (Classify("raw"), Classify("probabilities"), Classify("score"))
-    ((raw,), (probabilities,), (score,)) = await ours.runner.launch(
-        Batch(tuple(PoolingRequest(prompt, (one,)) for one in asked))
-    )
-    assert np.allclose(torch.tensor(raw).softmax(-1), probabilities, atol=1e-6)
-    assert np.array_equal(raw, score)
-
-
-@pytest.mark.parametrize("lower_case", [False, True])
-async def test_lower_casing_agrees(tmp_path: Path, *, lower_case: bool):
-    path = write_classifier(tmp_path / "cased", "roberta", num_labels=1)
-    cross_encoder(path).save_pretrained(str(path))
-    edit_json(path / "sentence_bert_config.json", lambda config: config.update(do_lower_case=lower_case))
-    pairs = [("A Nursery OWNS", "Its Tasks."), ("a nursery owns", "its tasks.")]
-    scores = await ServedModel(path).compute([PairPrompt(*pair) for pair in pairs], SCORE)
-    assert largest_difference(scores, rows(cross_encoder(path).predict(pairs))) < TOLERANCE
-    assert np.array_equal(scores[0], scores[1]) == lower_case

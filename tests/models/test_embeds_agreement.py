@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import transformers
 from attrs import frozen
 
 from tests.models.classifier_families import write_classifier
@@ -71,43 +72,19 @@ async def test_other_embeddings_give_another_vector(pair: Pair):
     assert largest_difference(rows, pair.expected) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-async def test_narrow_numbers_are_read_as_the_same_ones_in_float32(pair: Pair, dtype: torch.dtype):
-    narrow = [torch.from_numpy(request.prompt.embeds).to(dtype) for request in pair.embeds]
-    held = [of_embeds((row if dtype == torch.float16 else row.view(torch.uint16)).numpy()) for row in narrow]
-    wide = [of_embeds(row.float().numpy()) for row in narrow]
-    launch = pair.ours.runner.launch
-    rows, expected = [[row for (row,) in await launch(Batch(tuple(batch)))] for batch in (held + pair.texts, wide)]
-    assert largest_difference(rows[: len(wide)], np.stack(expected)) < TOLERANCE
-    assert largest_difference(rows[len(wide) :], pair.expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["bert", "qwen3"])
-async def test_classes_of_embeddings_are_those_of_the_text(tmp_path: Path, name: str):
-    from transformers import AutoModelForSequenceClassification
-
-    path = write_classifier(tmp_path / "model", name, id2label={0: "calm", 1: "glad", 2: "cross"})
-    ours, theirs = ServedModel(path), AutoModelForSequenceClassification.from_pretrained(path).eval()
-    requests = await ours.requests(KEPT)
-    embeds = own_embeds(theirs, requests)
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "SequenceClassification"), ("qwen3", "SequenceClassification"), ("bert", "TokenClassification")],
+)
+async def test_classes_of_embeddings_are_those_of_the_text(name: str, head: str, tmp_path: Path):
+    path = write_classifier(tmp_path / "model", name, head, id2label={0: "calm", 1: "glad", 2: "cross"})
+    ours, theirs = ServedModel(path), getattr(transformers, f"AutoModelFor{head}").from_pretrained(path).eval()
+    embeds = own_embeds(theirs, await ours.requests(KEPT))
     with torch.inference_mode():
         expected = [theirs(inputs_embeds=torch.from_numpy(row)[None]).logits.softmax(-1)[0].numpy() for row in embeds]
-    mixed = [of_embeds(row, Classify()) for row in embeds]
-    rows = [row for (row,) in await ours.runner.launch(Batch(tuple(mixed)))]
-    assert largest_difference(rows, np.stack(expected)) < TOLERANCE
-
-
-async def test_classes_of_tokens_are_those_of_the_text(tmp_path: Path):
-    from transformers import AutoModelForTokenClassification
-
-    path = write_classifier(tmp_path / "model", "bert", "TokenClassification", id2label={0: "a", 1: "b", 2: "c"})
-    ours, theirs = ServedModel(path), AutoModelForTokenClassification.from_pretrained(path).eval()
-    (request,) = await ours.requests(KEPT[:1])
-    (embeds,) = own_embeds(theirs, [request])
-    with torch.inference_mode():
-        expected = theirs(inputs_embeds=torch.from_numpy(embeds)[None]).logits.softmax(-1)[0].numpy()
-    ((row,),) = await ours.runner.launch(Batch((of_embeds(embeds, TokenClassify()),)))
-    assert largest_difference(row, expected) < TOLERANCE
+    params = Classify() if head == "SequenceClassification" else TokenClassify()
+    rows = await ours.runner.launch(Batch(tuple(of_embeds(row, params) for row in embeds)))
+    assert largest_difference([row for (row,) in rows], expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("write", [pylate_bert, splade_max, clip, siglip, siglip2_naflex, colqwen2, colpali])

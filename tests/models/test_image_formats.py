@@ -11,7 +11,7 @@ import trio
 
 from tests.kept_folders import by_name
 from tests.model_folders import write_json
-from tests.models.model_families import edit_json, write_family
+from tests.models.model_families import edit_json
 from tests.models.vision_families import (
     NAFLEX_PROCESSOR,
     PICTURES,
@@ -162,11 +162,6 @@ def test_images_that_make_an_input_too_long_are_refused(tmp_path: Path):
     images = format_of(path)
     with pytest.raises(ContextLengthError, match="maximum context length is 20 tokens"):
         images.expand(np.array([placeholder_of(path)], dtype=np.int32), [images.processor(picture(*SIZES[0]))])
-
-
-def test_a_text_model_reads_no_images(tmp_path: Path):
-    folder = read_model_folder(write_family(tmp_path / "bert", "bert"))
-    assert folder.image_format() is None
 
 
 @pytest.mark.parametrize(

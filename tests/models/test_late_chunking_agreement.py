@@ -11,23 +11,18 @@ import torch
 import transformers
 import trio
 
-from tests.conftest import UNHURRIED, client_of, listening, wait_idle
-from tests.cpu_backend import BY_TORCH
+from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder, farthest, one_of, serving_folder
 from tests.models.model_families import (
     HIDDEN,
     NEW_NORMALIZE,
     Module,
-    ServedModel,
     dense,
     pooling,
     write_family,
     write_modules,
 )
-from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
-from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams
-from trio_pool_serve.service import Service
-from trio_pool_serve.types import Batch, Embed, EmbedChunks, PoolingRequest, TokenEmbed, Vectors
+from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5
 
@@ -120,26 +115,19 @@ async def require_agreement(
     assert farthest(overlapping, reference(path, text, OVERLAPPING, normalize=normalizes)) <= TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
-async def test_minilm_s_chunks_agree_with_transformers(minilm: Path, backend: str):
-    if backend == "openvino":
-        pytest.importorskip("openvino")
-    async with serving_folder(minilm, backend=backend) as ours:
-        await require_agreement(ours, minilm, DOCUMENTS, normalizes=True)
-        await wait_idle(ours.service)
-
-
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize(
-    "name", one_of(["bert", "xlm-roberta", "roberta", "modernbert", "qwen3"], "bert", "xlm-roberta")
+    "name", one_of(["minilm", "bert", "xlm-roberta", "roberta", "modernbert", "qwen3"], "bert", "xlm-roberta")
 )
-async def test_chunks_of_other_tokenizers_agree_with_transformers(name: str, backend: str, tmp_path: Path):
+async def test_chunks_agree_with_transformers(name: str, backend: str, minilm: Path, tmp_path: Path):
     if backend == "openvino":
         pytest.importorskip("openvino")
-    path = write_family(tmp_path / name, name, modules=[pooling("mean")])
+    path, documents = minilm, DOCUMENTS
+    if name != "minilm":
+        path, documents = write_family(tmp_path / name, name, modules=[pooling("mean")]), SHORT
     async with serving_folder(path, backend=backend, cache_dir="") as ours:
-        await require_agreement(ours, path, SHORT, normalizes=False)
+        await require_agreement(ours, path, documents, normalizes=name == "minilm")
+        await wait_idle(ours.service)
 
 
 async def test_one_chunk_has_the_vector_of_the_text(minilm: Path):
@@ -178,58 +166,3 @@ async def test_modules_after_pooling_are_applied_to_each_chunk(tmp_path: Path):
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     async with serving_folder(path) as ours:
         assert farthest(await chunked(ours, chunks), rows) <= TOLERANCE
-
-
-async def test_chunks_are_computed_in_a_batch_with_other_rows(minilm: Path):
-    served = ServedModel(minilm)
-    chunks = DOCUMENTS["emoji and combining characters"]
-    spans = tuple(span_of(chunks, number) for number in range(len(chunks)))
-    document = await served.renderer.render(ChunkedPrompt("".join(chunks), spans), RenderingParams())
-    text = (await served.requests(["A nursery owns its tasks."]))[0].prompt
-    batch = [
-        PoolingRequest(text, (Embed(),)),
-        PoolingRequest(document, (EmbedChunks(), TokenEmbed())),
-        PoolingRequest(text, (TokenEmbed(), Embed(dimensions=7))),
-        PoolingRequest(document, (EmbedChunks(dimensions=9, normalize=False),)),
-    ]
-    alone = [(await served.runner.launch(Batch((request,))))[0] for request in batch]
-    together = await served.runner.launch(Batch(tuple(batch)))
-    assert [[value.shape for value in row] for row in together] == [[value.shape for value in row] for row in alone]
-    for ours, theirs in zip(together, alone, strict=True):
-        assert farthest(ours, theirs) <= TOLERANCE
-    assert farthest(together[1][0], reference(minilm, "".join(chunks), spans)) <= TOLERANCE
-
-
-@pytest.mark.slow
-async def test_an_engine_process_computes_chunks(minilm: Path):
-    config = Config(
-        models=(str(minilm),),
-        loading=ModelConfig(dtype="float32", device="cpu", **BY_TORCH),
-        processes=ProcessesConfig(engine="process"),
-        scheduling=UNHURRIED,
-    )
-    chunks = DOCUMENTS["English"]
-    expected = reference(minilm, "".join(chunks), [span_of(chunks, number) for number in range(3)])
-    with trio.fail_after(300):  # as a server's start elsewhere: the machine may be busy with other tests
-        async with trio.open_nursery() as nursery:
-            service = Service(config)
-            await nursery.start(service.run)
-            await service.wait_ready()
-            async with listening(service) as url, client_of(url) as client:
-                ours = AskedFolder(client, service)
-                assert farthest(await chunked(ours, chunks), expected) <= TOLERANCE
-                async with trio.open_nursery() as clients:
-                    for _ in range(4):
-                        clients.start_soon(ours.embeddings, ["Yes", "No"])
-                        clients.start_soon(chunked, ours, chunks)
-            nursery.cancel_scope.cancel()
-
-
-async def test_a_model_that_takes_no_means_refuses_and_says_why(tmp_path: Path):
-    path = write_family(tmp_path / "model", "bert", modules=[pooling("cls")])
-    async with serving_folder(path) as ours:
-        answer = await ours.client.post("/v1/embeddings", json={"input": ["Yes"], "late_chunking": True})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error["param"] == "late_chunking"
-        assert error["message"].endswith("the mean of the token states of each chunk, and this model pools by cls.")

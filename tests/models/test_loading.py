@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.models.classifier_families import cross_encoder, reranker_tokenizer, write_classifier
 from tests.models.model_families import (
     DENSE,
     HIDDEN,
@@ -27,8 +28,19 @@ from tests.models.model_families import (
     refuse,
     without,
     write_family,
+    write_model,
     write_modules,
 )
+from tests.models.retrieval_families import (
+    colbert_v2,
+    colbert_without_metadata,
+    inference_free,
+    opensearch,
+    pylate_bert,
+    splade_max,
+    write_bge_m3,
+)
+from tests.models.test_reranking_agreement import FLAT, PLAIN_CHAT, write_process_reward, write_reranker
 from tests.models.vision_families import clip
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -36,6 +48,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.checkpoint import require_finite
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Embed, MaxSim, SparseEmbed, SparseLookup, TokenEmbed
 
 
 @pytest.fixture
@@ -44,40 +57,43 @@ def bert(tmp_path: Path) -> Path:
     return write_family(tmp_path / "bert", "bert")
 
 
-# -- modules ----------------------------------------------------------------------------------------------
+def after_mean(*modules: Module) -> list[Module]:
+    return [pooling("mean"), *modules]
+
 
 MODELS = "sentence_transformers.models"
 WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear.weight": torch.zeros(4, HIDDEN)})
+OF_TOKENS = Module(type=NEW_NORMALIZE, config={"module_input_name": "token_embeddings"})
 
 
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        ([pooling("mean"), Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})], "requires LayerNorm"),
-        ([Module(type=f"{MODELS}.WeightedLayerPooling"), pooling("mean")], "not followed by a Pooling module"),
-        ([pooling("mean"), Module(type=f"{MODELS}.WeightedLayerPooling")], "requires WeightedLayerPooling"),
-        ([pooling("mean"), Module(type=f"{MODELS}.Telepathy")], "requires Telepathy"),
-        ([pooling("mean"), Module(type=f"{MODELS}.Dropout")], "requires Dropout"),
-        ([pooling("mean"), Module(type="custom_st.Head")], "custom_st.Head is not one of sentence-transformers' own"),
-        ([], "not followed by a Pooling module"),
-        ([Module(type=NEW_NORMALIZE)], "not followed by a Pooling module"),
+        *(
+            (after_mean(Module(type=f"{MODELS}.{name}")), f"requires {name}")
+            for name in ("LayerNorm", "WeightedLayerPooling", "Telepathy", "Dropout")
+        ),
+        *(
+            (modules, "not followed by a Pooling module")
+            for modules in (
+                [], [Module(type=NEW_NORMALIZE)], [Module(type=f"{MODELS}.WeightedLayerPooling"), pooling("mean")],
+            )
+        ),
+        (after_mean(Module(type="custom_st.Head")), "custom_st.Head is not one of sentence-transformers' own"),
         ([pooling("median")], "Pooling requires median"),
         ([pooling(["mean", "median"])], "known are cls, max, mean"),
-        ([pooling("mean"), dense(activation="torch.nn.modules.activation.Wish")], "Wish is not one of torch.nn's"),
-        ([pooling("mean"), dense(activation="os.system")], "os.system is not one of torch.nn's"),
-        ([pooling("mean"), dense(activation="torch.hub.load")], "torch.hub.load is not one of torch.nn's"),
-        ([pooling("mean"), dense(activation="torch.nn.modules.linear.Linear")], "A module cannot be loaded"),
-        ([pooling("mean"), WITHOUT_A_SIZE], "A module cannot be loaded: .*in_features"),
-        ([pooling("mean"), dense(2 * HIDDEN)], "first batch"),
-        (
-            [pooling("mean"), Module(type=NEW_NORMALIZE, config={"module_input_name": "token_embeddings"})],
-            "Normalize works on 'token_embeddings'",
+        *(
+            (after_mean(dense(activation=activation)), f"{activation} is not one of torch.nn's")
+            for activation in ("torch.nn.modules.activation.Wish", "os.system", "torch.hub.load")
         ),
+        (after_mean(dense(activation="torch.nn.modules.linear.Linear")), "A module cannot be loaded"),
+        (after_mean(WITHOUT_A_SIZE), "A module cannot be loaded: .*in_features"),
+        (after_mean(dense(2 * HIDDEN)), "first batch"),
+        (after_mean(OF_TOKENS), "Normalize works on 'token_embeddings'"),
     ],
-)
+)  # fmt: skip
 def test_a_module_that_cannot_be_loaded_is_an_error(tmp_path: Path, modules: list[Module], said: str):
-    path = write_family(tmp_path / "model", "bert", modules=modules)
-    refuse(path, said)
+    refuse(write_family(tmp_path / "model", "bert", modules=modules), said)
 
 
 NOT_WEIGHTS = b"version https://git-lfs.github.com/spec/v1\n"
@@ -85,70 +101,142 @@ NOT_WEIGHTS = b"version https://git-lfs.github.com/spec/v1\n"
 
 @pytest.mark.parametrize("weights_file", ["model.safetensors", "pytorch_model.bin"])
 def test_a_head_whose_weights_are_missing_or_broken_is_an_error(tmp_path: Path, weights_file: str):
-    path = write_family(tmp_path / "model", "bert", modules=[pooling("mean"), dense(weights_file=weights_file)])
+    path = write_family(tmp_path / "model", "bert", modules=after_mean(dense(weights_file=weights_file)))
     (path / "2_Dense" / weights_file).write_bytes(NOT_WEIGHTS)
     refuse(path, rf"2_Dense/{weights_file} cannot be read")
     (path / "2_Dense" / weights_file).unlink()
     refuse(path, "2_Dense holds no weights")
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (without("linear.bias"), r"A module cannot be loaded: (.|\n)*linear\.bias"),
-        (
-            lambda weights: weights["linear.weight"].fill_(float("nan")),
-            r"linear\.weight in .*2_Dense has numbers that are not finite",
-        ),
-    ],
-)
-def test_a_weight_of_a_head_that_is_missing_or_not_finite_is_named(tmp_path: Path, edit: Any, said: str):
-    path = write_family(tmp_path / "model", "bert", modules=[pooling("mean"), dense()])
-    edit_weights(path / "2_Dense" / "model.safetensors", edit)
-    refuse(path, said)
+# -- weights and settings of each kind --------------------------------------------------------------------------
+
+WEIGHTS, TABLE = "model.safetensors", "query_0_SparseStaticEmbedding/pytorch_model.bin"
+LOST, NORM = "encoder.layer.1.output.dense.weight", "encoder.layer.0.output.LayerNorm.weight"
+HEAD = "cls.predictions.transform.dense.weight"
+UNTIED = {"tie_word_embeddings": False}
+SCORE = {"task": "score"}
 
 
-# -- the checkpoint ---------------------------------------------------------------------------------------
+def classifier(name: str = "bert", head: str = "SequenceClassification", **config: Any) -> Callable[[Path], Path]:
+    return lambda path: write_classifier(path, name, head, **config)
 
 
-LOST = "encoder.layer.1.output.dense.weight"
-NORM = "encoder.layer.0.output.LayerNorm.weight"
+def write_bert(path: Path) -> Path:
+    return write_family(path, "bert")
 
 
-def take_weights_of_another_family(path: Path) -> None:
+def with_dense(path: Path) -> Path:
+    return write_family(path, "bert", modules=after_mean(dense()))
+
+
+def saved_reranker(path: Path) -> Path:
+    cross_encoder(write_reranker(path, template=FLAT)).save_pretrained(str(path))
+    return path
+
+
+def edited(edit: Callable[[Any], object]) -> Callable[[Path], None]:
+    """Return what edits the JSON or the weights of a file."""
+    return lambda path: (edit_json if path.suffix == ".json" else edit_weights)(path, edit)
+
+
+def lacking(prefix: str) -> Callable[[Path], None]:
+    return edited(without(prefix))
+
+
+def fill(name: str, number: float) -> Callable[[Path], None]:
+    return edited(lambda weights: weights[name].fill_(number))
+
+
+def changed(**changes: Any) -> Callable[[Path], None]:
+    return edited(lambda document: document.update(changes))
+
+
+def of_another_family(path: Path) -> None:
     other = write_family(path.parents[1] / "other", "distilbert")
-    path.write_bytes((other / "model.safetensors").read_bytes())
+    path.write_bytes((other / WEIGHTS).read_bytes())
 
 
-def spoil(number: float) -> Callable[[Path], None]:
-    return lambda path: edit_weights(path, lambda weights: weights[LOST][3, 5].fill_(number))
+def template(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None if text else path.unlink()
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (Path.unlink, "holds no weights"),
-        (lambda path: path.write_bytes(NOT_WEIGHTS), "transformers cannot load"),
-        # transformers would fill them with random numbers
-        (lambda path: edit_weights(path, without(LOST)), f"lacks 1 weights, {LOST}"),
-        (take_weights_of_another_family, "The checkpoint lacks"),
-        (spoil(float("nan")), rf"{LOST} in .* not finite"),
-        (spoil(float("inf")), rf"{LOST} in .* not finite"),
+UNFIT = [
+    (write_bert, WEIGHTS, Path.unlink, "holds no weights"),
+    (write_bert, WEIGHTS, lambda path: path.write_bytes(NOT_WEIGHTS), "transformers cannot load"),
+    (
+        write_bert,
+        WEIGHTS,
+        lacking(LOST),
+        f"lacks 1 weights, {LOST}",
+    ),  # transformers would fill them with random numbers
+    (write_bert, WEIGHTS, of_another_family, "The checkpoint lacks"),
+    *((write_bert, WEIGHTS, fill(LOST, float(number)), rf"{LOST} in .* not finite") for number in ("nan", "inf")),
+    (write_bert, WEIGHTS, fill(NORM, 3e38), r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"),
+    *(
+        (write_bert, "config.json", changed(**config), "transformers cannot load")
+        for config in ({"intermediate_size": 40}, {"model_type": "telepathy"})
+    ),
+    (with_dense, "2_Dense/model.safetensors", lacking("linear.bias"), r"cannot be loaded: (.|\n)*linear\.bias"),
+    (
+        with_dense,
+        "2_Dense/model.safetensors",
+        fill("linear.weight", float("nan")),
+        r"linear\.weight in .*2_Dense has numbers that are not finite",
+    ),
+    *(
+        (classifier(name, head), WEIGHTS, lacking(lost), f"lacks [124] weights, {lost}")
+        for name, head, lost in (
+            ("bert", "SequenceClassification", "classifier"),
+            ("bert", "SequenceClassification", "bert.pooler"),
+            ("roberta", "SequenceClassification", "classifier"),
+            ("qwen3", "SequenceClassification", "score"),
+            ("bert", "TokenClassification", "classifier"),
+        )
+    ),
+    (classifier(num_labels=2), "config.json", changed(id2label={"0": "a", "1": "b", "2": "c"}), "ers cannot load"),
+    *(
         (
-            lambda path: edit_weights(path, lambda weights: weights[NORM].fill_(3e38)),
-            r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on",
-        ),
-    ],
-)
-def test_weights_that_are_missing_broken_or_not_finite_are_an_error(bert: Path, damage: Any, said: str):
-    damage(bert / "model.safetensors")
-    refuse(bert, said)
+            classifier(num_labels=1),
+            "config.json",
+            changed(sbert_ce_default_activation_function=activation),
+            f"{activation} is not|activation function {activation} is not",
+        )
+        for activation in ("torch.nn.Linear", "torch.nn.init.zeros_", "torch.nn.Wish")
+    ),
+    *(
+        (saved_reranker, "chat_template.jinja", template(text), f"cannot carry a query and a document: {said}")
+        for text, said in (
+            (PLAIN_CHAT, "it leaves out the query and the document"),
+            (FLAT.replace("'document'", "'query'"), "it leaves out the document"),
+            ("{{ raise_exception('only users speak') }}", "it fails with only users speak"),
+            ("", "there is none"),
+        )
+    ),
+    (saved_reranker, "1_LogitScore/config.json", changed(true_token_id=100_000), "Token 100000 is outside"),
+    (lambda path: write_reranker(path, **UNTIED), WEIGHTS, lacking("lm_head"), "lacks 1 weights, lm_head", SCORE),
+    *(
+        (write_process_reward, WEIGHTS, lacking(lost), "The head's weights do not fit")
+        for lost in ("score.2", "score.")
+    ),
+    (colbert_v2, WEIGHTS, lacking("linear.weight"), "no linear.weight, the projection of a ColBERT"),
+    (colbert_without_metadata, "pytorch_model.bin", lacking("linear.weight"), "no linear.weight, the projection"),
+    (colbert_v2, WEIGHTS, changed(**{"linear.weight": torch.ones(4, 5)}), "cannot compute its fi"),
+    (pylate_bert, "1_Dense/config.json", changed(out_features=7), "module cannot be loaded"),
+    (splade_max, WEIGHTS, lacking(HEAD), f"lacks 1 weights, {HEAD}"),
+    (opensearch, TABLE, edited(lambda found: found.update(idf=found.pop("weight"))), "has no weight named weight"),
+    (opensearch, TABLE, changed(weight=torch.ones(9999)), "9999 weights for a vocabulary of"),
+    *(
+        (write_bge_m3, name, lambda path: path.write_bytes(b"no weights"), f"{name} cannot be loaded")
+        for name in ("sparse_linear.pt", "colbert_linear.pt")
+    ),
+]
 
 
-@pytest.mark.parametrize("config", [{"intermediate_size": 40}, {"model_type": "telepathy"}])
-def test_a_config_of_another_model_than_the_weights_is_an_error(bert: Path, config: dict[str, object]):
-    edit_json(bert / "config.json", lambda written: written.update(config))
-    refuse(bert, "transformers cannot load")
+@pytest.mark.parametrize("row", UNFIT, ids=[row[3][:40] for row in UNFIT])
+def test_files_that_are_missing_broken_or_do_not_fit_are_named(row: Any, tmp_path: Path):
+    write, name, edit, said, *settings = row
+    edit(write(tmp_path / "model") / name)
+    refuse(tmp_path / "model", said, **(settings[0] if settings else {}))
 
 
 @pytest.mark.parametrize("name", ["BartModel", "BartForSequenceClassification"])
@@ -161,45 +249,24 @@ def test_an_encoder_decoder_is_an_error(tmp_path: Path, name: str):
     refuse(tmp_path, "bart is an encoder–decoder")
 
 
-async def test_the_pooler_of_transformers_may_be_missing(bert: Path):
-    before = await ServedModel(bert).embed(TEXTS)
-    edit_weights(bert / "model.safetensors", without("pooler."))
-    assert largest_difference(await ServedModel(bert).embed(TEXTS), before) == 0
+def test_classifiers_that_read_the_padding_are_refused(tmp_path: Path):
+    config = transformers.XLNetConfig(vocab_size=50, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    transformers.XLNetForSequenceClassification(config).save_pretrained(tmp_path)
+    changed(max_position_embeddings=64)(tmp_path / "config.json")
+    refuse(tmp_path, "xlnet's classifier needs padding on the left")
 
 
-async def test_a_checkpoint_with_a_language_model_head_loads_as_its_encoder(bert: Path):
-    config = transformers.AutoConfig.from_pretrained(bert)
-    transformers.BertForMaskedLM(config).save_pretrained(bert)
-    rows = await ServedModel(bert).embed(TEXTS)
-    assert largest_difference(rows, reference(bert).encode(list(TEXTS))) < 1e-5
+def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path):
+    path = write_model(tmp_path / "model", "GraniteForCausalLM", reranker_tokenizer(), logits_scaling=8.0)
+    refuse(path, "granite transforms its logits", **SCORE)
+    changed(logits_scaling=1.0)(path / "config.json")
+    ServedModel(path, settings=SCORE)
 
 
-# -- padding ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pad_token_id", [None, -1, "last"])
-async def test_any_padding_token_will_do(bert: Path, pad_token_id: object):
-    """Some configs name none, or −1, or one that was added at the vocabulary's end."""
-
-    def set_pad(config: dict[str, object]) -> None:
-        last = int(str(config["vocab_size"])) - 1
-        config["pad_token_id"] = last if pad_token_id == "last" else pad_token_id
-
-    expected = reference(bert).encode(list(TEXTS))
-    edit_json(bert / "config.json", set_pad)
-    assert largest_difference(await ServedModel(bert).embed(TEXTS), expected) < 1e-5
-
-
-# -- what is loaded is told -----------------------------------------------------------------------------
-
-
-def test_the_description_names_all_pooling_types(bert: Path):
-    write_modules(bert, [legacy_pooling("cls_token", "mean_tokens")])
-    assert "cls+mean pooling, 64 dimensions, 48 tokens" in load(bert).describe()
-
-
-def test_batches_of_a_processor_are_small(bert: Path):
-    assert load(bert).default_batch_tokens == 2048
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Gemma2ForCausalLM"])
+def test_rounding_is_not_taken_for_scaling(name: str, tmp_path: Path):
+    served = ServedModel(write_reranker(tmp_path / "model", name), dtype="bfloat16", settings=SCORE)
+    assert "scores from the logits of 2 tokens, 400 tokens" in served.runner.describe()
 
 
 @pytest.mark.parametrize(
@@ -220,3 +287,57 @@ def test_settings_that_a_model_cannot_have_are_refused_before_others_are_convert
 
 def test_weights_of_eight_bits_are_not_looked_at():
     require_finite([("weight", torch.zeros(4).to(torch.float8_e4m3fn))], Path("model"))
+
+
+# -- what can be loaded -----------------------------------------------------------------------------------------
+
+
+async def test_the_pooler_of_transformers_may_be_missing(bert: Path):
+    before = await ServedModel(bert).embed(TEXTS)
+    edit_weights(bert / WEIGHTS, without("pooler."))
+    assert largest_difference(await ServedModel(bert).embed(TEXTS), before) == 0
+
+
+async def test_a_checkpoint_with_a_language_model_head_loads_as_its_encoder(bert: Path):
+    config = transformers.AutoConfig.from_pretrained(bert)
+    transformers.BertForMaskedLM(config).save_pretrained(bert)
+    rows = await ServedModel(bert).embed(TEXTS)
+    assert largest_difference(rows, reference(bert).encode(list(TEXTS))) < 1e-5
+
+
+@pytest.mark.parametrize("pad_token_id", [None, -1, "last"])
+async def test_any_padding_token_will_do(bert: Path, pad_token_id: object):
+    """Some configs name none, or −1, or one that was added at the vocabulary's end."""
+    last = transformers.AutoConfig.from_pretrained(bert).vocab_size - 1
+    expected = reference(bert).encode(list(TEXTS))
+    changed(pad_token_id=last if pad_token_id == "last" else pad_token_id)(bert / "config.json")
+    assert largest_difference(await ServedModel(bert).embed(TEXTS), expected) < 1e-5
+
+
+def test_the_description_names_all_pooling_types_and_labels(bert: Path, tmp_path: Path):
+    write_modules(bert, [legacy_pooling("cls_token", "mean_tokens")])
+    assert "cls+mean pooling, 64 dimensions, 48 tokens" in load(bert).describe()
+    assert "3 labels for each input" in load(write_classifier(tmp_path / "model", "bert", num_labels=3)).describe()
+
+
+def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
+    assert set(load(pylate_bert(tmp_path / "late")).heads) == {TokenEmbed, MaxSim}
+    assert set(load(splade_max(tmp_path / "splade")).heads) == {SparseEmbed}
+    assert set(load(inference_free(tmp_path / "free")).heads) == {SparseEmbed, SparseLookup}
+    assert set(load(write_bge_m3(tmp_path / "bge")).heads) == {Embed, SparseEmbed, TokenEmbed}
+
+
+def test_batches_of_a_vocabulary_s_width_are_smaller(tmp_path: Path):
+    path, wide = splade_max(tmp_path / "splade"), 200_000
+    assert load(path).default_batch_tokens == 2048
+    changed(vocab_size=wide)(path / "config.json")
+    vocabulary = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias", "cls.predictions.decoder.bias"}
+
+    def widen(weights: dict[str, torch.Tensor]) -> None:
+        for name in vocabulary & set(weights):
+            old = weights[name]
+            weights[name] = torch.zeros(wide, *old.shape[1:])
+            weights[name][: len(old)] = old
+
+    edit_weights(path / WEIGHTS, widen)
+    assert load(path, dtype="float32").default_batch_tokens == 2**30 // (4 * wide) == 1342

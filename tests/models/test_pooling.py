@@ -75,15 +75,6 @@ def test_pooling_types_agree_alone_and_concatenated(modes: tuple[str, ...], stat
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_pooling_type_leaves_an_instruction_out_as_sentence_transformers_does(mode: str, states: Tensor):
-    lengths = [4, 9, 5, 6, 9]
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    expected = pooled_by_sentence_transformers([mode], states, mask, prompt_length=3)
-    ours = pooled(pooler({"pooling_mode": mode}), states, lengths, skipped=3)
-    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_padding_is_never_looked_at(mode: str, states: Tensor, mask: Tensor):
     spoilt = torch.where(mask.unsqueeze(-1), states, 1e4)
     pool = pooler({"pooling_mode": mode})
@@ -163,12 +154,6 @@ async def test_an_instruction_that_is_not_pooled_agrees(model: BuildModel, mode:
     assert largest_difference(rows, reference(path).encode(texts, prompt=instruction)) < TOLERANCE
 
 
-async def test_an_instruction_that_is_not_pooled_is_still_read(model: BuildModel):
-    served = ServedModel(model(pooling("mean", include_prompt=False)))
-    with_one, with_other = [await served.embed(["w"], instruction=text) for text in ("a task: ", "an event: ")]
-    assert largest_difference(with_one, with_other) > 1e-3
-
-
 async def test_an_input_that_is_all_instruction_is_pooled_whole(model: BuildModel):
     """sentence-transformers would pool nothing, and answer zeros or infinities."""
     served = ServedModel(model(pooling("mean", include_prompt=False)))
@@ -181,56 +166,19 @@ async def test_an_input_that_is_all_instruction_is_pooled_whole(model: BuildMode
 # -- matryoshka and normalisation ---------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def normalizing(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    return ServedModel(write_family(tmp_path_factory.mktemp("normalizing"), "bert"))
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    return ServedModel(write_family(tmp_path_factory.mktemp("plain"), "roberta"))
-
-
-@pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
-async def test_cut_rows_of_a_normalizing_model_are_normalized_again(normalizing: ServedModel, dimensions: int):
-    rows = await normalizing.embed(TEXTS, Embed(dimensions=dimensions))
-    oracle = reference(normalizing.path, truncate_dim=dimensions)
-    assert largest_difference(rows, oracle.encode(list(TEXTS), normalize_embeddings=True)) < TOLERANCE
-
-
-@pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
-async def test_cut_rows_of_other_models_are_only_cut(plain: ServedModel, dimensions: int):
-    rows = await plain.embed(TEXTS, Embed(dimensions=dimensions))
-    assert largest_difference(rows, reference(plain.path, truncate_dim=dimensions).encode(list(TEXTS))) < TOLERANCE
-
-
-async def test_rows_of_one_batch_may_want_different_dimensions(normalizing: ServedModel):
-    wanted = [5, None, 1, HIDDEN, 16, None, 31]
-    rows = await normalizing.embed(TEXTS, [Embed(dimensions=length) for length in wanted])
-    for row, text, length in zip(rows, TEXTS, wanted, strict=True):
-        assert row.shape == (length or HIDDEN,)
-        assert largest_difference([row], await normalizing.embed([text], Embed(dimensions=length))) < TOLERANCE
-
-
-async def test_rows_of_one_batch_may_want_different_normalization(plain: ServedModel):
-    text = TEXTS[0]
-    wanted = [Embed(normalize=True), Embed(normalize=False), Embed(normalize=None)]
-    unit, raw, own = await plain.embed([text] * 3, wanted)
-    oracle = reference(plain.path)
-    assert largest_difference([raw, own], oracle.encode([text] * 2)) < TOLERANCE
-    assert largest_difference([unit], oracle.encode([text], normalize_embeddings=True)) < TOLERANCE
-
-
-async def test_a_normalizing_model_can_be_asked_not_to(normalizing: ServedModel):
-    wanted = [Embed(normalize=True), Embed(normalize=False), Embed(normalize=None)]
-    unit, raw, own = await normalizing.embed([TEXTS[0]] * 3, wanted)
-    assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-2)
-    assert largest_difference([unit, own], [raw / np.linalg.norm(raw)] * 2) < TOLERANCE
-
-
-async def test_dimensions_and_normalization_mix_in_one_batch(plain: ServedModel):
-    wanted = [Embed(dimensions=4, normalize=True), Embed(dimensions=9), Embed(normalize=True)]
-    cut_unit, cut, unit = await plain.embed([TEXTS[2]] * 3, wanted)
-    [whole] = await plain.embed([TEXTS[2]])
-    expected = [whole[:4] / np.linalg.norm(whole[:4]), whole[:9], whole / np.linalg.norm(whole)]
-    assert largest_difference([cut_unit, cut, unit], expected) < TOLERANCE
+@pytest.mark.parametrize(("family", "normalizes"), [("bert", True), ("roberta", False)])
+async def test_each_row_of_a_batch_is_cut_first_and_then_normalized_as_wanted(
+    family: str, tmp_path: Path, *, normalizes: bool
+):
+    served = ServedModel(write_family(tmp_path / family, family))
+    [whole] = await served.embed(TEXTS[:1], Embed(normalize=False))
+    assert np.linalg.norm(whole) != pytest.approx(1, abs=1e-2)
+    wanted = [Embed(length, normalize) for length in (None, 1, 7, HIDDEN) for normalize in (None, True, False)]
+    rows = await served.embed(TEXTS[:1] * len(wanted), wanted)
+    for row, params in zip(rows, wanted, strict=True):
+        is_unit = normalizes if params.normalize is None else params.normalize
+        cut = whole[: params.dimensions]
+        assert largest_difference([row], [cut / np.linalg.norm(cut) if is_unit else cut]) < TOLERANCE
+        if params.normalize is not False:
+            oracle = reference(served.path, truncate_dim=params.dimensions)
+            assert largest_difference([row], oracle.encode(TEXTS[:1], normalize_embeddings=is_unit)) < TOLERANCE

@@ -52,8 +52,7 @@ def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
     ids = {token["content"]: int(token["id"]) for token in document.get("added_tokens") or ()}
     tokens = [files.tokenizer_config.get(key) or default for key, default in UNWEIGHTED_TOKENS.items()]
     names = [token["content"] if isinstance(token, dict) else token for token in tokens]
-    missing = [name for name in names if name not in ids]
-    if missing:
+    if missing := [name for name in names if name not in ids]:
         raise ModelLoadError(f"tokenizer.json does not have the special tokens {', '.join(missing)}.")
     return tuple(ids[name] for name in names)
 

@@ -102,5 +102,5 @@ def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: st
 
 
 def _description(folder: ModelFolder[Classifier], where: str) -> str:
-    labels = folder.spec.labels
-    return f"{len(labels)} label{'s' if len(labels) > 1 else ''} {where}"
+    labels = len(folder.spec.labels)
+    return f"{labels} label{'s' if labels > 1 else ''} {where}"

@@ -106,8 +106,7 @@ def _check_modules(files: FolderFiles) -> None:
         raise ModelLoadError(f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.")
     if files.modules and (files.modality_config or files.modules[0].name != "CLIPModel"):
         files.require_methods(METHODS)
-        output = files.module_config.get("module_output_name")
-        if output != "sentence_embedding":
+        if (output := files.module_config.get("module_output_name")) != "sentence_embedding":
             raise ModelLoadError(f"The transformer module outputs {output!r}, which is not supported.")
 
 
@@ -173,8 +172,7 @@ def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFor
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
     if spec.padding is None:
         return TextFormat()
-    pad_id = tokenizer.id_named("pad_token")
-    if pad_id is None:
+    if (pad_id := tokenizer.id_named("pad_token")) is None:
         raise ModelLoadError("The tokenizer has no padding token.")
     return PaddedFormat(padding=spec.padding, pad_id=pad_id)
 

@@ -18,10 +18,9 @@ from trio_pool_serve.types import Embed
 
 def load_dual_encoder(folder: ModelFolder[DualEncoder], params: LoadingParams) -> LoadedModel:
     """Load a ``DualEncoder`` model."""
-    heads = load_output_modules(folder.spec.modules, params.device)
     return LoadedModel(
         backbone=TwoTowers(load_checkpoint(folder, params, optional_weights=())),
-        heads={Embed: EmbeddingHead(heads)},
+        heads={Embed: EmbeddingHead(load_output_modules(folder.spec.modules, params.device))},
         description="texts and images",
     )
 
@@ -51,10 +50,11 @@ class TwoTowers(Backbone):
         )
 
     def _of_images(self, forward: ForwardPass) -> Tensor:
-        inputs = image_inputs(
-            images_of(forward.requests), device=forward.device, dtype=self.model.dtype, on_host=("spatial_shapes",)
+        images = images_of(forward.requests)
+        return self._vectors(
+            "get_image_features",
+            **image_inputs(images, device=forward.device, dtype=self.model.dtype, on_host=("spatial_shapes",)),
         )
-        return self._vectors("get_image_features", **inputs)
 
     def _vectors(self, method: str, **inputs: Tensor) -> Tensor:
         vectors: Tensor = getattr(self.model, method)(**inputs).pooler_output

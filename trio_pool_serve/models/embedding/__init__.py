@@ -146,8 +146,7 @@ def embedding_heads(spec: Embedding) -> "BuiltHeads":
     # Imported here: an optional dependency.
     from trio_pool_serve.runner.openvino.exported_graph import UnusableGraphError, pooling_heads
 
-    names = [module.name for module in spec.modules]
-    if names not in (["Pooling"], ["Pooling", "Normalize"]):
+    if (names := [module.name for module in spec.modules]) not in (["Pooling"], ["Pooling", "Normalize"]):
         raise UnusableGraphError(f"without torch there is no {' + '.join(names)}, only Pooling and Normalize")
     return pooling_heads(pooling_modes(spec.modules[0].config), normalizes=spec.normalizes)
 

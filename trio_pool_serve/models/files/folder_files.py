@@ -131,8 +131,7 @@ class FolderFiles:
     def reject_input_type_lengths(self) -> None:
         """Raise ``ModelLoadError`` for lengths by input type, which only late-interaction models support."""
         lengths = "query_length", "document_length", "query_expansion"
-        found = [name for name in lengths if self.module_config.get(name)]
-        if found:
+        if found := [name for name in lengths if self.module_config.get(name)]:
             raise ModelLoadError(f"The transformer's config requires {', '.join(found)}, which is not supported.")
 
 

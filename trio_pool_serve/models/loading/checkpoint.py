@@ -79,8 +79,7 @@ def load_selected_logits(
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ModelLoadError(f"{folder.model_type} has no linear language model head.")
-    outside = [token_id for token_id in token_ids if token_id >= head.out_features]
-    if outside:
+    if outside := [token_id for token_id in token_ids if token_id >= head.out_features]:
         raise ModelLoadError(f"Token {outside[0]} is outside the {head.out_features} logits of the model.")
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     _require_plain_logits(model, head, softcap)

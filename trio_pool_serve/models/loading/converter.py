@@ -118,9 +118,8 @@ class ConverterProcess:
         self.channel, theirs = socket.socketpair()
         self._replies = self.channel.makefile("rb")
         with theirs:
-            command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
             self.popen = subprocess.Popen(  # noqa: S603
-                command,
+                [sys.executable, "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # ours may carry a table
                 pass_fds=[theirs.fileno()],

@@ -31,8 +31,7 @@ PADDING_TOLERANCE = 0.02
 
 def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
     """Return the exported file of a model. Raises ``ModelLoadError`` if there is none; ``reason``: why not torch."""
-    file = exported_file(folder.transformer_path, in_int8=dtype == "int8")
-    if file is None:
+    if (file := exported_file(folder.transformer_path, in_int8=dtype == "int8")) is None:
         raise ModelLoadError(f"The model is not converted to {dtype} yet, and {reason}. {ways_out(folder)}")
     return file
 
@@ -77,8 +76,7 @@ class ExportedModel:
         """Write the graph with its heads, as ``Converter.convert``. Also raises ``ModelLoadError``."""
         logger.warning("%s: the model is %s, as %s", self.folder.path.name, self._model.origin, self.reason)
         write_graph(self._graph, folder / GRAPH)
-        params = CompileParams(PRECISIONS[self.dtype], cores=usable_cores())
-        runner = OpenVinoRunner.of_folder(folder, self._model, params)
+        runner = OpenVinoRunner.of_folder(folder, self._model, CompileParams(PRECISIONS[self.dtype], usable_cores()))
         ids = np.random.default_rng(0).integers(self.folder.vocab_size, size=3 * ROW_TOKENS).astype(np.int32)
         short, long = RenderedPrompt(ids[:ROW_TOKENS]), RenderedPrompt(ids)
         try:

@@ -108,8 +108,7 @@ class CpuModel:
 
     def _entry(self) -> CacheEntry | None:
         """Return the entry of the conversion."""
-        cache = ModelCache.of(self.config.cache_dir)
-        if cache is None:
+        if (cache := ModelCache.of(self.config.cache_dir)) is None:
             return None
         config, folder = self.config, self.folder
         settings = [config.task, config.pooling, config.normalize, config.pooler_config, config.trust_remote_code]
@@ -119,8 +118,7 @@ class CpuModel:
             longest = min(LONGEST_COMPARED, folder.max_model_len)
             # Unless bfloat16 is asked for, float32 replaces it where its output differs.
             dtype = "only bfloat16" if config.dtype == "bfloat16" else self._dtype
-            key = "model", folder.kind.load, dtype, longest, *settings
-            return model_entry(folder.path, cache, *map(str, key))
+            return model_entry(folder.path, cache, *map(str, ("model", folder.kind.load, dtype, longest, *settings)))
         except OSError as error:
             logger.warning("the converted model is not cached: %s", error)
             return None
@@ -148,8 +146,7 @@ class CpuModel:
 
     def _convert(self, converter: Converter) -> Runner:
         with closing(converter), nullcontext() if self.entry is None else self.entry.locked():
-            runner = self._read()
-            if runner is not None:  # another process was faster
+            if (runner := self._read()) is not None:  # another process was faster
                 return runner
             takes_long = ", in int8: this takes a while" if self._dtype == "int8" else ""
             logger.info("converting %s for OpenVINO%s", self.folder.path.name, takes_long)
@@ -203,8 +200,9 @@ class CpuModel:
         assert check is not None  # noqa: S101  (it was converted)
 
         def measure(batches: int) -> float:
-            params = CompileParams(PRECISIONS[dtype], cores=cores // batches, streams=batches)
-            runner = OpenVinoRunner.of_folder(folder, model, params)
+            runner = OpenVinoRunner.of_folder(
+                folder, model, CompileParams(PRECISIONS[dtype], cores // batches, batches)
+            )
             return rows_per_s(runner.launch, PoolingRequest(check.prompt, (runner.compared[0],)), batches, cores)
 
         chosen = self._choose_batches(measure, cores)

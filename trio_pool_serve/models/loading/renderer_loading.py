@@ -49,8 +49,7 @@ def renderer_of(
 
     Without ``templates`` it renders only single texts, token ids and token embeddings.
     """
-    texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, memory=memory or MemoryBudget())
+    renderer = Renderer(text_renderer_of(folder, tokenizer, workers=workers), offload, memory=memory or MemoryBudget())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

@@ -17,8 +17,7 @@ def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
     if not modules or modules[0].name != "Pooling":
         raise ModelLoadError("The transformer is not followed by a Pooling module.")
     pooling = pooling_modes(modules[0].config)
-    unknown = [name for name in pooling if name not in POOLING_TYPES]
-    if unknown:
+    if unknown := [name for name in pooling if name not in POOLING_TYPES]:
         raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
     return load_output_modules(modules[1:], device, pooling=pooling)
 
@@ -30,8 +29,7 @@ def load_output_modules(modules: Sequence[ModuleFiles], device: torch.device, *,
 
 def load_modules(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
     """Load modules of ``MODULES``. Raises ``ModelLoadError``."""
-    unknown = [files.name for files in modules if files.name not in MODULES]
-    if unknown:
+    if unknown := [files.name for files in modules if files.name not in MODULES]:
         raise ModelLoadError(f"modules.json requires {', '.join(unknown)}, which cannot be loaded.")
     for files in modules:
         for key in ("module_input_name", "module_output_name"):

@@ -142,8 +142,7 @@ class PageQueryFormat(TextFormat):
 
 def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFormat:
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
-    pad_id = tokenizer.id_named("pad_token")
-    if pad_id is None:
+    if (pad_id := tokenizer.id_named("pad_token")) is None:
         raise ModelLoadError("The tokenizer has no padding token, which every query ends with.")
     return PageQueryFormat(
         prefix=spec.text_prefix,

@@ -51,8 +51,7 @@ def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessRewar
         raise ModelLoadError(
             "To score steps, a causal language model needs both step_tag_id and returned_token_ids in --pooler-config."
         )
-    outside = [i for i in (pooler.step_tag_id, *pooler.returned_token_ids) if i >= files.text_config["vocab_size"]]
-    if outside:
+    if outside := [i for i in (pooler.step_tag_id, *pooler.returned_token_ids) if i >= files.text_config["vocab_size"]]:
         raise ModelLoadError(f"Token {outside[0]} is outside the vocabulary of {files.text_config['vocab_size']}.")
     return ProcessReward(
         step_token_id=pooler.step_tag_id,

@@ -143,9 +143,8 @@ def sparse_text_format(spec: Sparse, _: Tokenizer) -> TextFormat:
     """Return a ``LookupFormat`` if some input type is looked up, else the default format."""
     if not spec.lookup_input_types:
         return TextFormat()
-    length = spec.lookup_length
     return LookupFormat(
-        limits=dict.fromkeys(spec.lookup_input_types, length) if length else {},
+        limits=dict.fromkeys(spec.lookup_input_types, spec.lookup_length) if spec.lookup_length else {},
         lookup_input_types=spec.lookup_input_types,
     )
 

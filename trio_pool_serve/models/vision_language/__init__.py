@@ -74,8 +74,7 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     model_type = files.config.get("model_type")
     if model_type not in DEFAULT_PATCH_SIZE:
         return None
-    unsupported = [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]
-    if unsupported:
+    if unsupported := [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]:
         raise ModelLoadError(f"{unsupported[0]} is not an embedding model, and is not supported.")
     require_plain_states(files)
     if files.modules and "message" in files.modality_config:

@@ -102,8 +102,8 @@ class OpenVinoRunner:
             if not any(self.heads[type(param)].output for param in request.params)
         ]
         if looked_up:
-            values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
-            return self._with_others(requests, looked_up, values)
+            outputs = Outputs([requests[row] for row in looked_up], table=self.table)
+            return self._with_others(requests, looked_up, self._values(outputs))
         padded = Rows(requests, self.model.pad_token_id)
         program = self.programs.choose(is_planned=requests[0].planned is not None)
         return program(
@@ -119,11 +119,9 @@ class OpenVinoRunner:
     def _values(self, outputs: Outputs) -> list[tuple[PooledValue, ...]]:
         """Return a tuple for each row, with a value for each of its params; each head computes its rows at once."""
         requests = outputs.requests
-        if all(len(request.params) == 1 for request in requests):
-            kinds = {type(request.params[0]) for request in requests}
-            if len(kinds) == 1:
-                params = [request.params[0] for request in requests]
-                return [(value,) for value in self.heads[kinds.pop()].values(outputs, range(len(requests)), params)]
+        params = [param for request in requests for param in request.params]
+        if len(params) == len(requests) and len({*map(type, params)}) == 1:
+            return [(value,) for value in self.heads[type(params[0])].values(outputs, range(len(requests)), params)]
         return [
             tuple(self.heads[type(param)].values(outputs, [row], [param])[0] for param in request.params)
             for row, request in enumerate(requests)

@@ -207,8 +207,7 @@ class Preparation:
         held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 
         def attempt(*, halves_range: bool) -> tuple[npt.NDArray[np.float64], ov.Model]:
-            pad_token_id = self.params.pad_token_id
-            quantized = quantize(graph, calibration, pad_token_id=pad_token_id, halves_range=halves_range)
+            quantized = quantize(graph, calibration, pad_token_id=self.params.pad_token_id, halves_range=halves_range)
             write_graph(quantized, folder / GRAPH)
             return agreement(self._runner(folder), self._exact, held_out), quantized
 

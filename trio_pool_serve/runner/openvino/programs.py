@@ -133,7 +133,9 @@ class Program:
             request.start_async()
             request.wait()
         except Exception:
-            self._compile_again(compiled)
+            with self._compiling:
+                if self._compiled is compiled:  # else another failed pass has replaced it
+                    self._compiled = self._compile()
             raise
         try:
             return read({name: request.get_output_tensor(number).data for number, name in enumerate(self._outputs)})
@@ -143,12 +145,6 @@ class Program:
     def return_memory(self) -> None:
         """Return memory of earlier passes, if none is computed now."""
         self._compiled.return_memory()
-
-    def _compile_again(self, failed: CompiledModel) -> None:
-        """Replace the compiled graph by which a pass has failed."""
-        with self._compiling:
-            if self._compiled is failed:  # else another failed pass has replaced it
-                self._compiled = self._compile()
 
     def _compile(self) -> CompiledModel:
         """Return the graph, compiled. Blocks for up to a second."""
