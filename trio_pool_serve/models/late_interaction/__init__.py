@@ -290,7 +290,8 @@ class LateInteractionFormat(TextFormat):
         tokens = len(token_ids)
         attended = None
         if input_type == "query" and self.expansion is not None and tokens < self.expansion.length:
-            token_ids = np.pad(token_ids, (0, self.expansion.length - tokens), constant_values=self.expansion_id)
+            added = np.full(self.expansion.length - tokens, self.expansion_id, dtype=np.int32)
+            token_ids = np.concatenate([token_ids, added])
             attended = None if self.expansion.attends_to_expansion else tokens
         kept = None
         if self.kept_tokens is not None:
