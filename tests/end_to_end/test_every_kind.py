@@ -28,7 +28,7 @@ from tests.server.server_process import launched, until
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner.cpu_features import has_native_bfloat16
 from trio_pool_serve.threads.offload import Offload
@@ -191,7 +191,7 @@ def convert_all(folders: Iterable[Path], cache: Path, flags: Collection[str]) ->
     for folder in folders:
         model = read_model_folder(folder, config)
         if not model.reads_images:
-            load_on_cpu(model, config, Offload(launch=2), load_by_torch, load_to_convert).prepare(None)
+            CpuModel(model, config, Offload(launch=2), load_by_torch, load_to_convert).open().prepare(None)
 
 
 def kept_by_both(ours: Numbers, expected: Numbers) -> tuple[Numbers, Numbers]:

@@ -26,16 +26,16 @@ from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import torch_loading
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.prompts import InputType, Prompt, RenderingParams, TextPrompt
+from trio_pool_serve.prompts import InputType, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, Vectors
+from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
 
 TEXTS = (
     "A nursery owns its tasks.",
@@ -387,7 +387,7 @@ def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) ->
     if config.backend in ("auto", "openvino") and on_cpu:
         from trio_pool_serve.models.loading.conversion_process import load_to_convert  # needs OpenVINO
 
-        runner: Any = load_on_cpu(folder, config, offload, load_by_torch, load_to_convert)
+        runner: Any = CpuModel(folder, config, offload, load_by_torch, load_to_convert).open()
         runner.prepare(None)
         return getattr(runner, "runner", runner)
     runner = load_runner(folder, config, offload)
@@ -428,21 +428,25 @@ class ServedModel:
 
     async def requests(
         self,
-        inputs: Iterable[str | Prompt],
+        inputs: Iterable[Any],
         params: PoolingParams | Iterable[PoolingParams | tuple[PoolingParams, ...]] = AS_THE_MODEL_SAYS,
         instruction: str = "",
         **rendering: Any,
     ) -> list[PoolingRequest]:
-        """Render texts or prompts, cut to the model's limit; ``params`` are for all, or for each."""
+        """Render inputs, cut to the model's limit; ``params`` are for all, or for each."""
         how = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, **rendering)
-        prompts = [TextPrompt(one) if isinstance(one, str) else one for one in inputs]
+        prompts = [await self.render(one, how) for one in inputs]
         wanted = [params] * len(prompts) if isinstance(params, PoolingParams) else params
         return [
-            PoolingRequest(await self.renderer.render(prompt, how), each if isinstance(each, tuple) else (each,))
+            PoolingRequest(prompt, each if isinstance(each, tuple) else (each,))
             for prompt, each in zip(prompts, wanted, strict=True)
         ]
 
-    async def compute(self, inputs: Iterable[str | Prompt], *args: Any, together: bool = True, **rendering: Any) -> Any:
+    async def render(self, one: Any, how: RenderingParams) -> RenderedPrompt:
+        """Render a text or a prompt."""
+        return await self.renderer.render(TextPrompt(one) if isinstance(one, str) else one, how)
+
+    async def compute(self, inputs: Iterable[Any], *args: Any, together: bool = True, **rendering: Any) -> Any:
         """Compute inputs, rendered as ``requests`` renders them, in one batch or each alone."""
         requests = await self.requests(inputs, *args, **rendering)
         batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]

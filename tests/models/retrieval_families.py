@@ -13,7 +13,7 @@ from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from tests.kept_folders import built_once, by_name, each_built_once
-from tests.model_folders import write_json
+from tests.model_folders import modules_json, write_json
 from tests.models.model_families import (
     FAMILIES,
     HIDDEN,
@@ -361,13 +361,8 @@ def early_splade(folder: Path) -> Path:
     """As sentence-transformers 5.0 wrote it."""
     write_early_transformer(folder, "bert")
     write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": 0, "name": "0", "path": "", "type": f"{EARLY_MODULES}.MLMTransformer"},
-            {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{EARLY_MODULES}.SpladePooling"},
-        ],
-    )
+    splade = f"{EARLY_MODULES}.SpladePooling", "1_SpladePooling"
+    write_json(folder / "modules.json", modules_json((f"{EARLY_MODULES}.MLMTransformer", ""), splade))
     return folder
 
 
@@ -403,29 +398,16 @@ def opensearch(folder: Path) -> Path:
     weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(6))
     torch.save({"weight": weight}, table / "pytorch_model.bin")
     write_json(table / "config.json", {"frozen": True})
-    write_json(
-        folder / "document_1_SpladePooling" / "config.json",
-        {"pooling_strategy": "max", "activation_function": "log1p_relu", "word_embedding_dimension": None},
-    )
-    write_json(
-        folder / "router_config.json",
-        {
-            "types": {
-                "query_0_SparseStaticEmbedding": f"{EARLY_MODULES}.SparseStaticEmbedding",
-                "": f"{EARLY_MODULES}.MLMTransformer",
-                "document_1_SpladePooling": f"{EARLY_MODULES}.SpladePooling",
-            },
-            "structure": {
-                "query": ["query_0_SparseStaticEmbedding"],
-                "document": ["", "document_1_SpladePooling"],
-            },
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        },
-    )
-    write_json(
-        folder / "modules.json",
-        [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}],
-    )
+    pooling = {"pooling_strategy": "max", "activation_function": "log1p_relu", "word_embedding_dimension": None}
+    write_json(folder / "document_1_SpladePooling" / "config.json", pooling)
+    types = {table.name: "SparseStaticEmbedding", "": "MLMTransformer", "document_1_SpladePooling": "SpladePooling"}
+    router = {
+        "types": {name: f"{EARLY_MODULES}.{kind}" for name, kind in types.items()},
+        "structure": {"query": [table.name], "document": ["", "document_1_SpladePooling"]},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    write_json(folder / "router_config.json", router)
+    write_json(folder / "modules.json", modules_json(("sentence_transformers.models.Router", "")))
     return folder
 
 

@@ -143,8 +143,7 @@ async def sparse(path: Path, name: str) -> Agreement:
 async def dual_encoder(path: Path, name: str, oracle: str) -> Agreement:
     DUAL_ENCODERS[name](path)
     ours, items = SeeingModel(path), [*SENTENCES, *PICTURES]
-    requests = asked([await ours.read(item) for item in items], Embed())
-    return Agreement(ours, requests, dual_encoder_vectors(path, oracle), oracle, most_alike=0.999)
+    return Agreement(ours, await ours.requests(items), dual_encoder_vectors(path, oracle), oracle, most_alike=0.999)
 
 
 async def vision_language(path: Path, name: str, params: PoolingParams) -> Agreement:
@@ -164,7 +163,7 @@ async def vision_language(path: Path, name: str, params: PoolingParams) -> Agree
 async def page_retrieval(path: Path, name: str, oracle: str) -> Agreement:
     PAGE_RETRIEVERS[name](path)
     ours, items = SeeingModel(path), [*SENTENCES, *PICTURES]
-    requests = asked([await ours.read(item, input_type="query") for item in items], TokenEmbed())
+    requests = await ours.requests(items, TokenEmbed(), input_type="query")
     expected, scores = page_vectors(path, oracle)
     assert min(np.ptp(scores, axis=1).min(), np.ptp(scores, axis=0).min()) > 0.01, "agreement would prove nothing"
     return Agreement(ours, requests, expected, oracle, scores=scores, queries=len(SENTENCES))

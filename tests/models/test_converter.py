@@ -22,7 +22,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.converter import ChildConverter, ConversionJob
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
@@ -58,10 +58,6 @@ def spoil(model: Path) -> None:
     path.write_bytes(content)
 
 
-def killer(child: ChildConverter) -> Thread:
-    return Thread(target=child._process.popen.kill)
-
-
 def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
     config = ModelConfig(device="cpu", backend="openvino", **EXACTLY)
     processes = []
@@ -71,7 +67,7 @@ def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
         processes.append(child._process.popen)
         return child
 
-    runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, make)
+    runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, make).open()
     runner.prepare(None)
     assert processes[0].returncode is not None, "its memory is returned"
     batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
@@ -152,33 +148,21 @@ def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_an
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_loads_is_an_error(model: Path, child: ChildConverter):
-    killed = killer(child)
-    child._process.popen.send_signal(signal.SIGSTOP)
-    killed.start()
-    with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
+@pytest.mark.parametrize("when", ["while it loads", "before it converts", "while it converts"])
+def test_a_process_that_is_killed_is_an_error(when: str, model: Path, child: ChildConverter, tmp_path: Path):
+    (tmp_path / "made").mkdir()
+    if when != "while it loads":
         child.load()
-    killed.join()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_process_that_is_killed_while_it_converts_is_an_error(
-    when: str, model: Path, child: ChildConverter, tmp_path: Path
-):
-    folder = tmp_path / "made"
-    folder.mkdir()
-    child.load()
-    killed = killer(child)
+    killed = Thread(target=child._process.popen.kill)
     child._process.popen.send_signal(signal.SIGSTOP)
     killed.start()
-    if when == "before":
+    if when == "before it converts":
         killed.join()
         child._process.popen.wait()
     with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
-        child.convert(folder)
+        child.load() if when == "while it loads" else child.convert(tmp_path / "made")
     killed.join()
-    assert list(folder.iterdir()) == []
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 @pytest.mark.slow
@@ -193,7 +177,7 @@ def test_torch_computes_a_model_whose_conversion_crashes(model: Path, plugin: Ca
 
     def load_with(backend: str) -> Any:
         config = ModelConfig(device="cpu", backend=backend, **EXACTLY)
-        runner = load_on_cpu(read_model_folder(model), config, Offload(), load_by_torch, crashing)
+        runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, crashing).open()
         runner.prepare(None)
         return runner
 

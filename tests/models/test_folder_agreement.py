@@ -11,8 +11,6 @@ from tests.end_to_end.folder_over_http import serving_folder
 from tests.model_folders import write_json
 from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, reference, write_family
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import read_model_folder
 
 TOLERANCE = 1e-5
 LONG = [TEXTS[3], f"{TEXTS[1]} {TEXTS[6]}"]
@@ -100,44 +98,6 @@ async def test_the_tokenizer_s_truncation_side_agrees_for_pairs(tmp_path: Path):
             for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"})
         ]
         assert unsaid == left != right
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"config_args": {"hidden_act": "relu"}},
-        {"tokenizer_args": {"truncation_side": "left"}},
-        {"processor_kwargs": {"model_max_length": 12}},
-        {"tokenizer_name_or_path": "other"},
-    ],
-    ids=lambda keys: next(iter(keys)),
-)
-def test_what_would_change_vectors_there_is_refused(tmp_path: Path, keys: dict[str, Any]):
-    path = write_family(tmp_path / "bert", "bert")
-    plain = reference(path).encode(LONG)
-    if "tokenizer_name_or_path" in keys:
-        other = with_keys(write_family(tmp_path / "other", "bert"), "tokenizer_config.json", truncation_side="left")
-        keys = {"tokenizer_name_or_path": str(other)}
-    with_keys(path, "sentence_bert_config.json", **keys)
-    assert np.abs(reference(path).encode(LONG) - plain).max() > 0.01
-    with pytest.raises(ModelLoadError, match=f"sentence_bert_config.json: {next(iter(keys))}"):
-        read_model_folder(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("sentence_bert_config.json", {"telepathy": 1}),
-        ("1_Pooling/config.json", {"telepathy": 1}),
-        ("config_sentence_transformers.json", {"default_prompt_name": "nowhere"}),
-    ],
-)
-def test_what_is_an_error_there_is_one_here(tmp_path: Path, name: str, keys: dict[str, Any]):
-    path = with_keys(write_family(tmp_path / "bert", "bert"), name, **keys)
-    with pytest.raises((TypeError, ValueError)):
-        reference(path)
-    with pytest.raises(ModelLoadError, match=r"telepathy|nowhere"):
-        read_model_folder(path)
 
 
 async def test_what_has_no_effect_there_has_none_here(tmp_path: Path):

@@ -17,7 +17,6 @@ from tests.models.model_families import (
 )
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 
 TOLERANCE = 1e-5
@@ -99,15 +98,6 @@ async def test_a_bare_decoder_is_pooled_as_sentence_transformers_does(config: di
 
 def test_nothing_is_assumed_of_what_the_files_declare(tmp_path: Path):
     assert read_model_folder(write_family(tmp_path, "bert")).spec.assumption == ""
-
-
-@pytest.mark.parametrize("settings", [{"pooling": "cls"}, {"normalize": True}, {"normalize": False}])
-def test_models_that_pool_nothing_are_refused(settings: dict, tmp_path: Path):
-    from tests.models.classifier_families import write_classifier
-
-    path = write_classifier(tmp_path / "classifier", "bert")
-    with pytest.raises(ModelLoadError, match="apply to embedding models only"):
-        read_model_folder(path, ModelConfig(**settings))
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,10 @@ CLASSIFIERS = [
         )
     ),
     *(
+        (saved_from("BertForSequenceClassification"), "apply to embedding models only", settings)
+        for settings in ({"pooling": "cls"}, {"normalize": True}, {"normalize": False})
+    ),
+    *(
         (cross_encoder(task, models("Pooling")), f"does {task}, followed by Pooling")
         for task in ("sequence-classification", "feature-extraction", "any-to-any")
     ),

@@ -31,9 +31,9 @@ from tests.models.model_families import (
     vocab_and_merges,
     write_modules,
 )
-from trio_pool_serve.prompts import RenderingParams, TextPrompt
+from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
-from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
+from trio_pool_serve.types import RenderedPrompt, Vectors
 
 SENTENCES = (
     "a photo of two cats on a couch",
@@ -58,14 +58,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 PICTURES = tuple(picture(*size) for size in SIZES)
 
-VISION = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "patch_size": 8,
-    "initializer_range": 0.3,
-}
+VISION = {**ENCODER, "patch_size": 8}
 
 
 def randomize(model: Any) -> Any:
@@ -81,14 +74,12 @@ def randomize(model: Any) -> Any:
     return model
 
 
-def write_processor(folder: Path, settings: Mapping[str, Any]) -> None:
-    write_json(folder / "preprocessor_config.json", dict(settings))
-
-
 def write_seeing(folder: Path, model: Any, tokenizer: Any, processor: Mapping[str, Any]) -> Path:
+    """Write a model; its tokenizer is ``None`` if the folder has one."""
     randomize(model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_processor(folder, processor)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    write_json(folder / "preprocessor_config.json", processor)
     return folder
 
 
@@ -221,8 +212,7 @@ def clip_of_sentence_transformers(folder: Path) -> Path:
 
 
 TOWER_METHODS = {
-    "text": {"method": "get_text_features", "method_output_name": "pooler_output"},
-    "image": {"method": "get_image_features", "method_output_name": "pooler_output"},
+    side: {"method": f"get_{side}_features", "method_output_name": "pooler_output"} for side in ("text", "image")
 }
 
 
@@ -242,12 +232,15 @@ def write_tower_modules(folder: Path, *modules: Module, **more: Any) -> Path:
 
 def write_siglip(folder: Path, tokenizer: Any) -> Path:
     """``google/siglip-*`` and SigLIP 2 of one resolution: the config leaves out what is as usual."""
-    text = {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
+    text = siglip_text(tokenizer)
     config = transformers.SiglipConfig(text_config=text, vision_config={**VISION, "image_size": 32})
-    randomize(transformers.SiglipModel(config)).save_pretrained(folder)
-    write_processor(folder, SIGLIP_PROCESSOR)
+    write_seeing(folder, transformers.SiglipModel(config), None, SIGLIP_PROCESSOR)
     edit_json(folder / "config.json", lambda written: written["text_config"].pop("max_position_embeddings") and None)
     return folder
+
+
+def siglip_text(tokenizer: Any) -> dict[str, Any]:
+    return {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
 
 
 @built_once
@@ -262,12 +255,9 @@ def siglip2_of_one_size(folder: Path) -> Path:
 
 @built_once
 def siglip2_naflex(folder: Path) -> Path:
-    tokenizer = write_siglip2_tokenizer(folder)
-    text = {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
+    text = siglip_text(write_siglip2_tokenizer(folder))
     config = transformers.Siglip2Config(text_config=text, vision_config={**VISION, "num_patches": 16})
-    randomize(transformers.Siglip2Model(config)).save_pretrained(folder)
-    write_processor(folder, NAFLEX_PROCESSOR)
-    return folder
+    return write_seeing(folder, transformers.Siglip2Model(config), None, NAFLEX_PROCESSOR)
 
 
 DUAL_ENCODERS: Mapping[str, Callable[[Path], Path]] = {
@@ -295,15 +285,8 @@ DUAL_ENCODERS: Mapping[str, Callable[[Path], Path]] = {
 
 # -- vision-language models -------------------------------------------------------------------------------
 
-QWEN_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
+NAMES = ("endoftext", "im_start", "im_end", "vision_start", "vision_end", "image_pad", "video_pad")
+QWEN_TOKENS = tuple(f"<|{name}|>" for name in NAMES)
 
 QWEN_TEMPLATE = """\
 {%- if messages[0].role != 'system' -%}
@@ -398,38 +381,13 @@ STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 def write_qwen_embedder(folder: Path, kind: str, **more: Any) -> Path:
     """As Qwen3-VL-Embedding is published: sentence-transformers' modules, the last token, unit length."""
     write_qwen(folder, kind)
-    config = {
-        "transformer_task": "feature-extraction",
-        "modality_config": {
-            "text": STATES,
-            "image": STATES,
-            "video": STATES,
-            "message": {**STATES, "format": "structured"},
-        },
-        "module_output_name": "token_embeddings",
-        **more,
-    }
-    write_json(folder / "sentence_bert_config.json", config)
+    modalities = dict.fromkeys(("text", "image", "video"), STATES) | {"message": {**STATES, "format": "structured"}}
+    config = {"modality_config": modalities, "module_output_name": "token_embeddings", **more}
+    write_json(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction", **config})
     prompts = {"query": "Find the picture that is described.", "document": ""}
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
     write_modules(folder, (pooling("lasttoken"), Module(type=NEW_NORMALIZE)))
     return folder
-
-
-@built_once
-def qwen2_vl(folder: Path) -> Path:
-    return write_qwen_embedder(folder, "qwen2_vl")
-
-
-@built_once
-def qwen2_5_vl(folder: Path) -> Path:
-    return write_qwen_embedder(folder, "qwen2_5_vl")
-
-
-@built_once
-def qwen3_vl(folder: Path) -> Path:
-    options = {"chat_template": {"add_generation_prompt": True}}
-    return write_qwen_embedder(folder, "qwen3_vl", processing_kwargs=options)
 
 
 @built_once
@@ -449,7 +407,16 @@ def qwen2_vl_of_old(folder: Path) -> Path:
     return folder
 
 
-VISION_LANGUAGE = by_name(qwen2_vl, qwen2_vl_of_old, qwen2_5_vl, qwen3_vl)
+GENERATES = {"chat_template": {"add_generation_prompt": True}}
+VISION_LANGUAGE = {
+    **each_built_once(
+        qwen2_vl=lambda folder: write_qwen_embedder(folder, "qwen2_vl"),
+        qwen2_5_vl=lambda folder: write_qwen_embedder(folder, "qwen2_5_vl"),
+        qwen3_vl=lambda folder: write_qwen_embedder(folder, "qwen3_vl", processing_kwargs=GENERATES),
+    ),
+    **by_name(qwen2_vl_of_old),
+}
+qwen2_vl, qwen3_vl = VISION_LANGUAGE["qwen2_vl"], VISION_LANGUAGE["qwen3_vl"]
 
 
 # -- page retrievers --------------------------------------------------------------------------------------
@@ -529,12 +496,11 @@ class SeeingModel(ServedModel):
         assert found is not None
         self.images = found
 
-    async def read(self, item: str | Image.Image, **rendering: Any) -> RenderedPrompt:
-        """Render one text, or one image by itself."""
-        if isinstance(item, str):
-            params = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
-            return await self.renderer.render(TextPrompt(item), params)
-        alone = self.images.alone(self.images.processor(item))
+    async def render(self, one: Any, how: RenderingParams) -> RenderedPrompt:
+        """Render a text, or an image by itself."""
+        if not isinstance(one, Image.Image):
+            return await super().render(one, how)
+        alone = self.images.alone(self.images.processor(one))
         assert alone is not None
         return alone
 
@@ -545,14 +511,6 @@ class SeeingModel(ServedModel):
         ids = np.array(tokenizer(qwen_text(self.path, content, **more, **options))["input_ids"], dtype=np.int32)
         pictures = [part for part in content if not isinstance(part, str)]
         return self.images.expand(ids, [self.images.processor(one) for one in pictures])
-
-    async def vectors_of(
-        self, items: Sequence[str | Image.Image], params: PoolingParams | None = None, *, together: bool = True
-    ) -> list[Any]:
-        """Compute texts and images, in one batch or each alone."""
-        requests = [PoolingRequest(await self.read(item), (params or Embed(),)) for item in items]
-        batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
-        return [value for batch in batches for (value,) in await self.runner.launch(batch)]
 
 
 def towers_of_transformers(folder: Path) -> tuple[Vectors, Vectors]:

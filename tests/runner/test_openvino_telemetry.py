@@ -19,14 +19,14 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.threads.offload import Offload
 
 preparation.MIN_INT8_COSINE = -1  # random weights
 config = ModelConfig(device="cpu", cache_dir="", **dict(option.split("=") for option in sys.argv[2:]))
-runner = load_on_cpu(read_model_folder(Path(sys.argv[1])), config, Offload(), load_by_torch, load_to_convert)
+runner = CpuModel(read_model_folder(Path(sys.argv[1])), config, Offload(), load_by_torch, load_to_convert).open()
 runner.prepare(None)
 print(runner.describe())
 assert "openvino_telemetry.main" not in sys.modules

@@ -30,7 +30,7 @@ from tests.models.vision_families import (
 from tests.models.vision_oracles import chat_template_kwargs
 from tests.simgpu.device import simulated_device
 from trio_pool_serve.models.loading import torch_loading
-from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.prompts import PairPrompt
 from trio_pool_serve.types import (
     Classify,
     Embed,
@@ -77,11 +77,9 @@ class Kind:
             if self.name in VISION_LANGUAGE:
                 return [PoolingRequest(rendered(served, content), self.params) for content in CONTENTS]
             items = [*SENTENCES[:2], *PICTURES[:3], SENTENCES[2]]
-            return [PoolingRequest(await served.read(item), self.params) for item in items]
+            return await served.requests(items, [self.params] * len(items))
         if self.scores_pairs:
-            prompts: Any = [PairPrompt(TEXTS[0], text) for text in TEXTS]
-            params = RenderingParams(truncate_to=served.folder.max_model_len)
-            return [PoolingRequest(await served.renderer.render(prompt, params), self.params) for prompt in prompts]
+            return await served.requests([PairPrompt(TEXTS[0], text) for text in TEXTS], [self.params] * len(TEXTS))
         return [
             *await served.ask(TEXTS, [self.params] * len(TEXTS), "document"),
             *await served.ask(TEXTS[:2], [self.params] * 2, "query"),

@@ -11,7 +11,7 @@ from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload
@@ -57,7 +57,7 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
         raise _TorchComputesError(arguments[-1])
 
     try:
-        runner = load_on_cpu(folder, loading, offload, by_torch)
+        runner = CpuModel(folder, loading, offload, by_torch).open()
         runner.prepare(None)
     except _TorchComputesError as reason:
         return f"torch computes it, and nothing is converted: {reason}"

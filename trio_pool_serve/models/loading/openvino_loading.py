@@ -49,17 +49,6 @@ LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
 """Loads a model with torch; the last argument says why torch computes it."""
 
 
-def load_on_cpu(
-    folder: AnyModelFolder,
-    config: ModelConfig,
-    offload: Offload,
-    load_by_torch: LoadByTorch,
-    make_converter: MakeConverter = ChildConverter.loaded,
-) -> Runner:
-    """Return the runner of a model on CPU. Blocks, for seconds if it is not converted. Raises ``ModelLoadError``."""
-    return CpuModel(folder, config, offload, load_by_torch, make_converter).open()
-
-
 @define(eq=False)
 class CpuModel:
     """One model that OpenVINO may compute."""
@@ -68,7 +57,7 @@ class CpuModel:
     config: ModelConfig
     offload: Offload
     load_by_torch: LoadByTorch
-    make_converter: MakeConverter
+    make_converter: MakeConverter = ChildConverter.loaded
     entry: CacheEntry | None = field(init=False, default=None)
     """The entry of its conversion in the cache; ``None`` without a cache."""
     parts: Sequence[Path] = field(init=False, default=())

@@ -15,7 +15,7 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.models.loading.openvino_loading import load_on_cpu
+from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.tokenizer_loading import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
@@ -32,7 +32,7 @@ def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
     """Load the runner of a transformers model, without ``prepare``; torch is imported only if it computes."""
     if has_gpu(config):
         return load_by_torch(folder, config, offload, "the GPU cannot be used")
-    return load_on_cpu(folder, config, offload, load_by_torch)
+    return CpuModel(folder, config, offload, load_by_torch).open()
 
 
 def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str) -> Runner:
