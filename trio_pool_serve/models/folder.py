@@ -128,8 +128,8 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
 def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int, *, runs_code: bool) -> int:
     config = files.text_config
     is_nomic = config.get("model_type") == "nomic_bert" and not runs_code
-    positions = config.get("max_position_embeddings") or (NOMIC_POSITIONS if is_nomic else config.get("n_positions"))
-    positions = positions or UNLIMITED
+    other_positions = NOMIC_POSITIONS if is_nomic else config.get("n_positions")
+    positions = config.get("max_position_embeddings") or other_positions or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet: −1 means no limit
         positions = UNLIMITED
     if config.get("model_type") in POSITIONS_AFTER_PADDING:

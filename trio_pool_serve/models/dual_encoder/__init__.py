@@ -16,7 +16,7 @@ from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
-from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind, ModelSpec
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
 from trio_pool_serve.rendering.text.formats import TextFormat
@@ -196,11 +196,6 @@ class TowerFormat:
         return RenderedPrompt(token_ids)
 
 
-def tower_image_format(folder: ModelFolder[DualEncoder]) -> TowerFormat:
-    """Return the image format. Raises ``ModelLoadError`` if the image processor does not match the tower."""
-    return TowerFormat(tower_processor(folder, folder.spec.images, DEFAULT_PROCESSORS[folder.model_type]))
-
-
 def tower_processor(folder: AnyModelFolder, tower: ImageTower, default_class: str) -> FolderProcessor:
     """Return the image processor of an image tower. Raises ``ModelLoadError`` if it does not match the tower."""
     processor = read_image_processor(folder.transformer_path, tower, default_class=default_class)
@@ -221,5 +216,7 @@ DUAL_ENCODER = ModelKind(
     read=read_dual_encoder,
     load="trio_pool_serve.models.dual_encoder.loading:load_dual_encoder",
     text_format=dual_encoder_text_format,
-    image_format=tower_image_format,
+    image_format=lambda folder: TowerFormat(
+        tower_processor(folder, folder.spec.images, DEFAULT_PROCESSORS[folder.model_type])
+    ),
 )

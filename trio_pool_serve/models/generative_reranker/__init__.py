@@ -19,7 +19,6 @@ from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.excerpt import encode_input
-from trio_pool_serve.rendering.text.formats import PairFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 
@@ -113,14 +112,10 @@ def _token_id(files: FolderFiles, token: str) -> int:
     return found
 
 
-def reranker_pair_format(spec: GenerativeReranker, tokenizer: Tokenizer) -> PairFormat:
-    """Return the pair format of a model. Raises ``ModelLoadError`` if its template cannot be used."""
-    template = spec.template
-    return template if isinstance(template, RerankerTemplate) else chat_pair(template, tokenizer)
-
-
 GENERATIVE_RERANKER = ModelKind(
     read=read_generative_reranker,
     load="trio_pool_serve.models.generative_reranker.loading:load_generative_reranker",
-    pair_format=reranker_pair_format,
+    pair_format=lambda spec, tokenizer: (
+        spec.template if isinstance(spec.template, RerankerTemplate) else chat_pair(spec.template, tokenizer)
+    ),
 )

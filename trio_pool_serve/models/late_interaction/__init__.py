@@ -196,8 +196,8 @@ def _expansion(settings: Mapping[str, Any] | None) -> QueryExpansion | None:
     if settings is None:
         return None
     length, strategy = settings.get("length"), settings.get("strategy")
-    known = set(settings) <= {"strategy", "attend", "token", "length"}
-    if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
+    others = settings.keys() - {"strategy", "attend", "token", "length"}
+    if others or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
         raise ModelLoadError(f"The query_expansion {dict(settings)} is not supported.")
     return QueryExpansion(
         length=length,

@@ -25,7 +25,7 @@ from trio_pool_serve.models.embedding import (
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
-from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
 from trio_pool_serve.rendering.text.excerpt import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
@@ -149,12 +149,6 @@ def join_images(images: Sequence[ImageFeatures]) -> ImageFeatures:
     )
 
 
-def placeholder_image_format(folder: ModelFolder[VisionLanguage]) -> PlaceholderFormat:
-    """Return the image format. Raises ``ModelLoadError`` if the image processor does not match the model."""
-    patches = folder.spec.patches
-    return PlaceholderFormat(grid_processor(folder, patches), patches.token_id, folder.max_model_len)
-
-
 def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProcessor:
     """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not match the model."""
     processor = read_image_processor(folder.transformer_path, patches, default_class="Qwen2VLImageProcessor")
@@ -175,5 +169,7 @@ def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProce
 VISION_LANGUAGE = ModelKind(
     read=read_vision_language,
     load="trio_pool_serve.models.vision_language.loading:load_vision_language",
-    image_format=placeholder_image_format,
+    image_format=lambda folder: PlaceholderFormat(
+        grid_processor(folder, folder.spec.patches), folder.spec.patches.token_id, folder.max_model_len
+    ),
 )
