@@ -211,16 +211,11 @@ LATE_INTERACTION = [
     *(
         (MULTI_VECTOR | behind(MASK, **own), said)
         for own, said in (
-            ({"query_expansion": {"strategy": "double", "length": 8}}, "query_expansion .* is not supported"),
-            ({"query_expansion": {"strategy": "fixed"}}, "query_expansion .* is not supported"),
-            (
-                {"query_expansion": {"strategy": "min", "length": 8, "side": "left"}},
-                "query_expansion .* is not supported",
+            *(
+                ({"query_expansion": expansion}, "query_expansion .* is not supported")
+                for expansion in ({"strategy": "double", "length": 8}, {"strategy": "fixed"}, EXPANSION | {"side": 1})
             ),
-            (
-                {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
-                "truncated to 7 tokens but expanded",
-            ),
+            ({"query_expansion": EXPANSION, "query_length": 7}, "truncated to 7 tokens but expanded"),
             ({"processing_kwargs": {"text": {"padding": False}}}, "processing_kwargs"),
             ({"transformer_task": "fill-mask"}, "task is 'fill-mask'"),
         )
