@@ -17,8 +17,8 @@ import trio
 
 from tests.conftest import listening, running, wait_idle
 from tests.cpu_backend import BY_TORCH
-from tests.model_folders import write_scripted_folder
-from tests.models.vision_families import CLIP_PROCESSOR, picture, write_clip, write_processor
+from tests.model_folders import write_json, write_scripted_folder
+from tests.models.vision_families import CLIP_PROCESSOR, picture, write_clip
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, InputConfig, ModelConfig, NetworkConfig
@@ -171,7 +171,7 @@ async def test_rendering_a_conversation_of_a_megabyte_keeps_the_loop_free(tmp_pa
 
 async def test_preparing_images_of_a_megapixel_keeps_the_loop_free(tmp_path):
     folder = write_clip(tmp_path / "model")
-    write_processor(folder, {**CLIP_PROCESSOR, "size": 224, "crop_size": 224})
+    write_json(folder / "preprocessor_config.json", {**CLIP_PROCESSOR, "size": 224, "crop_size": 224})
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["image_size"] = 224
     (folder / "config.json").write_text(json.dumps(config))
