@@ -19,6 +19,7 @@ from tests.models.model_families import (
     HIDDEN,
     IDENTITY,
     MAX_LENGTH,
+    OLD_UNIT_LENGTH,
     Module,
     bert_tokenizer,
     dense,
@@ -117,21 +118,17 @@ def bert_with_unused() -> Any:
     return transformers.BertTokenizer(vocab=vocabulary | more | pieces, model_max_length=MAX_LENGTH)
 
 
+def metadata(query_token: str, document_token: str) -> dict[str, Any]:
+    """The settings of ``artifact.metadata``."""
+    tokens = {"query_token_id": query_token, "doc_token_id": document_token}
+    lengths = {"query_maxlen": QUERY_LENGTH, "doc_maxlen": DOCUMENT_LENGTH}
+    return {**tokens, **lengths, "mask_punctuation": True, "attend_to_mask_tokens": False}
+
+
 @built_once
 def colbert_v2(folder: Path) -> Path:
-    metadata = {
-        "query_token_id": "[unused0]",
-        "doc_token_id": "[unused1]",
-        "query_token": "[Q]",
-        "doc_token": "[D]",
-        "query_maxlen": QUERY_LENGTH,
-        "doc_maxlen": DOCUMENT_LENGTH,
-        "mask_punctuation": True,
-        "attend_to_mask_tokens": False,
-        "dim": WIDTH,
-        "similarity": "cosine",
-    }
-    return write_stanford(folder, metadata, tokenizer=bert_with_unused())
+    more = {"query_token": "[Q]", "doc_token": "[D]", "dim": WIDTH, "similarity": "cosine"}
+    return write_stanford(folder, metadata("[unused0]", "[unused1]") | more, tokenizer=bert_with_unused())
 
 
 @built_once
@@ -142,15 +139,9 @@ def colbert_without_metadata(folder: Path) -> Path:
 @built_once
 def jina_colbert(folder: Path) -> Path:
     tokenizer = add_to(xlm_roberta_tokenizer(), "[QueryMarker]", "[DocumentMarker]")
-    metadata = {
-        "query_token_id": "[QueryMarker]",
-        "doc_token_id": "[DocumentMarker]",
-        "query_maxlen": QUERY_LENGTH,
-        "doc_maxlen": DOCUMENT_LENGTH,
-        "mask_punctuation": False,
-        "attend_to_mask_tokens": True,
-    }
-    return write_stanford(folder, metadata, family="xlm-roberta", prefix="roberta.", tokenizer=tokenizer)
+    attending = {"mask_punctuation": False, "attend_to_mask_tokens": True}
+    settings = metadata("[QueryMarker]", "[DocumentMarker]") | attending
+    return write_stanford(folder, settings, family="xlm-roberta", prefix="roberta.", tokenizer=tokenizer)
 
 
 # -- late interaction: PyLate -------------------------------------------------------------------------------
@@ -327,12 +318,8 @@ def write_splade(folder: Path, name: str, *, max_weights: int | None = None, **p
     from sentence_transformers import SparseEncoder
 
     bare = write_masked_lm(folder.with_name(f"{folder.name}-bare"), name)
-    model = SparseEncoder(
-        modules=splade_modules(bare, **pooling_config),
-        max_active_dims=max_weights,
-        prompts={"query": "query: "},
-        device="cpu",
-    )
+    modules, prompts = splade_modules(bare, **pooling_config), {"query": "query: "}
+    model = SparseEncoder(modules=modules, max_active_dims=max_weights, prompts=prompts, device="cpu")
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
 
@@ -431,14 +418,7 @@ SPARSE: Mapping[str, Callable[[Path], Path]] = {
 @built_once
 def write_bge_m3(folder: Path, *, with_modules: bool = True) -> Path:
     """The dense model's folder with two linear layers beside it, saved in half precision."""
-    write_family(
-        folder,
-        "xlm-roberta",
-        modules=(
-            pooling("cls"),
-            Module(type="sentence_transformers.models.Normalize"),
-        ),
-    )
+    write_family(folder, "xlm-roberta", modules=(pooling("cls"), OLD_UNIT_LENGTH))
     if not with_modules:
         (folder / "modules.json").unlink()
     torch.manual_seed(2)

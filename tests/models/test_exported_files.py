@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,25 +100,21 @@ async def assert_same(ours: ServedModel, by_torch: ServedModel, *kinds: type[Poo
                 assert max(map(difference, computed, expected)) < TOLERANCE
 
 
+STATES, TYPES = "last_hidden_state", "token_type_ids"
 CASES = {
-    "bert": (lambda path: write_family(path, "bert"), "last_hidden_state", "token_type_ids", (Embed, TokenEmbed)),
-    "distilbert": (lambda path: write_family(path, "distilbert"), "last_hidden_state", "", (Embed, TokenEmbed)),
+    "bert": (partial(write_family, name="bert"), STATES, TYPES, (Embed, TokenEmbed)),
+    "distilbert": (partial(write_family, name="distilbert"), STATES, "", (Embed, TokenEmbed)),
     "several poolings": (
-        lambda path: write_family(path, "mpnet", modules=(pooling(["max", "weightedmean"]),)),
-        "last_hidden_state",
-        "",
-        (Embed,),
+        partial(write_family, name="mpnet", modules=(pooling(["max", "weightedmean"]),)), STATES, "", (Embed,),
     ),
-    "decoder": (lambda path: write_family(path, "qwen3"), "last_hidden_state", "", (Embed,)),
-    "cross-encoder": (lambda path: write_classifier(path, "deberta-v2", num_labels=1), "logits", "", (Classify,)),
-    "classifier": (lambda path: write_classifier(path, "distilbert", num_labels=3), "logits", "", (Classify,)),
+    "decoder": (partial(write_family, name="qwen3"), STATES, "", (Embed,)),
+    "cross-encoder": (partial(write_classifier, name="deberta-v2", num_labels=1), "logits", "", (Classify,)),
+    "classifier": (partial(write_classifier, name="distilbert", num_labels=3), "logits", "", (Classify,)),
     "token classifier": (
-        lambda path: write_classifier(path, "bert", head="TokenClassification", num_labels=3),
-        "token_logits",
-        "token_type_ids",
+        partial(write_classifier, name="bert", head="TokenClassification", num_labels=3), "token_logits", TYPES,
         (TokenClassify,),
     ),
-}
+}  # fmt: skip
 
 
 @sampled(("name", "file"), [(name, file) for name in CASES for file in (OPENVINO, ONNX)], keep=[("bert", OPENVINO)])
@@ -183,27 +180,18 @@ def test_a_file_that_does_not_agree_is_not_taken_and_the_log_says_why(
 
 
 @sampled(
-    ("write", "reason"),
+    ("write", "options", "reason"),
     [
-        (
-            lambda path: export(write_family(path, "xlm-roberta"), OPENVINO, more=""),
-            "without torch there is no Pooling . Dense",
-        ),
-        (
-            lambda path: export(write_family(path, "bert"), OPENVINO, reads_mask=False),
-            "its output is not finite, or depends on the padding",
-        ),
-        (
-            lambda path: export(write_classifier(path, "distilbert", num_labels=3), OPENVINO, more=""),
-            "it has no output logits",
-        ),
+        (partial(write_family, name="xlm-roberta"), {"more": ""}, "without torch there is no Pooling . Dense"),
+        (partial(write_family, name="bert"), {"reads_mask": False}, "its output is not finite, or depends on the padd"),
+        (partial(write_classifier, name="distilbert", num_labels=3), {"more": ""}, "it has no output logits"),
     ],
     keep=[],
 )
 def test_without_weights_for_torch_an_unusable_file_is_an_error_that_says_what_to_do(
-    write: Any, reason: str, tmp_path: Path
+    write: Any, options: Any, reason: str, tmp_path: Path
 ):
-    write(tmp_path / "model")
+    export(write(tmp_path / "model"), OPENVINO, **options)
     (tmp_path / "model" / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=reason) as caught:
         ServedModel(tmp_path / "model", settings=EXACT)

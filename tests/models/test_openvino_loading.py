@@ -151,12 +151,6 @@ def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.Monkey
         described(model, "", dtype="int8")
 
 
-def test_without_nncf_nothing_is_quantised(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openvino_loading, "find_spec", lambda name: name != "nncf" or None)
-    with pytest.raises(ModelLoadError, match=r"--dtype int8 needs the extra \[int8\]: pip install"):
-        described(model, "", backend="auto", dtype="int8")
-
-
 @pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
 def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, native: bool, expected: str
