@@ -39,7 +39,9 @@ from tests.models.vision_oracles import (
     last_at_unit_length,
     page_vectors,
 )
+from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
 from trio_pool_serve.prompts import InputType
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -261,6 +263,55 @@ async def scores_differ(found: Agreement) -> float:
     scores = np.array([[score[0] for score in row] for row in rows]).T
     assert_same_ranking(scores, found.scores)
     return float(np.abs(scores - found.scores).max())
+
+
+SEEING = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in VISION_LANGUAGE]
+)
+
+
+def of_embeds(embeds: Any) -> PoolingRequest:
+    return PoolingRequest(RenderedPrompt(np.zeros(len(embeds), np.int32), embeds=embeds.detach().numpy()), (Embed(),))
+
+
+@SEEING
+async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
+    name: str, tmp_path: Path, record_agreement: Record
+):
+    found = await vision_language(tmp_path / "model", name, Embed())
+    runner, whole = found.ours.runner, len(found.requests)
+    assert isinstance(embeds_format_of(found.ours.folder, runner.embeds_width, enabled=True), EmbedsFormat)
+    texts = [row for row, request in enumerate(found.requests) if request.prompt.images is None]
+    assert 0 < len(texts) < whole
+    ids = [torch.from_numpy(found.requests[row].prompt.token_ids.astype(np.int64)) for row in texts]
+    found.requests += [of_embeds(runner.backbone.embed(of_text)) for of_text in ids]
+    found.expected = np.concatenate([found.expected, found.expected[texts]])
+    differences = [await farthest(found, [row]) for row in range(whole, len(found.requests))]
+    differences.append(await farthest(found, shuffled(found.requests)))
+    assert max(differences) < found.tolerance
+    record_agreement(name, "embed", "transformers", max(differences))
+
+
+@SEEING
+async def test_the_embedding_of_the_placeholder_fails_no_batch(name: str, tmp_path: Path):
+    """A client can send what the model has in the place of an image; the model takes it for one."""
+    found = await vision_language(tmp_path / "model", name, Embed())
+    ours: Any = found.ours
+    hostile = of_embeds(ours.runner.backbone.embed(torch.tensor([ours.images.token_id] * 3)))
+    _, *rows = [vector for (vector,) in await ours.runner.launch(Batch((hostile, *found.requests)))]
+    assert max(map(difference, rows, found.expected)) < found.tolerance
+
+
+@SEEING
+async def test_a_bare_folder_that_sees_is_pooled_by_mean(name: str, tmp_path: Path):
+    path = VISION_LANGUAGE[name](tmp_path / "bare")
+    for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        (path / file).unlink()
+    ours = SeeingModel(path)
+    batch = Batch(tuple(asked([ours.in_conversation(content) for content in CONTENTS], Embed())))
+    rows = [vector for (vector,) in await ours.runner.launch(batch)]
+    means = [states.mean(axis=0) for states in qwen_states(path, CONTENTS)]
+    assert max(map(difference, rows, means)) < 1e-4
 
 
 @pytest.mark.parametrize("name", MASKED_LMS)
