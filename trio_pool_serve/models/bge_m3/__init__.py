@@ -38,7 +38,7 @@ def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
     dense = read_embedding(files, config)
     of_paper = (
         ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "cls"}),
-        ModuleFiles(name="Normalize", path=files.path, config={}),
+        ModuleFiles(name="Normalize", path=files.path),
     )
     return BgeM3(
         modules=modules_after_transformer(files, config, undeclared=of_paper),

@@ -91,7 +91,7 @@ def modules_after_transformer(
     if config.normalize is not None:
         modules = [module for module in modules if module.name != "Normalize"]
     if config.normalize:
-        modules.append(ModuleFiles(name="Normalize", path=files.path, config={}))
+        modules.append(ModuleFiles(name="Normalize", path=files.path))
     return tuple(modules)
 
 

@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
@@ -20,7 +20,7 @@ class ModuleFiles:
 
     name: str
     path: Path
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = Factory(dict)
 
 
 @frozen(kw_only=True)

@@ -131,7 +131,7 @@ def _read_checkpoint(files: FolderFiles) -> LateInteraction:
     }
     return LateInteraction(
         projection_is_in_checkpoint=True,
-        modules=(_normalize(files),),
+        modules=(ModuleFiles(name="Normalize", path=files.path),),
         mask=ScoringMask(skipped_words=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else ()),
         expansion=QueryExpansion(
             length=metadata.get("query_maxlen") or DEFAULT_QUERY_LENGTH,
@@ -159,7 +159,8 @@ def _read_modules(files: FolderFiles) -> LateInteraction:
         words = files.sentence_transformers_config.get("skiplist_words")
         if words is None and (saved == "ColBERT" or prefixes):
             words = string.punctuation
-        modules, mask = (*modules, _normalize(files)), ScoringMask(skipped_words=tuple(words or ()))
+        modules += (ModuleFiles(name="Normalize", path=files.path),)
+        mask = ScoringMask(skipped_words=tuple(words or ()))
     return LateInteraction(
         modules=modules,
         mask=mask,
@@ -250,10 +251,6 @@ def scoring_mask(module: ModuleFiles) -> ScoringMask:
         skipped_input_types=frozenset({"document"} if found is None else {found} if isinstance(found, str) else found),
         only_token_ids=tuple(module.config.get("keep_only_token_ids") or ()),
     )
-
-
-def _normalize(files: FolderFiles) -> ModuleFiles:
-    return ModuleFiles(name="Normalize", path=files.path, config={})
 
 
 @frozen(kw_only=True, eq=False)
