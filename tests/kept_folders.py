@@ -61,5 +61,5 @@ def by_name(*builders: Callable[..., Path]) -> dict[str, Callable[..., Path]]:
 def each_built_once(**builders: Callable[[Path], Path]) -> dict[str, Callable[..., Path]]:
     """Return functions that write a folder, by their names, as ``built_once``."""
     for name, build in builders.items():
-        build.__qualname__ = name
+        build.__name__ = build.__qualname__ = name
     return {name: built_once(build) for name, build in builders.items()}
