@@ -31,11 +31,11 @@ from tests.models.retrieval_families import (
     QUERIES,
     SPARSE,
     assert_same_ranking,
+    relative_difference,
     write_bge_m3,
 )
 from tests.models.test_bge_m3_agreement import Expected, by_formula
 from tests.models.test_classification_agreement import LABELS, NAMES, pipeline
-from tests.models.test_sparse_agreement import relative_difference
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

@@ -315,14 +315,18 @@ async def test_a_bare_folder_that_sees_is_pooled_by_mean(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", MASKED_LMS)
-async def test_a_bare_masked_language_model_is_sparse_if_the_operator_says_so(tmp_path: Path, name: str):
+async def test_a_bare_masked_language_model_is_sparse_if_the_operator_says_so(
+    name: str, tmp_path: Path, record_agreement: Record
+):
     from sentence_transformers import SparseEncoder
 
     path = write_masked_lm(tmp_path / name, name)
     ours = ServedModel(path, settings={"task": "sparse_embed"})
     rows = await ours.compute(DOCUMENTS, SparseEmbed())
     expected = SparseEncoder(str(path), device="cpu").encode_document(list(DOCUMENTS), convert_to_sparse_tensor=False)
-    assert max(map(difference, rows, expected.numpy())) < 1e-5
+    farthest_row = max(map(difference, rows, expected.numpy()))
+    assert farthest_row < 1e-5
+    record_agreement(f"{name} masked language model", "sparse_embed", "SparseEncoder", farthest_row)
 
 
 async def test_a_prompt_of_a_dual_encoder_agrees_and_a_vector_is_cut_before_it_is_normalised(tmp_path: Path):

@@ -6,10 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import pytest
 import torch
-import transformers
 from attrs import frozen
 
 from tests.models.classifier_families import write_classifier
@@ -23,11 +21,8 @@ from tests.models.vision_families import (
     PICTURES,
     SENTENCES,
     VISION_LANGUAGE,
-    Content,
     SeeingModel,
-    qwen_text,
 )
-from tests.models.vision_oracles import chat_template_kwargs
 from tests.simgpu.device import simulated_device
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.prompts import PairPrompt
@@ -36,7 +31,6 @@ from trio_pool_serve.types import (
     Embed,
     PoolingParams,
     PoolingRequest,
-    RenderedPrompt,
     SparseEmbed,
     TokenClassify,
     TokenEmbed,
@@ -75,7 +69,7 @@ class Kind:
         """Return the rows of a batch of mixed lengths; where it can be, also those of two stages."""
         if isinstance(served, SeeingModel):
             if self.name in VISION_LANGUAGE:
-                return [PoolingRequest(rendered(served, content), self.params) for content in CONTENTS]
+                return [PoolingRequest(served.in_conversation(content), self.params) for content in CONTENTS]
             items = [*SENTENCES[:2], *PICTURES[:3], SENTENCES[2]]
             return await served.requests(items, [self.params] * len(items))
         if self.scores_pairs:
@@ -92,15 +86,6 @@ class Kind:
         if fits:
             served.runner.prepare(BATCH_TOKENS)
         return served
-
-
-def rendered(served: SeeingModel, content: Content) -> RenderedPrompt:
-    """Return texts and images of one message as tokens, in the model's chat template."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(served.path)
-    options = chat_template_kwargs(served.path)
-    ids = np.array(tokenizer(qwen_text(served.path, content, **options))["input_ids"], dtype=np.int32)
-    pictures = [part for part in content if not isinstance(part, str)]
-    return served.images.expand(ids, [served.images.processor(picture) for picture in pictures])
 
 
 def classifier(name: str, **config: Any) -> Callable[[Path], Path]:

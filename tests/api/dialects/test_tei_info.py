@@ -10,7 +10,7 @@ from tests.conftest import client_of, listening
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
-from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.service import Service
 
 
