@@ -72,6 +72,17 @@ async def test_other_embeddings_give_another_vector(pair: Pair):
     assert largest_difference(rows, pair.expected) > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+async def test_narrow_numbers_are_read_as_the_same_ones_in_float32(pair: Pair, dtype: torch.dtype):
+    narrow = [torch.from_numpy(request.prompt.embeds).to(dtype) for request in pair.embeds]
+    held = [of_embeds((row if dtype == torch.float16 else row.view(torch.uint16)).numpy()) for row in narrow]
+    wide = [of_embeds(row.float().numpy()) for row in narrow]
+    launch = pair.ours.runner.launch
+    rows, expected = [[row for (row,) in await launch(Batch(tuple(batch)))] for batch in (held + pair.texts, wide)]
+    assert largest_difference(rows[: len(wide)], np.stack(expected)) < TOLERANCE
+    assert largest_difference(rows[len(wide) :], pair.expected) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("name", "head"),
     [("bert", "SequenceClassification"), ("qwen3", "SequenceClassification"), ("bert", "TokenClassification")],
