@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-import trio
 from attrs import frozen
+
+from tests.pipes import read, write
 
 
 @frozen
@@ -28,9 +29,7 @@ class Gate:
 
     async def wait_entered(self) -> int:
         """Wait until the work has begun; return whose it is."""
-        with trio.fail_after(60):
-            return int(await trio.to_thread.run_sync((self.folder / "entered").read_text, abandon_on_cancel=True))
+        return int(await read(self.folder / "entered"))
 
     async def let_go(self) -> None:
-        with trio.fail_after(60):
-            await trio.to_thread.run_sync((self.folder / "let_go").write_bytes, b"go", abandon_on_cancel=True)
+        await write(self.folder / "let_go", "go")

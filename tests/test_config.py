@@ -138,6 +138,7 @@ def test_all_settings_reach_the_config_from_flags_the_environment_and_a_file(rea
 
     for config in read_everywhere({name: WRITTEN[name][0] for name in groups}):
         assert values(config) == meant
+        assert decode_config(encode_config(config)) == config, "as it reaches another process"
 
 
 def test_both_answers_to_a_question_without_a_default_can_be_given():
@@ -273,13 +274,6 @@ def test_replicas_are_a_number_or_a_range_wherever_they_are_written(read_everywh
     configs = read_everywhere({"replicas": written}, "--engine", "ray")
     for config in (*configs, decode_config(encode_config(configs[0]))):
         assert config.processes.replica_range == meant
-
-
-def test_settings_reach_another_process_as_they_are():
-    arguments = ["a=b", "c", "--host=unix:/tmp/s", "--api-key=k", "--max-model-len", "12", "--api-workers", "2"]
-    config = read_config([*arguments, "--engine", "process", "--allowed-media-path", "/tmp", "--replicas", "3"])
-    assert decode_config(encode_config(config)) == config
-    assert decode_config(encode_config(Config(models=("m",)))) == Config(models=("m",))
 
 
 def test_only_an_id_of_the_hub_is_shown_to_clients():

@@ -22,18 +22,6 @@ DISTRIBUTION = runpy.run_path(str(ROOT / "scripts" / "distribution.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def workflow(name: str) -> dict:
-    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
-
-
-def commands_of(job: dict) -> list[str]:
-    return [step["run"] for step in job["steps"] if "run" in step]
-
-
-def actions_of(job: dict) -> list[str]:
-    return [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
-
-
 # -- public names --------------------------------------------------------------------------------------
 
 
@@ -194,24 +182,13 @@ def test_hooks_of_pre_commit_are_the_checks_of_the_test_script():
 
 
 def test_the_workflow_runs_the_test_script_on_every_supported_python():
-    document = workflow("test.yml")
+    document = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
     assert {"push", "pull_request", "schedule"} == document[True].keys()  # YAML 1.1 reads `on` as true
     job = document["jobs"]["test"]
-    assert commands_of(job) == ["scripts/size", "scripts/test ${{ github.event_name == 'schedule' && 'rest' || '' }}"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == ["scripts/size", "scripts/test ${{ github.event_name == 'schedule' && 'rest' || '' }}"]
     prefix = "Programming Language :: Python :: "
     classifiers = PYPROJECT["project"]["classifiers"]
     assert job["strategy"]["matrix"]["python"] == [
         classifier.removeprefix(prefix) for classifier in classifiers if classifier.startswith(prefix)
     ]
-
-
-def test_the_release_workflow_publishes_what_the_release_script_has_checked():
-    document = workflow("release.yml")
-    build, publish = document["jobs"]["build"], document["jobs"]["publish"]
-    assert document[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
-    assert commands_of(build) == ["scripts/release"]
-    assert "actions/upload-artifact" in actions_of(build)
-    assert publish["needs"] == "build"
-    assert commands_of(publish) == []
-    assert actions_of(publish) == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
-    assert publish["permissions"] == {"id-token": "write"}

@@ -1,7 +1,6 @@
 """Which device gets what, and when: devices whose passes take set times, in a clock that the test moves."""
 
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -204,18 +203,6 @@ async def test_under_saturation_each_device_computes_as_it_is_fast(mock_clock, f
     assert busy_s == pytest.approx([10.0] * 3, rel=0.1)
 
 
-async def test_a_lone_row_is_computed_where_it_is_done_first(mock_clock, floor):
-    fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
-    await warm_up(floor)
-    shuffled = random.Random(0)
-    for _ in range(200):
-        (entry,) = floor.put(64)
-        await floor.pass_time(shuffled.uniform(0.0, 0.02))  # often before the row before is done
-    await floor.pass_time(1.0)
-    assert entry.output.device is fast
-    assert slow.rows == []
-
-
 async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, floor, monkeypatch):
     monkeypatch.setattr(dispatcher_module, "MAX_GATHER_S", 60.0)
     (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
@@ -232,6 +219,7 @@ async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_c
 @pytest.mark.parametrize(
     ("ahead", "elapsed_s", "slow_s", "waits"),
     [
+        (0, 0.02, 0.13, True),
         (1, 0.02, 0.13, True),
         (1, 0.02, 0.03, False),
         (2, 0.02, 0.13, False),
@@ -292,6 +280,16 @@ async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_on
     floor.put(64)
     await floor.settle()
     assert floor.devices[-1].rows == [1]
+
+
+async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time_does_not(mock_clock, floor):
+    (device,) = floor.use(ScriptedDevice())
+    await floor.pass_time(1.0)
+    floor.put(MAX_TOKENS, MAX_TOKENS)
+    await floor.settle()
+    assert len(device.in_flight) == 2
+    await floor.pass_time(10.0)
+    assert floor.dispatcher.busy._value.get() == pytest.approx(sum(map(device.seconds, device.batches)))
 
 
 # -- long rows, and background work ----------------------------------------------------------------------
@@ -358,22 +356,6 @@ async def test_a_device_with_threads_for_planned_batches_computes_them_beside_ot
     floor.put_planned(2)
     await floor.settle()
     assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
-
-
-async def test_more_room_wakes_those_that_wait_for_rows_only_if_rows_wait(mock_clock, floor):
-    waiting = floor.queue.changed
-    for put in (floor.put, floor.put_planned):
-        (row,) = put(1)
-        floor.nursery.start_soon(waiting.park)
-        await floor.settle()
-        floor.dispatcher.note_room()
-        assert len(waiting) == 0
-        row.is_abandoned = True
-        floor.queue.withdraw(row)
-    floor.nursery.start_soon(waiting.park)
-    await floor.settle()
-    floor.dispatcher.note_room()
-    assert len(waiting) == 1
 
 
 # -- rows of lost devices --------------------------------------------------------------------------------

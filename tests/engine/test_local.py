@@ -149,33 +149,6 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
             copied.set()
 
 
-async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time_does_not(scripted):
-    release = threading.Event()
-
-    class Copying:
-        def __await__(self):
-            yield from in_thread(release.wait).__await__()
-            return [(np.zeros(8, dtype=np.float32),)]
-
-    async with running(engine_over(scripted)) as engine:
-        scripted.on_launch, busy_s = lambda _: Copying(), engine.dispatcher.busy._value.get
-        before, began = busy_s(), time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for token in (1, 2):
-                nursery.start_soon(engine.submit, request(token))
-                await wait_all_tasks_blocked(0.05)
-            both = time.perf_counter()
-            assert engine.statistics().in_flight_batches == 2
-            await trio.sleep(0.2)
-            held_s = time.perf_counter() - both
-            release.set()
-        ended = time.perf_counter()
-        busy = busy_s() - before
-        assert held_s <= busy <= ended - began
-        await trio.sleep(0.05)
-        assert busy_s() - before == busy
-
-
 @pytest.mark.parametrize("launch_before", [2, 1], ids=["as at start", "chosen while it was loaded"])
 async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(launch_before: int):
     together, offload = threading.Barrier(2), Offload(launch=launch_before)

@@ -14,7 +14,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.engines import Members, compute_window, engine_over, first_ids, in_thread, row, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import computing_config
-from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.planned_window import PlannedWindow, planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, EngineProcessDiedError
@@ -191,23 +190,6 @@ async def test_only_as_many_planned_batches_as_the_runner_takes_are_computed_at_
         assert len(held_up.runner.batches) == before + 2
         held_up.let_go.set()
     assert len(held_up.runner.batches) == before + 4
-
-
-async def test_other_rows_do_not_wake_those_that_take_planned_batches(held_up, monkeypatch):
-    held_up.let_go.set()
-    looked: list[str] = []
-    take = Dispatcher._take
-    monkeypatch.setattr(
-        Dispatcher, "_take", lambda self, devices: looked.append(devices[0].kind) or take(self, devices)
-    )
-    async with running(engine_over(held_up.runner)) as engine:
-        await engine.submit(row(5))
-        looked.clear()
-        for _ in range(10):
-            await engine.submit(row(5))
-        assert {*looked} == {"launch"}
-        await compute_window(engine, [row(3)])
-        assert "background" in looked
 
 
 async def test_a_planned_batch_that_takes_long_is_neither_a_stall_nor_a_hang(held_up, mock_clock, monkeypatch):

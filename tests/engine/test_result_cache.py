@@ -28,7 +28,7 @@ from trio_pool_serve.engine.result_cache import (
     ResultCache,
     _encoded,
 )
-from trio_pool_serve.errors import BatchFailedError, EngineLoadingError, NotFiniteError
+from trio_pool_serve.errors import BatchFailedError, NotFiniteError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     Classify,
@@ -191,18 +191,6 @@ async def test_only_rows_that_are_not_known_are_computed(results, engine, script
         assert (outputs[index].queue_s, outputs[index].forward_s, outputs[index].copy_s) == (0, 0, 0)
 
 
-async def test_rows_that_are_all_known_reach_no_engine(results, scripted):
-    engine = engine_over(scripted)
-    async with running(engine):
-        await compute(results, engine, [request(1)])
-    stopped = engine_over(scripted)
-    outputs, known = await compute(results, stopped, [request(1), request(1)])
-    assert known == "2/2"
-    assert [output.values[0][2] for output in outputs] == [1, 1]
-    with pytest.raises(EngineLoadingError):
-        await compute(results, stopped, [request(1), request(2)])
-
-
 BASE = RenderedPrompt(np.array([7, 8, 9], dtype=np.int32))
 
 OTHERS = {
@@ -360,26 +348,3 @@ async def test_equal_rows_at_the_same_time_are_computed_for_each_request(results
     assert leader.cancelled_caught
     assert known == ["0/2"]
     assert (await compute(results, engine, [request(1), request(2)]))[1] == "2/2"
-
-
-async def test_many_requests_at_a_time_get_what_is_theirs(engine, scripted):
-    """In a cache that is too small for all."""
-    results = ModelResults(ResultCache(10_000))
-
-    async def ask(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        for _ in range(5):
-            numbers = random.integers(1, 20, 12).tolist()
-            outputs, _ = await compute(results, engine, [request(number, 100 + number) for number in numbers])
-            assert [output.values[0].tolist()[:4] for output in outputs] == [
-                [2, 100 + 2 * number, number, 100 + number] for number in numbers
-            ]
-
-    async with trio.open_nursery() as nursery:
-        for seed in range(20):
-            nursery.start_soon(ask, seed)
-    statistics = results.cache.statistics()
-    assert statistics.hits + statistics.misses == 20 * 5 * 12
-    assert statistics.hits > 0
-    assert statistics.evictions > 0
-    assert statistics.bytes <= 10_000

@@ -63,14 +63,6 @@ def test_a_single_row_goes_before_the_rest_of_a_large_request():
     assert take(queue_of(*large, single), 4 * 34) == [large[0], single, *large[1:3]]
 
 
-def test_two_large_requests_take_turns():
-    first = [entry(10, group=1) for _ in range(64)]
-    second = [entry(10, group=2) for _ in range(64)]
-    queue = queue_of(*first, *second)
-    taken = [row.request.group for _ in range(8) for row in take(queue, 80)]
-    assert 24 <= taken.count(2) <= 40
-
-
 def test_a_request_s_rows_keep_their_order():
     rows = [entry(7, group=1) for _ in range(300)]
     queue = queue_of(*rows)
@@ -200,9 +192,6 @@ def test_small_and_full_batches_do_not_change_the_budget_of_short_batches():
         budget.observe(16, 0.001)
         budget.observe(2048, 0.2)
     assert budget.tokens == before
-
-
-# -- whatever happens ---------------------------------------------------------------------------------
 
 
 # -- clients ------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Real models that are loaded and unloaded under traffic: nothing fails, nothing is left behind, memory comes back."""
 
 import gc
-import os
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import trio
 
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
 from tests.model_folders import write_word_tokenizer
+from tests.scarcity import open_files
 from tests.server.server_process import LAUNCHER, START_LIMIT_S, launched, until
 from tests.serving.changing_models import ADMIN
 from trio_pool_serve.config import Config, ModelChangesConfig, ModelConfig, NetworkConfig, ProcessesConfig
@@ -54,10 +54,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         BertModel(config).save_pretrained(folder)
         made.append(folder)
     return made[0], made[1]
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def resident() -> int:

@@ -16,7 +16,6 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, estimated_work, pool, rows_to_compute
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.types import Embed
 
 pytestmark = pytest.mark.unit
 
@@ -37,14 +36,6 @@ async def test_token_ids_are_embedded_as_they_are(service, scripted):
 
 
 # -- instructions -------------------------------------------------------------------------------------
-
-
-async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, scripted):
-    with pytest.raises(InvalidRequestError, match="no prompt named 'qury'; it has: passage, query") as caught:
-        await embed(service, "hello", prompt_name="qury")
-    assert caught.value.field == "prompt_name"
-    assert scripted.batches == []
-    assert_idle(service)
 
 
 async def test_a_model_without_instructions_says_so(tmp_path, scripted):
@@ -106,43 +97,7 @@ async def test_padding_is_for_models_that_pad_every_text(service, scripted, able
     assert scripted.batches == []
 
 
-TOO_FEW = "truncate_to must be -1 or from 1 to 64, the model's maximum, not {}"
-TOO_MANY = "truncate_to value is greater than max_model_len.* must be -1 or from 1 to 64, not {}"
-WRONG_SIZE = "must be from 1 to 8, the model's own, not {}"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("truncate_to", 0, TOO_FEW),
-        ("truncate_to", -2, TOO_FEW),
-        ("truncate_to", 65, TOO_MANY),
-        ("truncate_to", 10**9, TOO_MANY),
-        ("dimensions", 0, WRONG_SIZE),
-        ("dimensions", -1, WRONG_SIZE),
-        ("dimensions", 9, WRONG_SIZE),
-    ],
-)
-async def test_numbers_that_the_model_cannot_take_are_refused(service, scripted, name, value, told):
-    with pytest.raises(InvalidRequestError, match=told.format(value)) as caught:
-        await embed(service, "hello", **{name: value})
-    assert caught.value.field == name
-    assert scripted.batches == []
-
-
 # -- vectors ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dimensions", [1, 4, 8])
-async def test_dimensions_shorten_the_vectors(service, dimensions):
-    answer = await embed(service, "hello", "world", dimensions=dimensions)
-    assert [vector.shape for (vector,) in answer.rows] == [(dimensions,)] * 2
-
-
-async def test_normalize_and_priority_reach_the_engine(service, scripted):
-    await embed(service, "hello", normalize=False, priority=7)
-    (request,) = scripted.batches[-1].requests
-    assert (request.params, request.priority) == ((Embed(normalize=False),), 7)
 
 
 # -- admission ----------------------------------------------------------------------------------------

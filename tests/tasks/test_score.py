@@ -206,6 +206,3 @@ async def test_cancelling_either_stage_leaves_nothing_behind(service, scripted, 
         nursery.cancel_scope.cancel()
     go_on.set()
     await wait_idle(service)
-
-
-# -- failing ------------------------------------------------------------------------------------------
