@@ -33,7 +33,8 @@ class Record:
             *key, difference = row
             self.agreements[tuple(key)] = max(difference, self.agreements.get(tuple(key), 0.0))
         elif kind == DEFAULT_FLAGS:
-            self.default_flags.append(dict(zip(("kind", "dtype", "by", "error", "cosine"), row, strict=True)))
+            flags = dict(zip(("kind", "dtype", "by", "error", "cosine"), row, strict=True))
+            self.default_flags.append(flags | {"error": float(f"{row[3]:.2g}"), "cosine": round(row[4], 5)})
 
     def document(self) -> dict[str, list[dict[str, object]]]:
         return {
@@ -71,32 +72,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Record(), "agreement-record")
 
 
-@pytest.fixture
-def record_client(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
-    """Say that this test asks a dialect's route through a client; it counts if the test passes."""
+def _recorder(kind: str) -> Callable[..., Callable[..., None]]:
+    """Return a fixture: a function that a test calls with a row, which counts if the test passes."""
 
-    def record(dialect: str, route: str, client: str) -> None:
-        request.node.user_properties.append((CLIENT, (dialect, route, client)))
+    @pytest.fixture
+    def recorder(request: pytest.FixtureRequest) -> Callable[..., None]:
+        def record(*row: object) -> None:
+            # Not NumPy's numbers, which cannot be sent from the processes that run tests.
+            plain = [each if isinstance(each, str) else float(each) for each in row]
+            request.node.user_properties.append((kind, tuple(plain)))
 
-    return record
+        return record
 
-
-@pytest.fixture
-def record_agreement(request: pytest.FixtureRequest) -> Callable[[str, str, str, float], None]:
-    """Say how far a family's results of a task are from an oracle's; it counts if the test passes."""
-
-    def record(family: str, task: str, oracle: str, difference: float) -> None:
-        request.node.user_properties.append((AGREEMENT, (family, task, oracle, float(difference))))
-
-    return record
+    return recorder
 
 
-@pytest.fixture
-def record_default_flags(request: pytest.FixtureRequest) -> Callable[[str, str, str, float, float], None]:
-    """Say what computes a kind of model by default, and how near float32; it counts if the test passes."""
+record_client = _recorder(CLIENT)
+"""The test asks a route through a client: dialect, route, client."""
 
-    def record(kind: str, dtype: str, by: str, error: float, cosine: float) -> None:
-        row = kind, dtype, by, float(f"{error:.2g}"), round(cosine, 5)
-        request.node.user_properties.append((DEFAULT_FLAGS, row))
+record_agreement = _recorder(AGREEMENT)
+"""How far a family's results of a task are from an oracle's: family, task, oracle, difference."""
 
-    return record
+record_default_flags = _recorder(DEFAULT_FLAGS)
+"""What computes a kind of model by default, and how near float32: kind, dtype, by what, error, cosine."""

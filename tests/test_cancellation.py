@@ -55,10 +55,6 @@ EMBEDS = EmbedsPrompt(base64.b64encode(as_npy(ROWS)))
 ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 
-async def embed(service: Service) -> None:
-    await pool(service.model(), PoolJob(prompts=[TEXT] * 5), RequestContext())
-
-
 async def embed_in_windows(service: Service) -> None:
     model = attrs.evolve(service.model(), long_text="chunk")
     await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestContext())
@@ -67,11 +63,6 @@ async def embed_in_windows(service: Service) -> None:
 async def embed_embeddings(service: Service) -> None:
     service.model().renderer.embeds_format = EmbedsFormat(16, 64)
     await pool(service.model(), PoolJob(prompts=[EMBEDS] * 5), RequestContext())
-
-
-async def score_vectors(service: Service) -> None:
-    job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
-    await score(service.model(), job, RequestContext())
 
 
 async def score_late_interaction(service: Service) -> None:
@@ -163,12 +154,10 @@ def by_python(method: str, *arguments: object) -> Callable[[Service], Awaitable[
 
 
 WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
-    "embed": embed,
     "embed in windows": embed_in_windows,
     "embed images": embed_images,
     "fetch an image": fetch_image,
     "embed embeddings": embed_embeddings,
-    "score vectors": score_vectors,
     "score by late interaction": score_late_interaction,
     "tokenize": lambda service: tokenize(
         service.model(), ["hello", "world"], RequestContext(), add_special_tokens=True

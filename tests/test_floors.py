@@ -59,10 +59,9 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports_of(path: Path, *, module_level_only: bool = False) -> set[str]:
-    nodes = ast.iter_child_nodes(tree_of(path)) if module_level_only else ast.walk(tree_of(path))
+def imports_of(path: Path) -> set[str]:
     found = set()
-    for node in nodes:
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -122,7 +121,7 @@ def test_only_runner_and_models_import_torch_at_module_level():
     importers = {
         package_of(path)
         for path in SOURCES
-        for name in imports_of(path, module_level_only=True)
+        for name, _ in top_level_imports(path)
         if name.partition(".")[0] in {"torch", "transformers"}
     }
     assert importers == MAY_IMPORT_TORCH

@@ -1,4 +1,4 @@
-"""What is published: public names, version, changelog, the files of wheel and sdist; and what checks them."""
+"""What is published: public names, version, changelog and requirements; and what checks them."""
 
 import ast
 import re
@@ -18,7 +18,6 @@ from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, free_port, started
 
 CHANGELOG = runpy.run_path(str(ROOT / "scripts" / "changelog.py"))
-DISTRIBUTION = runpy.run_path(str(ROOT / "scripts" / "distribution.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -132,24 +131,7 @@ def test_a_changelog_that_is_not_ready_stops_the_release(changelog, message):
         CHANGELOG["release"](changelog, "0.2.0", allow_unreleased=False)
 
 
-# -- wheel and sdist -----------------------------------------------------------------------------------
-
-
-def test_the_wheel_is_the_package_and_the_sdist_the_repository():
-    files = DISTRIBUTION["files_in_git"]()
-    wheel = DISTRIBUTION["expected_wheel"](files, "0.1.0")
-    package = {name for name in wheel if ".dist-info/" not in name}
-    assert {"trio_pool_serve/__init__.py", "trio_pool_serve/py.typed"} <= package
-    assert {name.partition("/")[0] for name in package} == {"trio_pool_serve"}
-    assert "trio_pool_serve-0.1.0.dist-info/licenses/LICENSE" in wheel
-    sdist = DISTRIBUTION["expected_sdist"](files)
-    assert {"tests/test_packaging.py", "docs/stability.md", "scripts/release", "LICENSE", "PKG-INFO"} <= sdist
-    assert not any(name.startswith(".github/") for name in sdist)
-
-
-def test_files_that_are_missing_or_in_excess_are_named():
-    lines = DISTRIBUTION["differences"]("w.whl", {"a", "b"}, {"b", "c"})
-    assert lines == ["w.whl lacks c", "w.whl should not have a"]
+# -- what is installed and released --------------------------------------------------------------------
 
 
 def test_all_that_is_installed_has_an_exact_version():

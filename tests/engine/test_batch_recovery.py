@@ -108,18 +108,6 @@ async def test_a_broken_model_costs_a_bounded_number_of_passes(scripted, rows):
         assert (await engine.submit(request(1))).values
 
 
-async def test_an_error_that_passes_costs_nobody_anything(scripted):
-    def fail_once(batch: Batch) -> None:
-        if len(batch.requests) == 10:
-            raise ValueError("once")
-
-    scripted.on_launch = fail_once
-    async with serial(scripted) as engine:
-        outcomes = await computed_together(engine, scripted, [2] * 10)
-    assert len(outcomes.answered) == 10
-    assert scripted.rows == [1, 10, 5, 5]
-
-
 async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison

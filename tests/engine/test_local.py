@@ -84,15 +84,6 @@ async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scri
     assert len(scripted.rows) < 200
 
 
-async def test_rows_that_arrive_while_the_runner_is_busy_ride_together(engine, scripted):
-    async with computing(engine, scripted) as nursery:
-        for _ in range(10):
-            nursery.start_soon(engine.submit, request(2, 2))
-        await wait_all_tasks_blocked()
-        assert engine.statistics().queued_rows == 10
-    assert scripted.rows == [1, 10]
-
-
 async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
     async with computing(engine, scripted):
         with trio.CancelScope() as scope:
@@ -174,33 +165,6 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
     assert runner.rows == [1] * 20
     assert {token: output.values[0][3] for token, output in outputs.items()} == {token: token for token in range(1, 21)}
     assert engine.worker.offload.statistics()["launch"].borrowed == 0
-
-
-async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arrive():
-    gates = {length: threading.Event() for length in (300, 301, 3)}
-    launched = {length: threading.Event() for length in gates}
-
-    def compute(batch: Batch) -> None:
-        length = len(batch.requests[0].prompt.token_ids)
-        launched[length].set()
-        assert gates[length].wait(60)
-
-    runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
-    engine = engine_over(runner, launches=2)
-    async with running(engine), trio.open_nursery() as nursery:
-        gates[3].set()
-        for _ in range(100):  # what makes short rows more than an eighth of all tokens
-            await engine.submit(request(1, 2, 3))
-        nursery.start_soon(engine.submit, request(*range(300)))
-        await in_thread(launched[300].wait)
-        nursery.start_soon(engine.submit, request(*range(301)))
-        launched[3].clear()
-        await engine.submit(request(1, 2, 3))
-        assert launched[3].is_set()
-        assert not launched[301].is_set(), "it waits for the thread that computes the other long row"
-        gates[300].set()
-        await in_thread(launched[301].wait)
-        gates[301].set()
 
 
 async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():

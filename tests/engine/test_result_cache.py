@@ -28,7 +28,7 @@ from trio_pool_serve.engine.result_cache import (
     ResultCache,
     _encoded,
 )
-from trio_pool_serve.errors import BatchFailedError, NotFiniteError
+from trio_pool_serve.errors import NotFiniteError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     Classify,
@@ -299,19 +299,6 @@ async def test_rows_that_are_not_looked_up_are_computed_each_time(results, engin
     assert len(rows_computed(scripted)) == 4
     assert results.cache.statistics().entries == 0
     assert (results.cache.statistics().hits, results.cache.statistics().misses) == (0, 0)
-
-
-async def test_rows_that_fail_are_not_cached_and_the_others_of_their_request_are(results, engine, scripted):
-    def fail(batch):
-        if any(each.prompt.token_ids[0] == 66 for each in batch.requests):
-            raise ValueError("guilty")
-
-    scripted.on_launch = fail
-    with pytest.raises(BatchFailedError):
-        await compute(results, engine, [request(66)])
-    assert results.cache.statistics().entries == 0
-    scripted.on_launch = None
-    assert (await compute(results, engine, [request(66)]))[1] == "0/1"
 
 
 async def test_rows_that_their_request_does_not_accept_are_not_cached(results, engine, scripted):

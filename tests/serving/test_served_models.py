@@ -69,7 +69,7 @@ async def test_they_take_turns_on_the_thread_that_computes(tmp_path):
         assert len(other.batches) == 1
 
 
-async def test_no_request_is_answered_before_all_are_loaded(tmp_path):
+async def test_no_request_is_answered_and_nothing_changed_before_all_are_loaded(tmp_path):
     """Loading keeps the thread that computes: a request would wait for minutes."""
     loader = Loader(held={"b"})
     models = tuple(f"{name}={write_scripted_folder(tmp_path / name)}" for name in "ab")
@@ -82,6 +82,10 @@ async def test_no_request_is_answered_before_all_are_loaded(tmp_path):
             service.model("a")
         with pytest.raises(NotFoundError):
             service.model("c")
+        with pytest.raises(EngineLoadingError):
+            await service.models.add(service.default.source)
+        with pytest.raises(EngineLoadingError):
+            await service.models.remove(service.default, drains=False)
         loader.gate.set()
         await service.wait_ready()
         assert service.model("a").name == "a"
@@ -513,16 +517,6 @@ async def test_a_fifo_among_a_model_s_files_does_not_keep_later_models_from_load
             refused = await live.load("f")
             assert "config.json is neither a file nor a folder" in refused.text
             assert (await live.load("b")).status_code == 200
-
-
-async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(live):
-    models = live.service.models
-    models.are_loaded = trio.Event()
-    source = models.by_name["a"].source
-    with pytest.raises(EngineLoadingError):
-        await models.add(source)
-    with pytest.raises(EngineLoadingError):
-        await models.remove(models.by_name["a"], drains=False)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Scoring, in each of the three ways that models compare two texts."""
 
-import threading
-
 import numpy as np
 import pytest
 import trio
@@ -187,22 +185,3 @@ async def test_requests_at_once_with_one_id_get_their_own_scores(service, script
         await trio.to_thread.run_sync(scripted.launching.wait)
         scripted.gate.set()
     assert answers == {"w1 w2 w3": [5, 2], "w4 w5 w6": [2, 5]}
-
-
-@pytest.mark.parametrize("stage", [TokenEmbed, MaxSim])
-async def test_cancelling_either_stage_leaves_nothing_behind(service, scripted, stage):
-    serve_as(service, LateInteraction())
-    reached, go_on = threading.Event(), threading.Event()
-
-    def hold_up(batch):
-        if type(batch.requests[0].params[0]) is stage:
-            reached.set()
-            go_on.wait(60)
-
-    scripted.on_launch = hold_up
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(scores, service, ["w1 w2"], ["w1"] * 9)
-        await trio.to_thread.run_sync(reached.wait)
-        nursery.cancel_scope.cancel()
-    go_on.set()
-    await wait_idle(service)
