@@ -72,8 +72,8 @@ class Floor:
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         model = Model("m", self.folder, self.renderer, self.engine)
         rows = [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked]
-        with model.admit(EstimatedWork(tokens=len(asked), rows=len(asked)), timings or RequestTimings()) as accounting:
-            return await compute_rows(model, rows, accounting, row_done)
+        with model.admit(EstimatedWork(tokens=len(asked), rows=len(asked))) as admitted:
+            return await compute_rows(model, rows, admitted, timings or RequestTimings(), row_done)
 
     async def assert_idle(self) -> None:
         """Threads that were rendering for a client that left may still have to finish."""

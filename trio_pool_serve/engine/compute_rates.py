@@ -99,10 +99,9 @@ class ComputeRates:
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
     """Return for each class the known class nearest in length, of the same kind if there is one."""
-    wanted = [divmod(number, LENGTHS) for number in range(WORK_CLASSES)]
     return np.array(
         [
             min(known, key=lambda each: (each // LENGTHS != kind, abs(each % LENGTHS - octave)))
-            for kind, octave in wanted
+            for kind, octave in np.ndindex(WORK_CLASSES // LENGTHS, LENGTHS)
         ]
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
@@ -33,13 +33,11 @@ class PlannedWindow:
 
     size: int
     token_divisor: int = 1
-    members: "list[WindowMember]" = field(init=False)
-    running: int = field(init=False)
+    members: "list[WindowMember]" = field(
+        init=False, default=Factory(lambda self: [WindowMember(self) for _ in range(self.size)], takes_self=True)
+    )
+    running: int = field(init=False, default=Factory(lambda self: self.size, takes_self=True))
     """Members that may still submit rows before the batches are planned."""
-
-    def __attrs_post_init__(self) -> None:
-        self.members = [WindowMember(self) for _ in range(self.size)]
-        self.running = self.size
 
     def note_waiting(self) -> None:
         """Note that a member waits or has ended; after the last one, plan the batches."""

@@ -229,12 +229,9 @@ class Scheduler:
 
         The duration of the batch counts only while others wait: only batches correct a wrong estimate.
         """
-        soonest = min([entry.request.deadline for entry in entries])
-        if soonest == math.inf:
+        if min([entry.request.deadline for entry in entries]) == math.inf:
             return entries
         done_at = trio.current_time() + (self.seconds_of(entries) if self._entries else 0.0)
-        if soonest >= done_at:
-            return entries
         for entry in entries:
             if entry.request.deadline < done_at:
                 entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))

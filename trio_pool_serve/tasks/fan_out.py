@@ -12,12 +12,13 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.engine.queue_entry import Outputs, require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.request_context import RequestAccounting
+from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
     PoolingParams,
@@ -83,14 +84,18 @@ RenderedWindow = tuple[int, int, RenderedPrompt]
 
 
 async def compute_rows(
-    model: Model, rows: Sequence[RowToCompute], accounting: RequestAccounting, row_done: RowDone | None = None
+    model: Model,
+    rows: Sequence[RowToCompute],
+    admitted: AdmittedRequest,
+    timings: RequestTimings,
+    row_done: RowDone | None = None,
 ) -> list[ComputedRow]:
     """Render and compute the rows of a request concurrently, in chunks; return the outputs in the order of the rows.
 
     The first failure cancels all other rows; its error is raised, not in a group. Cancellation: rows that have not been
     launched leave the queue.
     """
-    fan_out = FanOut(model, rows, accounting, row_done)
+    fan_out = FanOut(model, rows, admitted, timings, row_done)
     chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
     if len(chunks) == 1:
         await fan_out.submit(await fan_out.render(chunks[0]))
@@ -119,7 +124,8 @@ class FanOut:
 
     model: Model
     rows: Sequence[RowToCompute]
-    accounting: RequestAccounting
+    admitted: AdmittedRequest
+    timings: RequestTimings
     row_done: RowDone | None
     computed: dict[int, ComputedRow] = field(init=False, factory=dict)
     """Rows by index, once all of their windows are computed."""
@@ -155,7 +161,7 @@ class FanOut:
 
     async def render(self, chunk: range) -> list[RenderedWindow]:
         """Render a chunk; return its rows' windows in order. Cancellation: as ``Renderer.render``."""
-        renderer, client = self.model.renderer, self.accounting.admitted.work.client
+        renderer, client = self.model.renderer, self.admitted.work.client
         rows = [self.rows[index] for index in chunk]
         plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
         if plain:
@@ -168,7 +174,8 @@ class FanOut:
             except InvalidRequestError as error:
                 error.prompt = row.prompt
                 raise
-        self.accounting.note_rendered(rendered, time.perf_counter() - self._began)
+        self.timings.render_s = time.perf_counter() - self._began
+        self.admitted.note_rendered((prompt for prompts in rendered for prompt in prompts), len(rendered))
         by_index = zip(chunk, rendered, strict=True)
         return [(index, *window) for index, prompts in by_index for window in enumerate(prompts)]
 
@@ -176,21 +183,24 @@ class FanOut:
         """Compute all windows of some rows, and collect their outputs. Cancellation: as ``compute_rows``."""
         # Returning from a thread is not a checkpoint, and a cancelled request must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
-        work = self.accounting.admitted.work
+        work = self.admitted.work
         turn = work.priority, self._group, work.client.number, work.rank, work.deadline
         requests: list[PoolingRequest] = []
         for index, _, prompt in windows:
             requests.append(PoolingRequest(prompt, self.rows[index].params, *turn))
             self._windows[index].append(None)
-        with self.accounting.computing(requests):
-            await self.model.submit_all(requests, partial(self.collect, windows), self.accounting.timings)
+        self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
+        with self.model.renderer.memory.holding((request.prompt for request in requests), work.client):
+            await self.model.submit_all(requests, partial(self.collect, windows), self.timings)
 
     def collect(self, submitted: Sequence[RenderedWindow], outputs: Outputs) -> None:
         """Store outputs, by the indices of their windows in ``submitted``; call ``row_done`` for each complete row.
 
         Raises ``NotFiniteError``, or ``InvalidRequestError`` if the request has sent token embeddings.
         """
-        self.accounting.note_computed([submitted[number][2] for number, _ in outputs], [each for _, each in outputs])
+        self.timings.add_rows([output for _, output in outputs])
+        for number, _ in outputs:
+            self.admitted.note_computed(submitted[number][2])
         try:
             require_finite(outputs)
         except NotFiniteError:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from attrs import frozen
 
 from trio_pool_serve.config.model_config import LongText
-from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.engine.queue_entry import RowsDone
@@ -15,7 +15,6 @@ from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.files.model_digest import fingerprint_of
 from trio_pool_serve.models.model_kind import ModelFolder, ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.tasks.request_context import RequestAccounting
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import ComputedBy, PoolingRequest, PoolingTask
 
@@ -42,10 +41,9 @@ class Model:
         prompts = self.folder.default_prompt_name, self.folder.default_prompt, self.folder.chat_template
         return _with_settings(self.engine.worker.computed_by, self.long_text, self.folder.max_model_len, *prompts)
 
-    def admit(self, work: EstimatedWork, timings: RequestTimings) -> RequestAccounting:
+    def admit(self, work: EstimatedWork) -> AdmittedRequest:
         """Admit a request until the returned context ends. Raises as ``Engine.admit``."""
-        admitted = self.engine.admit(work if self.results is None else self.results.to_compute(work))
-        return RequestAccounting(admitted, self.renderer.memory, timings)
+        return self.engine.admit(work if self.results is None else self.results.to_compute(work))
 
     async def submit_all(
         self, requests: Sequence[PoolingRequest], rows_done: RowsDone, timings: RequestTimings

@@ -197,8 +197,8 @@ async def pool(
             row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)
-    with model.admit(work, context.timings) as accounting:
+    with model.admit(work) as admitted:
         if by_tokens:
             _reserve(model, context, work.tokens)
-        rows = await compute_rows(model, to_compute, accounting, row_done=done)
+        rows = await compute_rows(model, to_compute, admitted, context.timings, done)
     return Pooled([finished[index] for index in range(len(rows))], [row.tokens for row in rows])

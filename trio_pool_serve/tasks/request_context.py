@@ -1,15 +1,13 @@
-"""The client, deadline and resources of a request of any job, and its accounting once it is admitted."""
+"""The client, deadline and resources of a request of any job."""
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Client, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Client
 
 
 @frozen(eq=False)
@@ -32,31 +30,3 @@ class RequestContext:
             deadline=self.deadline,
             waited_s=self.timings.waited_s,
         )
-
-
-@frozen(eq=False)
-class RequestAccounting(AbstractContextManager["RequestAccounting"]):
-    """Updates admission, the memory budget and the timings at each step of a request's rows; a context manager."""
-
-    admitted: AdmittedRequest
-    memory: MemoryBudget
-    timings: RequestTimings
-
-    def __exit__(self, *_: object) -> None:
-        self.admitted.release()
-
-    def note_rendered(self, rows: Sequence[Sequence[RenderedPrompt]], render_s: float) -> None:
-        """Replace the estimate of rows by their lengths, ``render_s`` seconds after rendering began."""
-        self.timings.render_s = render_s
-        self.admitted.note_rendered((prompt for prompts in rows for prompt in prompts), len(rows))
-
-    def computing(self, requests: Sequence[PoolingRequest]) -> AbstractContextManager[None]:
-        """Count rows as submitted; their arrays count as memory until the context ends."""
-        self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
-        return self.memory.holding((request.prompt for request in requests), self.admitted.work.client)
-
-    def note_computed(self, prompts: Sequence[RenderedPrompt], outputs: Sequence[PoolingOutput]) -> None:
-        """Count rows of a batch as computed, and add their durations."""
-        self.timings.add_rows(outputs)
-        for prompt in prompts:
-            self.admitted.note_computed(prompt)

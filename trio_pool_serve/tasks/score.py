@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_kind import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.request_context import RequestAccounting, RequestContext
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024
@@ -91,11 +92,11 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
     work = context.work(
         estimate, inputs, priority=job.priority, has_images=any(map(has_images, (*job.queries, *job.documents)))
     )
-    with model.admit(work, context.timings) as accounting:
-        return await SCORERS[scoring](model, job, context, accounting)
+    with model.admit(work) as admitted:
+        return await SCORERS[scoring](model, job, context, admitted)
 
 
-async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
+async def _score_pairs(model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest) -> Scores:
     """Compute each query and document as one row, for cross-encoders and generative rerankers."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
@@ -106,17 +107,17 @@ async def _score_pairs(model: Model, job: ScoreJob, _: RequestContext, accountin
         RowToCompute(PairPrompt(queries[job.query_of(index)], document, *limits), rendering, params)
         for index, document in enumerate(documents)
     ]
-    return _scores_of(await compute_rows(model, to_compute, accounting))
+    return _scores_of(await compute_rows(model, to_compute, admitted, context.timings))
 
 
-async def _score_vectors(model: Model, job: ScoreJob, _: RequestContext, accounting: RequestAccounting) -> Scores:
+async def _score_vectors(model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest) -> Scores:
     """Embed every text once, and compare the vectors with the model's similarity function."""
     sides = [
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
-    rows = await compute_rows(model, to_compute, accounting)
+    rows = await compute_rows(model, to_compute, admitted, context.timings)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -130,12 +131,12 @@ async def _score_vectors(model: Model, job: ScoreJob, _: RequestContext, account
 
 
 async def _score_late_interaction(
-    model: Model, job: ScoreJob, context: RequestContext, accounting: RequestAccounting
+    model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest
 ) -> Scores:
     """Compute the queries' token vectors, then score the documents against them on the device."""
     rendering = _rendering(model, job, "query")
     to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
-    queries = await compute_rows(model, to_compute, accounting)
+    queries = await compute_rows(model, to_compute, admitted, context.timings)
     # Copies, because a view would keep the outputs of its batch.
     params = [(MaxSim(row.vector.copy()),) for row in queries]
     context.reservation.grow(sum(param.query.nbytes for (param,) in params))
@@ -144,10 +145,11 @@ async def _score_late_interaction(
         RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
         for index, side in enumerate(job.documents)
     ]
-    return _scores_of(await compute_rows(model, to_compute, accounting), sum(row.tokens for row in queries))
+    documents = await compute_rows(model, to_compute, admitted, context.timings)
+    return _scores_of(documents, sum(row.tokens for row in queries))
 
 
-SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, RequestAccounting], Awaitable[Scores]]] = {
+SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, AdmittedRequest], Awaitable[Scores]]] = {
     "pairs": _score_pairs,
     "vectors": _score_vectors,
     "late_interaction": _score_late_interaction,
