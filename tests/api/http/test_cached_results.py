@@ -5,16 +5,14 @@ from pathlib import Path
 
 import attrs
 import httpx
-import numpy as np
 import pytest
 import trio
 
 from tests.api.scripted_models import Able, become
 from tests.api.serving import serving, until
-from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
-from tests.end_to_end.folder_over_http import AskedFolder
+from tests.conftest import assert_idle, make_slow, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, SchedulingConfig
+from trio_pool_serve.config import Config, ProcessesConfig, SchedulingConfig
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.service import Service
@@ -82,6 +80,14 @@ async def test_every_task_and_encoding_has_the_same_answer_from_the_cache(config
         of_tasks = hits["/pooling"] - hits["/v1/embeddings"]
         assert of_tasks == 2 * len(WORDS) + 3, "queries are looked up, documents that are scored against them are not"
         await wait_idle(service)
+
+
+async def test_other_fields_and_other_models_are_other_rows(config, scripted):
+    two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
+    async with serving(two, scripted) as (_, client):
+        for known in ("0/2", "2/2"):
+            for fields in ({}, {"dimensions": 3}, {"normalize": False}, {"prompt": "w9 "}, {"model": "b"}):
+                assert (await embed(client, WORDS[:2], **fields))[1] == known, fields
 
 
 async def test_known_rows_refuse_no_other_request_before_they_are_looked_up(config, scripted):
@@ -180,18 +186,3 @@ async def test_background_work_is_computed_each_time(config, scripted):
             assert timings.looked_up == 0
         assert computed(scripted) == 20
         assert service.results.statistics().entries == 0
-
-
-async def test_a_real_model_s_vectors_are_the_computed_ones_to_the_last_bit(minilm: Path):
-    texts = [f"Text {number} has a vector of its own." for number in range(20)]
-    config = Config(models=(str(minilm),), scheduling=CACHED, loading=ModelConfig(dtype="float32", backend="torch"))
-    async with running(Service(config)) as service, listening(service) as url, client_of(url) as client:
-        ours = AskedFolder(client, service)
-        for fields in ({}, {"dimensions": 7}, {"late_chunking": True}):
-            first = await ours.embeddings(texts, **fields)
-            again = await ours.embeddings(texts, **fields)
-            assert first.tobytes() == again.tobytes()
-        assert service.results.statistics().hits == 20 + 20 + 1
-        scores = [await ours.post("/score", text_1=texts[3], text_2=texts[:6]) for _ in range(2)]
-        assert [item["score"] for item in scores[0]["data"]] == [item["score"] for item in scores[1]["data"]]
-        assert np.isfinite([item["score"] for item in scores[0]["data"]]).all()

@@ -1,6 +1,5 @@
 """Clients that leave, stall, pipeline or never stop sending, on real sockets."""
 
-import contextlib
 import math
 
 import attrs
@@ -15,8 +14,8 @@ from trio_pool_serve.service import Service
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def post(body: bytes, *, length: int | None = None) -> bytes:
-    return HEAD + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+def post(body: bytes) -> bytes:
+    return HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def queued(service: Service) -> int:
@@ -26,11 +25,17 @@ def queued(service: Service) -> int:
 HUNDRED_ROWS = b'{"input": [' + b",".join([b"[7]"] * 100) + b"]}"
 
 
-async def test_a_client_that_leaves_empties_the_queue_and_returns_every_permit(url, service, scripted):
+@pytest.mark.parametrize("closes_its_sending_half", [False, True])
+async def test_a_client_that_leaves_empties_the_queue_and_returns_every_permit(
+    url, service, scripted, closes_its_sending_half
+):
     scripted.gate.clear()
     stream = await connect(url)
     await stream.send_all(post(HUNDRED_ROWS))
     await until_launching(scripted)
+    if closes_its_sending_half:
+        await stream.send_eof()
+        assert await stream.receive_some() == b"H"
     await until(lambda: queued(service) + sum(scripted.rows) == 100)
     await stream.aclose()
     await until(lambda: queued(service) == service.default.engine.statistics().admitted_tokens == 0)
@@ -55,15 +60,6 @@ async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rende
 async def answer_of(stream: trio.SocketStream) -> bytes:
     with trio.fail_after(10):
         return b"".join([part async for part in stream])
-
-
-async def test_a_body_that_turns_out_to_be_malformed_is_a_400(url, service, scripted):
-    async with await connect(url) as stream:
-        await stream.send_all(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{")
-        await until(lambda: not is_idle(service))
-        await stream.send_all(b"zz\r\n")
-        assert (await answer_of(stream)).startswith(b"HTTP/1.1 400 ")
-    await until(lambda: is_idle(service))
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
@@ -93,20 +89,6 @@ async def test_pipelined_requests_are_answered_in_their_turn_also_after_the_end_
     await until(lambda: is_idle(service))
 
 
-async def test_a_client_that_leaves_after_it_has_closed_its_sending_half_is_cancelled(url, service, scripted):
-    scripted.gate.clear()
-    stream = await connect(url)
-    await stream.send_all(post(HUNDRED_ROWS))
-    await until_launching(scripted)
-    await stream.send_eof()
-    assert await stream.receive_some() == b"H"
-    assert service.default.engine.statistics().admitted_tokens
-    await stream.aclose()
-    await until(lambda: queued(service) == service.default.engine.statistics().admitted_tokens == 0)
-    scripted.gate.set()
-    await until(lambda: is_idle(service))
-
-
 async def test_a_body_without_end_is_cut_off_and_leaves_no_task(config, scripted):
     hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, client_timeout_s=0.5))
     async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
@@ -121,21 +103,6 @@ async def test_a_body_without_end_is_cut_off_and_leaves_no_task(config, scripted
         await stream.aclose()
         await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)
         await until(lambda: is_idle(service))
-
-
-@pytest.mark.parametrize(
-    "garbage", [b"\x00\x01\x02\xff\xfe", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 1000, b"A" * 200_000]
-)
-async def test_garbage_is_refused_and_the_next_client_served(url, service, garbage):
-    async with await connect(url) as stream:
-        with contextlib.suppress(trio.BrokenResourceError):  # it may be refused before it has been sent
-            await stream.send_all(garbage)
-            await stream.send_eof()
-            while await stream.receive_some():
-                continue
-    async with client_of(url) as client:
-        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
-    await until(lambda: is_idle(service))
 
 
 async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service, scripted):
