@@ -31,9 +31,10 @@ TRANSFORMER = ("sentence_transformers.base.modules.transformer.Transformer", "")
 POOLING = ("sentence_transformers.models.Pooling", "1_Pooling")
 
 
-def modules_json(*entries: tuple[str, str]) -> list[dict[str, str]]:
+def modules_json(*entries: tuple[str, str]) -> list[dict[str, object]]:
     """The content of modules.json: a type and a path for each module."""
-    return [{"type": dotted, "path": path} for dotted, path in entries]
+    numbered = enumerate(entries)
+    return [{"idx": idx, "name": str(idx), "path": path, "type": dotted} for idx, (dotted, path) in numbered]
 
 
 def write_word_tokenizer(folder: Path, *, max_length: int = 64) -> None:
