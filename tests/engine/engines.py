@@ -1,5 +1,6 @@
 """Engines over scripted runners, rows for them, and windows of background work whose members submit rows."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,7 @@ from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt, Runner
+from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest, RenderedPrompt, Runner
 
 
 def request(*ids: int, **fields) -> PoolingRequest:
@@ -66,6 +67,20 @@ async def computing(engine: Engine, runner: ScriptedRunner) -> AsyncIterator[tri
 
 
 @define(eq=False)
+class Outcomes:
+    """What became of rows, by their number."""
+
+    answered: dict[int, PoolingOutput] = field(factory=dict)
+    failed: dict[int, Exception] = field(factory=dict)
+
+    async def submit(self, engine: Engine, number: int, row: PoolingRequest) -> None:
+        try:
+            self.answered[number] = await engine.submit(row)
+        except Exception as error:
+            self.failed[number] = error
+
+
+@define(eq=False)
 class Members:
     """The members of a window of an engine over scripted runners, and what they were given."""
 
@@ -74,21 +89,16 @@ class Members:
     window: PlannedWindow = field(init=False, default=Factory(lambda self: PlannedWindow(self.size), takes_self=True))
     outcomes: dict[int, list[float] | PoolServeError] = field(init=False, factory=dict)
     """For each member that was not cancelled, the lengths of its rows as the runner has seen them, or its error."""
-    scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
-    """That of ``submit_cancellable``."""
+    scopes: dict[int, trio.CancelScope] = field(init=False, factory=lambda: defaultdict(trio.CancelScope))
 
     async def submit(self, index: int, *rows: PoolingRequest) -> None:
-        with self.window.members[index] as member:
+        with self.scopes[index], self.window.members[index] as member:
             try:
                 outputs = await member.submit_all(self.engine, rows)
             except PoolServeError as error:
                 self.outcomes[index] = error
             else:
                 self.outcomes[index] = [output.values[0][0] for output in outputs]
-
-    async def submit_cancellable(self, index: int, *rows: PoolingRequest) -> None:
-        with self.scope:
-            await self.submit(index, *rows)
 
 
 async def compute_window(

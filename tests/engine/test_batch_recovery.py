@@ -8,19 +8,20 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import trio
-from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.engines import computing, engine_over, first_ids, in_thread, request, running
+from tests.engine.engines import Outcomes, computing, engine_over, first_ids, in_thread, request, running
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
+from tests.server.server_process import until
 from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
+from trio_pool_serve.engine.device import RowValues
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError
-from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput
 
 ALWAYS = 13
 """A row with this id fails every batch that it is in."""
@@ -29,20 +30,6 @@ ALWAYS = 13
 def fail_on_poison(batch: Batch) -> None:
     if ALWAYS in first_ids(batch):
         raise ValueError("poison")
-
-
-@define
-class Outcomes:
-    """What became of rows, by their number."""
-
-    answered: dict[int, PoolingOutput] = field(factory=dict)
-    failed: dict[int, Exception] = field(factory=dict)
-
-    async def submit(self, engine: Engine, number: int, row: PoolingRequest) -> None:
-        try:
-            self.answered[number] = await engine.submit(row)
-        except Exception as error:
-            self.failed[number] = error
 
 
 async def computed_together(engine: Engine, runner: ScriptedRunner, ids: Iterable[int]) -> Outcomes:
@@ -124,16 +111,12 @@ def forget_one(batch: Batch) -> int:
 
 @pytest.mark.parametrize(("copied", "failed"), [(fail_on_poison, [2]), (forget_one, [])], ids=["raises", "too few"])
 async def test_an_error_of_the_copy_or_too_few_outputs_are_treated_as_an_error_of_the_launch(scripted, copied, failed):
-    class Copying:
-        def __init__(self, batch: Batch) -> None:
-            self.batch = batch
+    async def copy(batch: Batch) -> RowValues:
+        await trio.lowlevel.checkpoint()
+        count = copied(batch)
+        return [(scripted_vector(row.prompt.token_ids, 8),) for row in batch.requests][:count]
 
-        def __await__(self):
-            yield from trio.lowlevel.checkpoint().__await__()
-            count = copied(self.batch)
-            return [(scripted_vector(row.prompt.token_ids, 8),) for row in self.batch.requests][:count]
-
-    scripted.on_launch = Copying
+    scripted.on_launch = copy
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, 2, ALWAYS, 2])
     assert list(outcomes.failed) == failed
@@ -195,9 +178,7 @@ async def test_rows_whose_clients_have_left_are_not_computed_again(scripted, sta
             await in_thread(begun.wait)
             clients.cancel_scope.cancel(reason="they leave")
             leave.set()
-        with trio.fail_after(10):
-            while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (its thread is being left)
-                await trio.sleep(0.001)
+        await until(lambda: not engine.statistics().in_flight_batches)  # its thread is being left
         assert passes[0] == staying + 6
         assert sum(passes[1:]) == staying
         assert set(outcomes.answered) == set(range(staying))
@@ -307,9 +288,7 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
                 leaving.cancel(reason=f"step {step}")
             ended += not leaving.cancelled_caught
             assert neighbour.answered[0].values[0][2] == 7
-            with trio.fail_after(10):
-                while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (a thread that was running finishes)
-                    await trio.sleep(0.0005)
+            await until(lambda: not engine.statistics().in_flight_batches)  # a thread that was running finishes
             assert engine.statistics().queued_rows == 0
             assert engine.worker.offload.statistics()["launch"].borrowed == 0
         assert (await engine.submit(request(4))).values

@@ -118,27 +118,23 @@ class Floor:
         for other in others:
             other.is_available = False
         entries = self.put(*lengths)
-        await self.settle()
+        await wait_all_tasks_blocked()
         for other in others:
             other.is_available = True
         return entries
 
-    async def settle(self) -> None:
-        """Let the dispatcher do all that it can do now."""
-        await wait_all_tasks_blocked()
-
     async def pass_time(self, seconds: float) -> None:
         """Let so much time pass, and finish the batches that are done in it when they are."""
         until = trio.current_time() + seconds
-        await self.settle()
+        await wait_all_tasks_blocked()
         while (now := trio.current_time()) < until - 1e-9:
             soonest = min((each for each in self.devices if each.done_at), key=done_at, default=None)
             done = math.inf if soonest is None else done_at(soonest)
             self.clock.jump(max(0.0, min(until, done, now + self.dispatcher._look_again_s) - now))
-            await self.settle()
+            await wait_all_tasks_blocked()
             if soonest is not None and trio.current_time() > done - 1e-9:
                 self.finish(soonest)
-                await self.settle()
+                await wait_all_tasks_blocked()
 
     def finish(self, device: ScriptedDevice) -> None:
         """Finish the batch of a device that is done first."""
@@ -212,7 +208,7 @@ async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_c
         floor.put(16)
         for _ in range(QUIET_ROUNDS - 1):
             await trio.lowlevel.checkpoint()
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert device.rows == [1, 4]
 
 
@@ -247,7 +243,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
     fast, slow = floor.use(ScriptedDevice(1e-4), ScriptedDevice(20e-4))
     await warm_up(floor)
     floor.put(*[64] * ahead)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     fast.is_available = False
     rows = floor.put(64, 64)
     planned = floor.put_planned(1)
@@ -265,7 +261,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
     assert first.output.device is here, "though the other one is faster"
     here.overhead_s = 1.0
     floor.put(64, 512)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     (waiting,) = floor.put(64)
     await floor.pass_time(OTHER_ZONE_S / 2)
     assert there.rows == []
@@ -278,7 +274,7 @@ async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_on
     floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
     floor.dispatcher.zone = "here"
     floor.put(64)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert floor.devices[-1].rows == [1]
 
 
@@ -286,7 +282,7 @@ async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time
     (device,) = floor.use(ScriptedDevice())
     await floor.pass_time(1.0)
     floor.put(MAX_TOKENS, MAX_TOKENS)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert len(device.in_flight) == 2
     await floor.pass_time(10.0)
     assert floor.dispatcher.busy._value.get() == pytest.approx(sum(map(device.seconds, device.batches)))
@@ -312,7 +308,7 @@ async def test_one_device_is_left_free_of_long_rows_while_short_ones_come(mock_c
 async def test_without_short_rows_all_devices_compute_long_ones(mock_clock, floor):
     devices = floor.use(*[ScriptedDevice() for _ in range(3)])
     floor.put(*[600] * 10)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert [len(device.in_flight) for device in devices] == [2, 2, 2]
 
 
@@ -322,10 +318,10 @@ async def test_a_device_that_computes_long_rows_gets_the_next_while_another_is_l
     floor.put(*[16] * 10)
     await floor.pass_time(1.0)
     floor.put(SHORT_TOKENS + 1)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     (computing,) = [device for device in (first, second) if device.in_flight]
     floor.put(SHORT_TOKENS + 1)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert len(computing.in_flight) == 2
 
 
@@ -336,14 +332,14 @@ async def test_two_long_batches_of_one_device_keep_one_device_busy(mock_clock, f
     assert first.rows == [1, 1]
     floor.put(*[16] * 10)
     floor.put(600)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert any(batch.is_long for device in (second, third) for batch in device.in_flight)
 
 
 async def test_planned_batches_are_launched_when_nothing_else_waits(mock_clock, floor):
     (device,) = floor.use(ScriptedDevice())
     floor.put(*[MAX_TOKENS] * 4)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     planned = floor.put_planned(2)
     await floor.pass_time(10.0)
     assert [batch.is_planned for batch in device.batches] == [False] * 4 + [True] * 2
@@ -354,7 +350,7 @@ async def test_a_device_with_threads_for_planned_batches_computes_them_beside_ot
     (device,) = floor.use(ScriptedDevice(planned_launches=1))
     floor.put(*[MAX_TOKENS] * 4)
     floor.put_planned(2)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert [batch.is_planned for batch in device.in_flight] == [False, False, True]
 
 
@@ -367,7 +363,7 @@ async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(
     suspects = await floor.put_on(lost, *[16] * 5)
     assert lost.rows == [5]
     rows, planned = floor.put(*[64] * others), floor.put_planned(200)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     floor.lose(lost)
     seen = []
     while not all(entry.is_settled for entry in suspects):
@@ -398,7 +394,7 @@ async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock
     (row,) = await floor.put_on(first, 16)
     third.is_available = False
     floor.lose(first)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     third.is_available = True
     floor.lose(second)
     assert str(row.error) == REFUSAL
@@ -419,7 +415,7 @@ async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed
     in_time, late, abandoned = floor.put(16, 16, 16)
     late.request = replace(late.request, deadline=trio.current_time() + 1)
     (planned,) = floor.put_planned(1)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert [len(batch.entries) for batch in lost.in_flight] == [3, 1]
     floor.clock.jump(2)
     left.is_available = True
@@ -440,12 +436,12 @@ async def test_all_rows_are_failed_wherever_they_are(mock_clock, floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
     suspects = await floor.put_on(lost, 16, 16)
     launched = floor.put(*[MAX_TOKENS] * 2)
-    await floor.settle()
+    await wait_all_tasks_blocked()
     floor.lose(lost)
     waiting = floor.put(*[MAX_TOKENS] * 9)
     planned = floor.put_planned(1)
     incomplete = floor.submit(replace(waiting[0].request, planned=PlannedBatch(0, 2)))
-    await floor.settle()
+    await wait_all_tasks_blocked()
     assert left.in_flight
     floor.dispatcher.close()
     rows = suspects + launched + waiting + planned + incomplete

@@ -12,12 +12,13 @@ import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.engines import computing, engine_over, in_thread, request, running
+from tests.engine.engines import Outcomes, computing, engine_over, in_thread, request, running
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
+from trio_pool_serve.engine.device import RowValues
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import Outputs, QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
@@ -32,7 +33,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, CopiedBatch, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -69,17 +70,13 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
 
 
 async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scripted):
-    outputs: dict[int, PoolingOutput] = {}
-
-    async def one(index: int) -> None:
-        outputs[index] = await engine.submit(request(*range(1, index % 9 + 2), index))
-
+    outcomes = Outcomes()
     async with trio.open_nursery() as nursery:
         for index in range(200):
-            nursery.start_soon(one, index)
+            nursery.start_soon(outcomes.submit, engine, index, request(*range(1, index % 9 + 2), index))
     for index in range(200):
-        assert outputs[index].values[0][3] == index
-        assert outputs[index].values[0][0] == index % 9 + 2
+        assert outcomes.answered[index].values[0][3] == index
+        assert outcomes.answered[index].values[0][0] == index % 9 + 2
     assert sum(scripted.rows) == 200
     assert len(scripted.rows) < 200
 
@@ -116,17 +113,11 @@ async def test_no_request_is_told_of_rows_that_were_launched_and_then_cancelled(
 
 
 async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted, monkeypatch):
-    copied = trio.Event()
+    async def copy(batch: Batch) -> RowValues:
+        await copied.wait()
+        return [(scripted_vector(row.prompt.token_ids, 8),) for row in batch.requests]
 
-    class Copying:
-        def __init__(self, batch: Batch) -> None:
-            self.rows = [scripted_vector(row.prompt.token_ids, 8) for row in batch.requests]
-
-        def __await__(self):
-            yield from copied.wait().__await__()
-            return self.rows
-
-    scripted.on_launch = Copying
+    scripted.on_launch = copy
     for in_flight in (1, 2):
         monkeypatch.setattr(worker, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
@@ -149,21 +140,16 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
         offload.launch = 2
         return runner
 
-    engine = engine_over(load, offload=offload)
-    outputs: dict[int, PoolingOutput] = {}
-
-    async def one(token: int) -> None:
-        outputs[token] = await engine.submit(request(token))
-
+    engine, outcomes = engine_over(load, offload=offload), Outcomes()
     async with running(engine):
         for first in range(1, 21, 2):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(one, first)
+                nursery.start_soon(outcomes.submit, engine, first, request(first))
                 await in_thread(runner.launching.wait)
-                nursery.start_soon(one, first + 1)
+                nursery.start_soon(outcomes.submit, engine, first + 1, request(first + 1))
             runner.launching.clear()
     assert runner.rows == [1] * 20
-    assert {token: output.values[0][3] for token, output in outputs.items()} == {token: token for token in range(1, 21)}
+    assert {n: output.values[0][3] for n, output in outcomes.answered.items()} == {n: n for n in range(1, 21)}
     assert engine.worker.offload.statistics()["launch"].borrowed == 0
 
 
@@ -177,23 +163,18 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
         assert gates[token].wait(60)
 
     runner = ScriptedRunner(has_own_threads=True, on_launch=compute, default_batch_tokens=1000)
-    engine = engine_over(runner)
-    outputs: dict[int, PoolingOutput] = {}
-
-    async def one(token: int, length: int = 1) -> None:
-        outputs[token] = await engine.submit(request(*[token] * length))
-
+    engine, outcomes = engine_over(runner), Outcomes()
     async with running(engine), trio.open_nursery() as nursery:
         gates[1].set()
         for _ in range(10):  # of such rows a batch may be taken ahead
-            await one(1, 40)
-        nursery.start_soon(one, 2)
+            await engine.submit(request(*[1] * 40))
+        nursery.start_soon(engine.submit, request(2))
         await in_thread(launched[2].wait)
-        nursery.start_soon(one, 3)
-        nursery.start_soon(one, 3)
+        nursery.start_soon(outcomes.submit, engine, 3, request(3))
+        nursery.start_soon(outcomes.submit, engine, 3, request(3))
         await in_thread(launched[3].wait)
         assert runner.rows[-1] == 2, "both of them, in one batch"
-        nursery.start_soon(one, 4)
+        nursery.start_soon(engine.submit, request(4))
         await wait_all_tasks_blocked(0.05)
         assert not launched[4].is_set(), "only one batch is launched ahead"
         waited = time.perf_counter()
@@ -201,8 +182,8 @@ async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_t
             gates[token].set()
         await in_thread(launched[4].wait)
         gates[3].set()
-    assert outputs[3].queue_s > 0.04, "the time behind the other batch counts as waiting"
-    assert outputs[3].forward_s < time.perf_counter() - waited
+    assert outcomes.answered[3].queue_s > 0.04, "the time behind the other batch counts as waiting"
+    assert outcomes.answered[3].forward_s < time.perf_counter() - waited
 
     launched[1].clear()
     async with running(engine_over(runner)) as engine, trio.open_nursery() as nursery:
@@ -317,25 +298,18 @@ async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, o
     scripted.on_launch = on_launch
     scripted.gate.clear()
     IS_OVER.clear()
-    engine = engine_over(scripted, batch_timeout_s=timeout_s)
-    failed: list[int] = []
-
-    async def one(token: int) -> None:
-        with pytest.raises(EngineDeadError):
-            await engine.submit(request(token))
-        failed.append(token)
-
+    engine, outcomes = engine_over(scripted, batch_timeout_s=timeout_s), Outcomes()
     with pytest.raises(ExceptionGroup) as caught:
         async with running(engine):
             with trio.CancelScope(shield=True):
                 async with trio.open_nursery() as waiters:
                     for token in range(20):
-                        waiters.start_soon(one, token)
+                        waiters.start_soon(outcomes.submit, engine, token, request(token))
                     await in_thread(scripted.launching.wait)
                     scripted.gate.set()
     IS_OVER.set()
     assert caught.group_contains(EngineDeadError, match=reason)
-    assert sorted(failed) == list(range(20))
+    assert {token: type(error) for token, error in outcomes.failed.items()} == dict.fromkeys(range(20), EngineDeadError)
     assert engine.statistics().state == "dead"
     assert engine.statistics().queued_rows == 0
     assert engine.statistics().in_flight_batches == 0
@@ -371,33 +345,20 @@ async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_e
 
 async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(scripted):
     scripted.default_batch_tokens = 10_000
-    engine = engine_over(scripted)
-    answered: list[int] = []
-    failed: list[int] = []
-    first_answer = trio.Event()
-
-    async def one(token: int) -> None:
-        try:
-            await engine.submit(request(token))
-            answered.append(token)
-            first_answer.set()
-        except EngineDeadError:
-            failed.append(token)
-
+    engine, outcomes = engine_over(scripted), Outcomes()
     scripted.gate.clear()
     with trio.fail_after(10):
         async with trio.open_nursery() as waiters, running(engine):
-            waiters.start_soon(one, 1)
+            waiters.start_soon(outcomes.submit, engine, 1, request(1))
             await in_thread(scripted.launching.wait)
             for token in range(2, 1002):
-                waiters.start_soon(one, token)
+                waiters.start_soon(outcomes.submit, engine, token, request(token))
             await wait_all_tasks_blocked()
             scripted.gate.set()
-            await first_answer.wait()
-            while len(answered) < 2:
+            while len(outcomes.answered) < 2:
                 await trio.lowlevel.checkpoint()
-    assert sorted(answered + failed) == list(range(1, 1002))
-    assert failed
+    assert sorted([*outcomes.answered, *outcomes.failed]) == list(range(1, 1002))
+    assert {type(error) for error in outcomes.failed.values()} == {EngineDeadError}
 
 
 async def test_a_row_without_tokens_fails_alone(engine):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attrs import frozen
 
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, decode_config, encode_config
 from trio_pool_serve.engine.placement import default_placement, has_gpu, replicas_of, with_replicas
@@ -15,24 +14,13 @@ CPU_BUILD = "__version__ = '2.8.0+cpu'\ndebug = False\ncuda: Optional[str] = Non
 OLDER_CPU_BUILD = "__version__ = '1.13.1'\ncuda = None\n"
 
 
-@frozen
-class Machine:
-    """A tree with what is looked at of a machine: the driver's device file, and where packages are imported from."""
-
-    root: Path
-
-    def has_gpu(self, device: str = "auto", **environment: str) -> bool:
-        return has_gpu(
-            ModelConfig(device=device),
-            driver=self.root / "nvidiactl",
-            environment=environment,
-            import_path=[str(self.root / "site-packages")],
-        )
-
-
 @pytest.fixture
-def machine(tmp_path: Path) -> Callable[..., Machine]:
-    def make(*, driver: bool = True, version: str | None = CUDA_BUILD) -> Machine:
+def finds_gpu(tmp_path: Path) -> Callable[..., bool]:
+    """Look for a GPU on a machine: a tree with the driver's device file, and a build of torch to be imported."""
+
+    def find(
+        device: str = "auto", *, driver: bool = True, version: str | None = CUDA_BUILD, **environment: str
+    ) -> bool:
         torch = tmp_path / "site-packages" / "torch"
         if version is not None:
             torch.mkdir(parents=True)
@@ -40,9 +28,14 @@ def machine(tmp_path: Path) -> Callable[..., Machine]:
             (torch / "version.py").write_text(version)
         if driver:
             (tmp_path / "nvidiactl").touch()
-        return Machine(tmp_path)
+        return has_gpu(
+            ModelConfig(device=device),
+            driver=tmp_path / "nvidiactl",
+            environment=environment,
+            import_path=[str(torch.parent)],
+        )
 
-    return make
+    return find
 
 
 @pytest.mark.parametrize(
@@ -58,21 +51,21 @@ def machine(tmp_path: Path) -> Callable[..., Machine]:
     ],
     ids=str,
 )
-def test_a_gpu_needs_the_driver_and_a_torch_for_cuda(machine, made, device, has):
-    assert machine(**made).has_gpu(device) == has
+def test_a_gpu_needs_the_driver_and_a_torch_for_cuda(finds_gpu, made, device, has):
+    assert finds_gpu(device, **made) == has
 
 
 VISIBLE, HIDDEN = ("0", "1,0", " 2", "0,-1", "GPU-8932f937", "MIG-12ab/1/0"), ("", " ", "-1", "-1,0", "NoDevFiles")
 
 
 @pytest.mark.parametrize("visible", [*VISIBLE, *HIDDEN])
-def test_a_gpu_must_be_visible(machine, visible):
-    assert machine().has_gpu(CUDA_VISIBLE_DEVICES=visible) == (visible in VISIBLE)
+def test_a_gpu_must_be_visible(finds_gpu, visible):
+    assert finds_gpu(CUDA_VISIBLE_DEVICES=visible) == (visible in VISIBLE)
 
 
-def test_a_device_that_is_named_is_taken_at_its_word(machine):
+def test_a_device_that_is_named_is_taken_at_its_word(finds_gpu):
     """The engine process says what is wrong with it."""
-    assert machine(driver=False, version=CPU_BUILD).has_gpu("cuda:1", CUDA_VISIBLE_DEVICES="")
+    assert finds_gpu("cuda:1", driver=False, version=CPU_BUILD, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.parametrize(

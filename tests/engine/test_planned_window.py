@@ -86,10 +86,10 @@ async def test_a_cancelled_member_lets_the_others_go_on(scripted):
     """Cancellation: at once, and the rows of the other members do not wait for it."""
     async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
         members = Members(engine, 3)
-        nursery.start_soon(members.submit_cancellable, 0, row(3))
+        nursery.start_soon(members.submit, 0, row(3))
         nursery.start_soon(members.submit, 1, row(3))
         await wait_all_tasks_blocked()
-        members.scope.cancel()
+        members.scopes[0].cancel()
         await wait_all_tasks_blocked()
         nursery.start_soon(members.submit, 2, row(3))
     assert members.outcomes == {1: [3], 2: [3]}
@@ -104,10 +104,10 @@ async def test_a_member_cancelled_after_planning_leaves_the_batch_as_it_is(scrip
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.submit, row(9))  # keeps the device busy
             await wait_all_tasks_blocked()
-            nursery.start_soon(members.submit_cancellable, 0, row(3))
+            nursery.start_soon(members.submit, 0, row(3))
             nursery.start_soon(members.submit, 1, row(4))
             await wait_all_tasks_blocked()
-            members.scope.cancel()
+            members.scopes[0].cancel()
             await wait_all_tasks_blocked()
             scripted.gate.set()
     assert [[tokens for tokens, _ in batch] for batch in shapes(scripted)][1:] == [[4, 3]]

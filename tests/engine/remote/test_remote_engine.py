@@ -441,11 +441,11 @@ async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other
 async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica, engine):
     members = Members(engine, 2)
     async with trio.open_nursery() as nursery:
-        with members.scope, members.window.members[1] as member:
+        with trio.CancelScope() as scope, members.window.members[1] as member:
             nursery.start_soon(members.submit, 0, request(1, 2, 3))
             await wait_all_tasks_blocked()
             # Planned in this step, and cancelled before the link's task runs.
-            members.scope.cancel()
+            scope.cancel()
             await member.submit_all(engine, [request(7, 8, 9)])
     assert members.outcomes == {0: [3]}
     assert [len(batch.requests) for batch in replica.runner.batches] == [2]
