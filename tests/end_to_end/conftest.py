@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -79,21 +80,21 @@ def server_url(folders: Mapping[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def reranker_url(folders: Mapping[str, Path]) -> Iterator[str]:
-    """The URL of a server of a reranker alone, for clients that cannot name a model; and so the next ones."""
+    """The URL of a server of a reranker alone, for clients that cannot name a model."""
     with serving_in_a_thread(f"reranker={folders['reranker']}") as url:
         yield url
 
 
-@pytest.fixture(scope="package")
-def classifier_url(folders: Mapping[str, Path]) -> Iterator[str]:
-    with serving_in_a_thread(f"classifier={folders['classifier']}") as url:
-        yield url
+@pytest.fixture
+def invocations() -> Iterator[httpx.Client]:
+    """A client that sends all POST requests to ``/invocations``, as behind SageMaker."""
 
+    def move(request: httpx.Request) -> None:
+        if request.method == "POST":
+            request.url = request.url.copy_with(path="/invocations")
 
-@pytest.fixture(scope="package")
-def splade_url(folders: Mapping[str, Path]) -> Iterator[str]:
-    with serving_in_a_thread(f"splade={folders['splade']}") as url:
-        yield url
+    with httpx.Client(event_hooks={"request": [move]}) as client:
+        yield client
 
 
 # -- oracles --------------------------------------------------------------------------------------------
@@ -120,12 +121,3 @@ def classes(folders: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
 
     classify = pipeline("text-classification", model=str(folders["classifier"]), top_k=None, device="cpu")
     return classify(list(A_FEW))
-
-
-@pytest.fixture(scope="session")
-def sparse_vectors(folders: Mapping[str, Path]) -> Any:
-    """The SPLADE model's weights of A_FEW, [texts, vocabulary], as sentence-transformers computes them."""
-    from sentence_transformers import SparseEncoder
-
-    encoder = SparseEncoder(str(folders["splade"]), device="cpu")
-    return encoder.encode(list(A_FEW), convert_to_sparse_tensor=False).numpy()

@@ -67,6 +67,15 @@ def test_version_2_raises_its_own_errors(v2, server_url):
         stranger.rerank(model="reranker", query=QUERY, documents=TEXTS)
 
 
+def test_version_2_embeds_and_reranks_at_invocations(server_url, invocations, vectors, scores, record_client):
+    record_client("Cohere", "POST /invocations", "cohere ClientV2")
+    client = cohere.ClientV2(api_key=API_KEY, base_url=server_url, httpx_client=invocations)
+    answer = client.embed(model="minilm", texts=TEXTS, input_type="search_document", embedding_types=["float"])
+    assert_same_directions(answer.embeddings.float_, vectors)
+    ranking = client.rerank(model="reranker", query=QUERY, documents=TEXTS, top_n=2)
+    assert_same_ranking([(result.index, result.relevance_score) for result in ranking.results], scores, 2)
+
+
 def test_version_1_embeds(v1, vectors, record_client):
     record_client("Cohere", "POST /v1/embed", "cohere Client")
     assert_same_directions(v1.embed(model="minilm", texts=TEXTS, input_type="search_query").embeddings, vectors)

@@ -55,10 +55,9 @@ RERANKING = {
     "huggingface": Way("huggingface/reranker", "{reranker}", "TEI", "POST /rerank"),
     # Infinity's documents are bare strings; those of the others are objects.
     "infinity": Way("infinity/reranker", "{server}", "Jina", "POST /rerank", {"return_documents": False}),
+    # ``top_k``, by which Voyage's requests are told from others, is sent only if ``top_n`` is given.
+    "voyage, with top_n": Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank", {"top_n": 2}),
 }
-
-VOYAGE_RERANKING = Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank", {"top_n": 2})
-"""It sends ``top_k``, by which Voyage's requests are told from others, only to who gives ``top_n``."""
 
 WRONG = {
     "unknown model, embedding": ("embedding", {"model": "hosted_vllm/another", "input": TEXTS}, "NotFoundError"),
@@ -81,16 +80,14 @@ def outcomes(server_url: str, reranker_url: str) -> dict[tuple[str, str], Any]:
         base = way.base.format(server=server_url, reranker=reranker_url)
         return {"model": way.model, "api_base": base, "api_key": API_KEY, **way.more}
 
-    def reranking(way: Way) -> dict[str, Any]:
-        return {"function": "rerank", "arguments": {**arguments(way), "query": QUERY, "documents": TEXTS}}
-
     calls = {("embedding", name): {"function": "embedding", "arguments": {**arguments(way), "input": TEXTS}}
              for name, way in EMBEDDING.items()}  # fmt: skip
-    calls |= {("rerank", name): reranking(way) for name, way in RERANKING.items()}
-    calls["rerank", "voyage"] = reranking(VOYAGE_RERANKING)
+    ranked = {"query": QUERY, "documents": TEXTS}
+    calls |= {("rerank", name): {"function": "rerank", "arguments": {**arguments(way), **ranked}}
+              for name, way in RERANKING.items()}  # fmt: skip
     for name, (function, given, _) in WRONG.items():
         defaults = {"api_base": server_url, "api_key": API_KEY}
-        defaults |= {"query": QUERY, "documents": TEXTS} if function == "rerank" else {"api_base": f"{server_url}/v1"}
+        defaults |= ranked if function == "rerank" else {"api_base": f"{server_url}/v1"}
         calls["wrong", name] = {"function": function, "arguments": defaults | given}
 
     done = subprocess.run(
@@ -114,20 +111,13 @@ def test_texts_are_embedded(outcomes, vectors, record_client, provider):
 
 @pytest.mark.parametrize("provider", RERANKING)
 def test_documents_are_reranked(outcomes, scores, record_client, provider):
-    record_client(RERANKING[provider].dialect, RERANKING[provider].route, f"litellm ({provider})")
+    way = RERANKING[provider]
+    record_client(way.dialect, way.route, f"litellm ({provider})")
     outcome = outcomes["rerank", provider]
     assert "rows" in outcome, outcome
-    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores)
+    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores, way.more.get("top_n"))
     if provider != "infinity":
         assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
-
-
-def test_the_best_documents_are_found_for_voyage(outcomes, scores, record_client):
-    record_client(VOYAGE_RERANKING.dialect, VOYAGE_RERANKING.route, "litellm (voyage, with top_n)")
-    outcome = outcomes["rerank", "voyage"]
-    assert "rows" in outcome, outcome
-    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores, 2)
-    assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
 
 
 @pytest.mark.parametrize("name", WRONG)

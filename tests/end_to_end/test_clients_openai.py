@@ -70,6 +70,15 @@ def test_openai_raises_its_own_errors(client, server_url):
         stranger.embeddings.create(model="minilm", input="hello")
 
 
+def test_openai_embeds_at_invocations(server_url, invocations, vectors, record_client):
+    record_client("OpenAI", "POST /invocations", "openai")
+    client = openai.OpenAI(base_url=f"{server_url}/v1", api_key=API_KEY, max_retries=0, http_client=invocations)
+    answer = client.embeddings.create(model="minilm", input=list(A_FEW))
+    assert_same_directions([item.embedding for item in answer.data], vectors)
+    with pytest.raises(openai.NotFoundError, match="`another` does not exist"):
+        client.embeddings.create(model="another", input="hello")
+
+
 # -- LangChain --------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, Record, farthest, of_words, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, Record, farthest, of_words, one_of, serving_folder
 from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
@@ -15,7 +15,6 @@ TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4
 ORACLE = "SentenceTransformer"
 PROMPTS = {"query": "query: ", "document": "passage: "}
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 def write(folder: Path, name: str, **settings: Any) -> Path:
@@ -71,25 +70,16 @@ def _without_unit_length(theirs: Any, texts: list[str]) -> Vectors:
     return features["sentence_embedding"].detach().numpy()
 
 
-@pytest.mark.parametrize("name", one_of(FAMILIES, "bert"))
-async def test_scores_agree(name: str, tmp_path: Path, record_agreement: Record):
-    path = write(tmp_path, name)
-    difference = await scores_differ(path)
-    assert difference < SCORE_TOLERANCE
-    record_agreement(name, "score", ORACLE, difference)
+BY_SIMILARITY = [("roberta", similarity) for similarity in ("cosine", "dot", "euclidean", "manhattan")]
+"""The vectors of this family are not of unit length."""
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-async def test_scores_agree_in_every_similarity(similarity: str, tmp_path: Path, record_agreement: Record):
-    """The vectors of this family are not of unit length."""
-    path = write(tmp_path, "roberta", similarity_fn_name=similarity)
-    difference = await scores_differ(path)
-    assert difference < SCORE_TOLERANCE
-    record_agreement("roberta", f"score by {similarity}", ORACLE, difference)
-
-
-async def scores_differ(path: Path) -> float:
-    """Ask each query against all documents by every route that compares texts."""
+@pytest.mark.parametrize(
+    ("name", "similarity"), [*one_of([(name, None) for name in FAMILIES], ("bert", None)), *BY_SIMILARITY]
+)
+async def test_scores_agree(name: str, similarity: str | None, tmp_path: Path, record_agreement: Record):
+    """Each query against all documents, by every route that compares texts."""
+    path = write(tmp_path, name, **{} if similarity is None else {"similarity_fn_name": similarity})
     theirs = reference(path)
     queries, documents = theirs.encode_query(list(QUERIES)), theirs.encode_document(list(DOCUMENTS))
     expected = theirs.similarity(queries, documents).numpy()
@@ -97,15 +87,14 @@ async def scores_differ(path: Path) -> float:
     async with serving_folder(path) as ours:
         found = await ours.scores_by_route(QUERIES, DOCUMENTS)
         paired = await ours.scores(QUERIES, DOCUMENTS[: len(QUERIES)])
-        symmetric = [await similarities(ours, query) for query in QUERIES]
+        inputs = [{"source_sentence": query, "sentences": DOCUMENTS} for query in QUERIES]
+        symmetric = [await ours.post("/similarity", inputs=each) for each in inputs]
     for rows in found.values():
         assert_same_ranking(np.stack(rows), expected)
-    return max(
+    difference = max(
         *(farthest(rows, expected) for rows in found.values()),
         farthest([paired], [np.diag(expected)]),
         farthest(symmetric, alike),
     )
-
-
-async def similarities(ours: AskedFolder, query: str) -> Any:
-    return await ours.post("/similarity", inputs={"source_sentence": query, "sentences": DOCUMENTS})
+    assert difference < SCORE_TOLERANCE
+    record_agreement(name, "score" if similarity is None else f"score by {similarity}", ORACLE, difference)

@@ -118,18 +118,20 @@ async def test_images_are_ranked_for_a_text(tmp_path: Path, record_agreement: Re
     record_agreement("clip_with_heads", "score", "sentence-transformers", farthest([*found, *ranked], [*scores] * 2))
 
 
-async def test_an_input_of_a_dual_encoder_is_a_text_or_an_image(tmp_path: Path):
-    path = DUAL_ENCODERS["clip"](tmp_path / "clip")
-    both = ["a cat", PICTURES[0]]
+@pytest.mark.parametrize(("name", "route"), [("clip", "/v1/embeddings"), ("colqwen2", "/pooling")])
+async def test_an_input_of_a_dual_encoder_or_a_page_retriever_is_a_text_or_an_image(
+    name: str, route: str, tmp_path: Path
+):
+    path = {**DUAL_ENCODERS, **PAGE_RETRIEVERS}[name](tmp_path / name)
     async with serving_folder(path) as ours:
         for body in (
             {"input": [{"text": "a cat", "image": as_url(PICTURES[0])}, "hello"]},
-            {"messages": [{"role": "user", "content": parts(both)}]},
+            {"messages": [{"role": "user", "content": parts(["a cat", PICTURES[0]])}]},
             {"messages": [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a dog"}]},
             {"messages": [{"role": "system", "content": "a cat"}]},
             {"messages": [{"role": "user", "content": []}]},
         ):
-            answer = await ours.client.post("/v1/embeddings", json=body)
+            answer = await ours.client.post(route, json=body)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == next(iter(body))
         await wait_idle(ours.service)
@@ -151,25 +153,3 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
         differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
     assert max(differences.values()) < TOLERANCE, differences
     record_agreement(name, "embed", "transformers", max(differences.values()))
-
-
-# -- page retrievers --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["colqwen2", "colpali"])
-async def test_a_page_is_an_input_by_itself(name: str, tmp_path: Path):
-    path = PAGE_RETRIEVERS[name](tmp_path / name)
-    both = parts(["what is this?", PICTURES[0]])
-    async with serving_folder(path) as ours:
-        for body, param in (
-            ({"input": [{"text": "what is this?", "image": as_url(PICTURES[0])}]}, "input"),
-            ({"messages": [{"role": "user", "content": both}]}, "messages"),
-        ):
-            answer = await ours.client.post("/pooling", json=body)
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
-            assert error["param"] == param
-            assert "not several together" in error["message"], error
-        score = await ours.client.post("/score", json={"text_1": "what is this?", "text_2": [{"content": both}]})
-        assert score.status_code == 400, score.text
-        await wait_idle(ours.service)

@@ -323,15 +323,22 @@ async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripte
 
 
 @pytest.mark.slow
-async def test_addresses_by_ipv6_are_listed_whole(tmp_path, scripted_folder, key_file):
+async def test_without_keys_hosts_are_listed_by_their_whole_addresses_and_cannot_be_changed(
+    tmp_path, scripted_folder, key_file
+):
     address, absent = f"[::1]:{free_port()}", "[fd00::2]:9000"
     async with (
         engine(scripted_folder, key_file, address),
         api(tmp_path, scripted_folder, key_file, f"{address},{absent}") as server,
+        client_of(server.url) as client,
     ):
         listed = await trio.to_thread.run_sync(lambda: hosts_command(server, "list", key=None))
         for each in (address, absent):
             assert [line.split()[:2] for line in listed.stdout.splitlines()].count([each] * 2) == 1, listed.stdout
+        for path in ("/engine_hosts", "/engine_hosts/drain"):
+            assert (await client.post(path, json={"host": address})).status_code == 403
+        assert (await client.get("/engine_hosts")).json()["hosts"][0]["engines"][0]["state"] == "ready"
+        assert 'trio_pool_serve_link{address="' in (await client.get("/metrics")).text
 
 
 async def tokens_of(client: httpx.AsyncClient) -> float:
@@ -360,15 +367,6 @@ async def test_an_engine_that_is_told_to_end_while_it_loads_ends_at_once(scripte
         await trio.to_thread.run_sync(key_file.with_name("load").read_text, abandon_on_cancel=True)
         process.signal()
         assert await process.wait_exit(30) == 0
-
-
-@pytest.mark.slow
-async def test_hosts_cannot_be_changed_where_there_are_no_keys(tmp_path, scripted_folder, key_file):
-    async with one_host(tmp_path, scripted_folder, key_file) as (address, _, _, client):
-        for path in ("/engine_hosts", "/engine_hosts/drain"):
-            assert (await client.post(path, json={"host": address})).status_code == 403
-        assert (await client.get("/engine_hosts")).json()["hosts"][0]["engines"][0]["state"] == "ready"
-        assert 'trio_pool_serve_link{address="' in (await client.get("/metrics")).text
 
 
 async def test_an_engine_s_probes_tell_whether_it_computes(scripted_folder, key_file):

@@ -312,29 +312,24 @@ async def test_a_shutdown_waits_for_the_request_of_a_new_connection(autojump_clo
             assert await says_nothing.receive_some() == b""
 
 
-async def test_a_body_is_not_read_ahead_of_the_app():
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [
+        (get("/", "Content-Length: 30000000", method="POST"), bytes(30_000_000)),
+        (b"", get("/") * 1_000_000),
+    ],
+    ids=["a body", "pipelined requests"],
+)
+async def test_nothing_is_read_ahead_of_the_app(head, rest):
     """What has been read and not been received, and what the kernel keeps, is all that a client gets rid of."""
-    go_on = trio.Event()
 
-    async def slow(scope, receive, send) -> None:
-        await go_on.wait()
-        await app({**scope, "path": "/echo"}, receive, send)
-
-    size = 30_000_000
-    async with serving(serve_connection, slow) as listening, await listening.connect() as stream:
-        await stream.send_all(get("/slow", f"Content-Length: {size}", method="POST"))
-        with trio.move_on_after(1) as waited:
-            await stream.send_all(bytes(size))
-        assert waited.cancelled_caught
-
-
-async def test_pipelined_requests_are_not_read_ahead():
     async def never(scope, receive, send) -> None:
         await trio.sleep_forever()
 
     async with serving(serve_connection, never) as listening, await listening.connect() as stream:
+        await stream.send_all(head)
         with trio.move_on_after(1) as waited:
-            await stream.send_all(get("/never") * 1_000_000)
+            await stream.send_all(rest)
         assert waited.cancelled_caught
 
 

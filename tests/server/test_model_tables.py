@@ -5,7 +5,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from cyclopts import CycloptsError
 
 from tests.conftest import client_of
 from tests.lanes import sampled
@@ -155,11 +154,6 @@ def test_a_flag_with_a_name_is_not_for_tables(tmp_path: Path):
         read_config(["--config", toml, "--served-model-name", "x"])
     config = read_config(["n", "--config", toml, "--served-model-name", "x"])
     assert [source.name for source in config.sources] == ["x", "a"]
-
-
-def test_unknown_keys_beside_the_tables_are_refused(tmp_path: Path):
-    with pytest.raises(CycloptsError, match="prot"):
-        read_config(["--config", write_toml(tmp_path, 'prot = 1\n[models.a]\nmodel = "m"')])
 
 
 def test_a_table_s_pooling_overrides_the_pooling_of_all_models(tmp_path: Path):

@@ -116,21 +116,19 @@ def connections_to(server: ServerProcess) -> set[int]:
     return {each.raddr.port for each in of_server if each.status == "ESTABLISHED" and each.laddr.port == server.port}
 
 
-async def test_requests_pass_with_their_bodies_streams_and_addresses(tmp_path: Path, scripted_folder: Path):
-    for name in ("launched", "go"):
-        os.mkfifo(tmp_path / name)
-    env = {"SCRIPT_PIPES": str(tmp_path)}
-    async with proxied(tmp_path, scripted_folder, "--access-log", env=env) as fronts:
+async def test_requests_pass_with_their_bodies_streams_and_addresses(pipes: Path, scripted_folder: Path):
+    env = {"SCRIPT_PIPES": str(pipes)}
+    async with proxied(pipes, scripted_folder, "--access-log", env=env) as fronts:
         for front in fronts:
             async with front.client() as client:
                 await answers_at_and_below_the_root(client)
                 await has_the_limit_of_bodies(client, front.proxy)
-                await streams(client, tmp_path)
+                await streams(client, pipes)
                 await keeps_connections(client, front)
             async with front.client(http2=True) as client:
                 await answers_at_and_below_the_root(client)
                 assert (await client.get("/x/readyz")).http_version == "HTTP/2"
-            await tells_who_leaves(front, tmp_path)
+            await tells_who_leaves(front, pipes)
             await tells_addresses(front)
 
 

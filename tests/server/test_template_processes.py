@@ -1,7 +1,6 @@
 """Processes that render chat templates: started by the first conversation, gone with the server."""
 
 import signal
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -27,9 +26,6 @@ async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
     return alive
 
 
-Start = Callable[[Path, Path], AbstractAsyncContextManager[ServerProcess]]
-
-
 def by_launcher(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:
     return launched(tmp_path, str(folder), "--trust-request-chat-template", command=SCRIPTED)
 
@@ -40,9 +36,11 @@ def by_hypercorn(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Se
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [by_launcher, by_hypercorn])
+@pytest.mark.parametrize(
+    ("start", "end"), [(by_launcher, signal.SIGTERM), (by_hypercorn, signal.SIGTERM), (by_launcher, signal.SIGKILL)]
+)
 async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_server(
-    tmp_path: Path, scripted_folder: Path, start: Start
+    tmp_path: Path, scripted_folder: Path, start, end: signal.Signals
 ):
     """Ctrl-C in a terminal is for all processes of the group, and so is what some service managers send."""
     async with start(tmp_path, scripted_folder) as server:
@@ -54,18 +52,7 @@ async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_serve
             workers[0].send_signal(number)
         assert (await server.post(CONVERSATION)).status_code == 200
         assert workers_of(server) == workers, "the same process rendered both"
-        await server.drain()
-        assert await left(family) == []
-        assert "Traceback" not in server.log
-
-
-@pytest.mark.slow
-async def test_they_leave_by_themselves_when_the_server_is_killed(tmp_path: Path, scripted_folder: Path):
-    async with by_launcher(tmp_path, scripted_folder) as server:
-        assert (await server.post(CONVERSATION)).status_code == 200
-        family = server.family()
-        assert workers_of(server)
-        server.signal(signal.SIGKILL)
-        await server.wait_exit()
+        server.signal(end)
+        assert await server.wait_exit() == (0 if end is signal.SIGTERM else -end)
         assert await left(family) == []
         assert "Traceback" not in server.log

@@ -92,6 +92,20 @@ async def test_megabytes_are_not_sent_back(client, service):
     await assert_still_serving(client, service)
 
 
+@each(
+    ("header", "status"),
+    [
+        *((header, 400) for header in ("soon", "-1", "0", "-0", "nan", "1e-400", "-1e400", "0x10", "", "\xff", "١")),
+        *((header, 200) for header in ("1e308", "1e400", "inf", "9" * 5000)),
+    ],
+)
+async def test_a_deadline_that_is_no_number_of_seconds_is_400(client, service, header, status):
+    headers = {b"X-Request-Timeout": header.encode()}
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)
+    assert answer.status_code == status
+    assert_idle(service)
+
+
 # -- exceptions of a handler that are answered, and those that end the connection's task -----------------------------
 
 INVALID = InvalidRequestError("wrong")
