@@ -82,12 +82,11 @@ class ApiWorkers:
     listening: socket.socket
     ready: trio.Event = field(init=False, factory=trio.Event)
     """Set once one of them is ready."""
-    drained: trio.Event = field(init=False, factory=trio.Event)
-    """Set once all have exited after ``drain``."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
     _starts: Counter[int] = field(init=False, factory=Counter)
     """By index of the API process."""
     _draining: bool = field(default=False, init=False)
+    _drained: trio.Event = field(init=False, factory=trio.Event)
 
     async def run(self) -> None:
         """Keep ``--api-workers`` processes alive: start the first, then the others once it is ready.
@@ -110,7 +109,7 @@ class ApiWorkers:
             ready_at = math.inf
             try:
                 if self._draining:  # since before it was started
-                    await _send(child, Drain())
+                    await _send(Drain(), child)
                 match await child.status():
                     case Ready():
                         ready_at = trio.current_time()
@@ -124,7 +123,7 @@ class ApiWorkers:
                 self._children.discard(child)
             if self._draining:
                 if not self._children:
-                    self.drained.set()
+                    self._drained.set()
                 await trio.sleep_forever()  # it is not replaced
             return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
 
@@ -133,24 +132,24 @@ class ApiWorkers:
         return {api_process_name(number): {"restarts": starts - 1} for number, starts in self._starts.items()}
 
     async def drain(self) -> None:
-        """Tell all of them to finish their requests and exit. Cancellation: they continue to drain."""
+        """Tell all of them to finish their requests and exit, and wait until they have exited.
+
+        Cancellation: they continue to drain.
+        """
         self._draining = True
-        await self._send_all(Drain())
-        if not self._children:
-            self.drained.set()
+        await _send(Drain(), *self._children)
+        if self._children:
+            await self._drained.wait()
 
     async def reload(self) -> None:
         """Tell all of them to reload the files that the settings name. Cancellation: some may not be told."""
-        await self._send_all(Reload())
-
-    async def _send_all(self, message: FromParent) -> None:
-        for child in list(self._children):
-            await _send(child, message)
+        await _send(Reload(), *self._children)
 
 
-async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
-    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it has exited already
-        await child.channel.send(message)
+async def _send(message: FromParent, *children: ChildProcess[ToParent]) -> None:
+    for child in children:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it has exited already
+            await child.channel.send(message)
 
 
 def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapshot:
@@ -192,5 +191,4 @@ async def _drain_at(ending: trio.Event, workers: ApiWorkers, everything: trio.Ca
     notify(*STOPPING)
     with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):
         await workers.drain()
-        await workers.drained.wait()
     everything.cancel(reason="drained")

@@ -21,7 +21,7 @@ from h2.errors import ErrorCodes
 from h2.events import StreamReset
 from h2.exceptions import ProtocolError
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
@@ -73,7 +73,7 @@ class IdleTimer:
         self._scope.deadline = self.first_by = math.inf
 
     def end(self) -> None:
-        """End the timer's task: the connection ends by itself."""
+        """End the timer, for good: the connection ends by itself."""
         self._has_ended = True
         self._scope.cancel(reason="the connection ends by itself")
 
@@ -100,7 +100,6 @@ class ContainedConnection(TCPServer):
     """
 
     context: ServerContext
-    _client_is_gone = False
     _reading: trio.CancelScope
 
     def __init__(self, *args: Any, received: bytes = b"", head_by: float = math.inf) -> None:
@@ -133,8 +132,6 @@ class ContainedConnection(TCPServer):
         await super().protocol_send(event)
         if isinstance(event, Closed):
             self._reading.cancel(reason="the server has closed the connection")
-        if isinstance(event, Updated) and self._client_is_gone:
-            self.idle_timer.end()
 
     async def _write(self, data: bytes) -> None:
         """Write within ``client_timeout_s``; hypercorn has no time limit."""
@@ -187,7 +184,6 @@ class ContainedConnection(TCPServer):
             if self._received:
                 await self.protocol.handle(RawData(self._received))
             await super()._read_data()
-        self._client_is_gone = True
         self.idle_timer.end()
         for unsent in [*getattr(self.protocol.protocol, "stream_buffers", {}).values()]:
             await unsent.close()  # hypercorn's streams would wait for the client to read them

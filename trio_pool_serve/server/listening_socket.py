@@ -59,12 +59,11 @@ def raise_file_limit() -> None:
 
 
 def send_refusal(connection: socket.socket, *, is_plain: bool) -> None:
-    """Send a refusal, as far as the kernel takes it at once. With TLS, only close the sending half."""
+    """Send a refusal, as far as the kernel takes it at once; nothing with TLS. The caller closes the connection."""
     connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     with contextlib.suppress(OSError):
         if is_plain:
             connection.send(REFUSAL)
-        connection.shutdown(socket.SHUT_WR)
         connection.recv(2**16)  # unread bytes would make closing a reset
 
 
