@@ -21,7 +21,16 @@ from tests.lanes import sampled
 from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.programs.script import load_scripted
-from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from tests.server.server_process import (
+    LAUNCHER,
+    ROOT,
+    SCRIPTED,
+    ServerProcess,
+    free_port,
+    hypercorned,
+    launched,
+    started,
+)
 from trio_pool_serve.app import create_app
 from trio_pool_serve.service import Service
 
@@ -281,14 +290,42 @@ async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder,
         await server.wait_until("/readyz", 503)
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
-    async with launched(tmp_path, str(tmp_path / "nothing"), wait_ready=False) as server:
-        status, log = await server.wait_exit_and_log()
+CANNOT_START = {
+    "no model": (LAUNCHER, "{folder}/nothing", "is neither a folder nor"),
+    "no weights": (LAUNCHER, "{model} --engine process --api-workers 2", "holds no weights"),
+    "a model that fails to load": (SCRIPTED, "{model} --engine process --api-workers 1", "the loader's reason"),
+    "no certificate": (SCRIPTED, "{model} --ssl-certfile {folder}/none.pem", "none.pem"),
+    "an address that is taken": (SCRIPTED, "{model} --port {taken}", "in use"),
+    "no room for the names of sockets": (LAUNCHER, "{model} --engine process --api-workers 1", "too long"),
+    "none for those of several processes": (LAUNCHER, "{model} --engine process --api-workers 2", "too long"),
+}
+
+
+@sampled(
+    "name",
+    CANNOT_START,
+    keep=["no model", "a model that fails to load", "no certificate", "an address that is taken"],
+)
+async def test_a_server_that_cannot_start_ends_with_a_line_and_a_status(tmp_path, scripted_folder, name):
+    program, arguments, line = CANNOT_START[name]
+    temporary = tmp_path / ("x" * 100)  # a socket's path has at most 107 bytes
+    temporary.mkdir()
+    env = {"SCRIPT_LOAD_ERROR": "the loader's reason"} | ({"TMPDIR": str(temporary)} if line == "too long" else {})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        places = {"folder": tmp_path, "model": scripted_folder, "taken": taken.getsockname()[1]}
+        words = arguments.format(**places).split()
+        if "--port" not in words:
+            words += ["--port", str(free_port())]
+        with started([*program, *words], 0, tmp_path / "server.log", env) as server:
+            status, log = await server.wait_exit_and_log()
     assert status == 1
     assert "Traceback" not in log
     last = log.splitlines()[-1]
     assert last.startswith("trio-pool-serve: ")
-    assert "is neither a folder nor" in last
+    assert line in last
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -337,17 +374,6 @@ def test_quart_is_held_at_the_minor_release_that_was_tested():
     (quart,) = (pin for pin in pins if pin.name == "quart")
     assert importlib.metadata.version("quart") in quart.specifier
     assert "0.23.0" not in quart.specifier
-
-
-async def test_an_address_that_is_taken_is_said_in_one_line(scripted_folder):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        command = [*SCRIPTED, str(scripted_folder), "--port", str(taken.getsockname()[1])]
-        ended = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
-    assert ended.returncode == 1
-    assert b"Traceback" not in ended.stderr
-    assert b"in use" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

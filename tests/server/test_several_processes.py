@@ -17,7 +17,6 @@ from tests.server.programs import script
 from tests.server.server_process import (
     API_PROCESS,
     ENGINE_PROCESS,
-    LAUNCHER,
     SCRIPTED,
     ServerProcess,
     launched,
@@ -153,33 +152,6 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
         assert server.processes(ENGINE_PROCESS) == [second]
         await server.drain()
         assert not folder.exists()
-
-
-@sampled(("command", "workers"), [(SCRIPTED, "1"), (LAUNCHER, "2")], keep=[(SCRIPTED, "1")])
-async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder, command, workers):
-    arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)  # a folder without weights
-    env = {"SCRIPT_LOAD_ERROR": "there are no weights"}
-    async with launched(tmp_path, *arguments, command=command, env=env, wait_ready=False) as server:
-        status, log = await server.wait_exit_and_log()
-    assert status == 1
-    told = "there are no weights" if command is SCRIPTED else "holds no weights"
-    assert log.splitlines()[-1].startswith("trio-pool-serve:")
-    assert told in log.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(pipes, scripted_folder, workers):
-    long = pipes / ("x" * 100)
-    long.mkdir()
-    env = {"TMPDIR": str(long)}
-    arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)
-    async with launched(pipes, *arguments, command=LAUNCHER, env=env, wait_ready=False) as server:
-        status, log = await server.wait_exit_and_log()
-    assert status == 1
-    assert "too long" in log.splitlines()[-1]
-    assert "Traceback" not in log
-    assert list(long.iterdir()) == []
 
 
 # -- several processes that answer ----------------------------------------------------------------------

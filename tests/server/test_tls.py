@@ -105,15 +105,6 @@ async def test_a_certificate_is_replaced_at_sighup_and_a_broken_one_is_not_used(
         assert "Traceback" not in server.log
 
 
-async def test_a_certificate_that_cannot_be_used_is_said_in_one_line(tmp_path, scripted_folder):
-    command = [*SCRIPTED, str(scripted_folder), "--ssl-certfile", str(tmp_path / "none.pem")]
-    with started(command, 0, tmp_path / "server.log", {}) as server:
-        status, log = await server.wait_exit_and_log()
-    assert status == 1
-    assert "none.pem" in log
-    assert "Traceback" not in log
-
-
 async def handshake(certificates: Certificates, client: ssl.SSLContext) -> None:
     """Let a client connect; raises what it raises."""
     near, far = map(trio.socket.from_stdlib_socket, socket.socketpair())
