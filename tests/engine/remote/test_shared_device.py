@@ -1,5 +1,6 @@
 """Several API processes at one device, and one at several, in virtual time."""
 
+from collections import Counter
 from contextlib import ExitStack, suppress
 from random import Random
 
@@ -8,13 +9,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.engine.remote.replicas import outcome_of
 from tests.engine.remote.simulation import LateLoop, SimulatedRunner, patch_time, row, simulated
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.device_server import HEARTBEAT_S
 from trio_pool_serve.engine.remote.wire import CREDITS, Answers, Submit
-from trio_pool_serve.errors import EngineDeadError, OverloadedError
-from trio_pool_serve.types import Client, ImageFeatures
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OverloadedError
+from trio_pool_serve.types import Batch, Client, ImageFeatures, PoolingOutput
 
 pytestmark = pytest.mark.unit
 
@@ -96,6 +98,44 @@ async def test_texts_images_and_token_embeddings_of_several_processes_are_not_jo
         assert [len(batch.requests) for batch in runner.batches] == [1, 2, 2, 2]
 
 
+@pytest.mark.parametrize("launches", [1, 2])
+async def test_there_are_no_more_batches_of_an_api_process_than_it_has_credits(clock, launches):
+    at_a_time: set[int] = set()
+    async with simulated() as simulation:
+        server = await simulation.add_device(SimulatedRunner(concurrent_launches=launches), launches_block=True)
+        engine = await simulation.add_process()
+        (connection,) = server.connections
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit_all, [row(ROW_TOKENS)] * 100)
+            for _ in range(20):
+                await trio.sleep(0.005)  # a pass takes 13 ms
+                at_a_time.add(len(connection.batches))
+    assert max(at_a_time) == CREDITS * launches
+
+
+async def test_a_row_that_fails_in_a_joined_batch_fails_alone_and_costs_the_other_process_one_pass(clock):
+    poison, outcomes = 666, list[PoolingOutput | Exception]()
+
+    def fail(batch: Batch) -> None:
+        if any(poison in request.prompt.token_ids for request in batch.requests):
+            raise ValueError("poison")
+
+    async def ask(engine: Engine, token: int) -> None:
+        outcomes.append(await outcome_of(engine, row(16, token)))
+
+    async with simulated() as simulation:
+        await simulation.add_device(runner := SimulatedRunner(on_launch=fail), launches_block=True)
+        guilty, other = [await simulation.add_process() for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guilty.submit, row(1))
+            await trio.sleep(0.001)  # the others wait together
+            for token in (*[5] * 3, poison, *[5] * 4):
+                nursery.start_soon(ask, guilty, token)
+            nursery.start_soon(other.submit_all, [row(16, 7)] * 8)
+        assert Counter(map(type, outcomes)) == {PoolingOutput: 7, BatchFailedError: 1}
+        assert [len(tokens) for tokens in runner.passes if 7 in tokens] == [16, 8]
+
+
 @blocks_or_not
 @pytest.mark.parametrize("state", ["waiting", "computing", "answered"])
 async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock, state, launches_block):
@@ -153,15 +193,42 @@ async def test_a_process_with_few_rows_beside_a_busy_one_knows_how_fast_the_devi
         assert other.admission.seconds_per_token()[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
 
 
-async def test_when_a_process_has_admitted_far_more_the_others_are_told_before_the_next_heartbeat(clock):
+async def test_each_is_told_how_much_others_compute_while_its_rows_wait(clock):
+    """At once if another has admitted far more."""
     async with simulated() as simulation:
         await simulation.add_device(SimulatedRunner())
-        flood, other = [await simulation.add_process() for _ in range(2)]
+        much, little, none = engines = [await simulation.add_process() for _ in range(3)]
         with ExitStack() as admitted:
-            for _ in range(3):
-                admitted.enter_context(flood.admit(EstimatedWork(tokens=2 * BATCH_TOKENS)))
+            for number, (engine, tokens) in enumerate(((much, 40_000), (much, 40_000), (little, 20_000))):
+                work = EstimatedWork(tokens=tokens, client=Client(str(number)))
+                admitted.enter_context(engine.admit(work))
             await trio.sleep(HEARTBEAT_S / 10)
-            assert other.worker.links[0].told.others_share == 1
+            assert none.worker.links[0].told.others_share == 2
+            for engine in engines:
+                await engine.submit(row(5))
+            await trio.sleep(HEARTBEAT_S)
+            # A turn for each client, and meanwhile as much again may arrive as waits.
+            assert [engine.worker.links[0].told.others_share for engine in engines] == [0.5, 2, 3]
+
+
+async def test_a_process_whose_rows_are_all_answered_has_no_share(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner())
+        idle, busy = [await simulation.add_process() for _ in range(2)]
+        with idle.admit(EstimatedWork(tokens=BATCH_TOKENS // 2)):
+            for engine in (idle, busy):
+                await engine.submit(row(5))
+            assert busy.worker.links[0].told.others_share == 0
+
+
+async def test_each_is_told_what_is_computed_for_others(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner())
+        first, second = engines = [await simulation.add_process() for _ in range(2)]
+        for engine, tokens in ((first, 2), (second, 3), (second, 1), (first, 1)):
+            await engine.submit(row(tokens))
+        assert [engine.worker.links[0].told.computed_tokens for engine in engines] == [7, 6]
+        assert [engine.worker.links[0].told.others_small_requests for engine in engines] == [2, 1]
 
 
 @pytest.mark.parametrize("processes", [1, 4])
