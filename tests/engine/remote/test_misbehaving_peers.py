@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import struct
 
 import msgspec
 import pytest
@@ -110,6 +111,16 @@ async def test_an_engine_that_leaves_twice_leaves_once(played):
         nursery.cancel_scope.cancel()
 
 
+GARBAGE = {
+    "noise": b"\xc1" * 100,
+    "an unknown message": frame_of(["Explode", 5]),
+    "a part with fewer than no bytes": frame_of(["Submit", [[[1], -5, []]], 0, 1]),
+    "a part without numbers": frame_of(["Submit", [[1, 0, []]], 0, 1]),
+    "a batch of no rows": frame_of(["Submit", [], 0, 0]),
+    "a number of 64 bits": frame_of(["Withdraw", [2**64 - 1]]),
+}
+"""Invalid in either direction."""
+
 EXCESSIVE = {
     "withdrawals": Withdraw([0] * 1025),
     "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025, BatchFacts(0, 1025)),
@@ -120,14 +131,22 @@ EXCESSIVE = {
 }
 
 
-@pytest.mark.parametrize("message", EXCESSIVE.values(), ids=EXCESSIVE)
-async def test_an_api_process_that_sends_more_than_it_may_is_left_alone(replica, engine, message):
+API_NONSENSE = {
+    **GARBAGE,
+    "a large payload that never comes": struct.pack("<IQ", 1, 4 * 2**30) + b"x",
+    "half a frame": frame_of(["Withdraw", [1]])[:-1],
+    **{name: frame_of(message) for name, message in EXCESSIVE.items()},
+}
+
+
+@pytest.mark.parametrize("sent", API_NONSENSE.values(), ids=API_NONSENSE)
+async def test_an_api_process_that_sends_what_it_may_not_is_left_alone(replica, engine, sent):
     hello, stream = engine.worker.links[0].hello, await replica.connect()
-    await stream.receive()
-    await stream.send(message)
+    await stream.stream.send_all(sent)
+    await stream.stream.send_eof()
     await until_ended(stream)
     assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-    assert engine.worker.links[0].hello is hello
+    assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
 async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
@@ -155,7 +174,9 @@ async def test_many_rows_are_withdrawn_in_several_frames(replica, engine):
         await until(lambda: replica.engine.worker.statistics().in_flight_batches)
         nursery.start_soon(engine.submit_all, [request(5)] * 3000)
         await until(lambda: replica.engine.joiner.tokens == 3000)
+        (batch,) = replica.engine.worker.dispatcher.in_flight
         nursery.cancel_scope.cancel()
+    await until(lambda: batch.entries[0].is_abandoned)  # so that it would not be computed again if it failed
     await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
     replica.runner.gate.set()
 
@@ -185,18 +206,30 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("message", NONSENSE.values(), ids=NONSENSE)
-async def test_an_engine_that_says_what_cannot_be_is_left(make, message, caplog):
-    replica = make()
-    async with replica.listen(), asking(replica) as engine:
-        async with await replica.accept() as stream:
-            before = b"" if isinstance(message, Hello) else frame_of(HELLO)
-            await stream.send_all(before + frame_of(message))
+ENGINE_NONSENSE = {
+    **{name: frame_of(HELLO) + garbage for name, garbage in GARBAGE.items()},
+    **{
+        name: frame_of(said) if isinstance(said, Hello) else frame_of(HELLO) + frame_of(said)
+        for name, said in NONSENSE.items()
+    },
+}
+
+
+@pytest.mark.parametrize("sent", ENGINE_NONSENSE.values(), ids=ENGINE_NONSENSE)
+async def test_an_engine_that_says_what_cannot_be_is_left_and_no_other(make, sent, caplog):
+    good, bad = make(0), make(1)
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine:
+        await engine.wait_ready()
+        hello = engine.worker.links[0].hello
+        async with await bad.accept() as stream:
+            await stream.send_all(sent)
             with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
                 while await stream.receive_some():
                     """Until the link is given up."""
-        assert engine.dispatcher.devices == []
-        assert "an invalid frame" in caplog.text
+        assert "a connection between processes ends" in caplog.text
+        assert engine.dispatcher.devices == engine.worker.links[:1]
+        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+        assert engine.worker.links[0].hello is hello
 
 
 WRONG_ANSWERS = {

@@ -1,9 +1,6 @@
 """An ``Engine`` over real sockets; what computes at their other ends runs in this process."""
 
-import struct
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,6 @@ from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, 
 from tests.engine.remote.test_wire import alike, types_of
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
-from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -26,7 +22,6 @@ from trio_pool_serve.errors import (
     BatchFailedError,
     EngineDeadError,
     EngineLoadingError,
-    OverloadedError,
     UnsendableError,
 )
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -75,50 +70,6 @@ async def test_rows_are_computed_at_the_other_end(replica, engine):
         assert min(output.queue_s, output.forward_s) > 0
     assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
     assert replica.engine.worker.statistics().tokens_per_s > 0
-
-
-async def test_a_device_is_told_without_a_batch_what_is_admitted_once_that_has_doubled(replica, engine):
-    async with trio.open_nursery() as nursery:
-        replica.runner.gate.clear()
-        (connection,) = replica.engine.connections
-        with ExitStack() as admitted:
-            for _ in range(3):
-                admitted.enter_context(engine.admit(EstimatedWork(tokens=2 * engine.facts.max_batch_tokens)))
-            await until(lambda: connection.queue.tokens >= 4 * engine.facts.max_batch_tokens)
-        replica.runner.gate.set()
-        nursery.start_soon(engine.submit, request(1))  # the answer comes when nothing is admitted any more
-        await until(lambda: connection.queue.tokens == 0)
-
-
-async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_at_the_other_end(replica, engine):
-    begun, leave = threading.Event(), threading.Event()
-    passes: list[int] = []
-
-    def fail_first(batch) -> None:
-        passes.append(len(batch.requests))
-        if len(passes) == 2:
-            begun.set()
-            assert leave.wait(60)
-            raise ValueError("first")
-
-    replica.runner.on_launch = fail_first
-    async with trio.open_nursery() as nursery:
-        replica.runner.gate.clear()
-        nursery.start_soon(engine.submit, request(1))
-        await trio.to_thread.run_sync(replica.runner.launching.wait)
-        async with trio.open_nursery() as leaving:
-            leaving.start_soon(engine.submit_all, [request(2)] * 6)
-            nursery.start_soon(engine.submit_all, [request(3)] * 2)
-            await until(lambda: replica.engine.worker.statistics().queued_rows == 8)
-            replica.runner.gate.set()
-            await trio.to_thread.run_sync(begun.wait)
-            entries = [entry for batch in replica.engine.worker.dispatcher.in_flight for entry in batch.entries]
-            leaving.cancel_scope.cancel()
-        await until(lambda: sum(entry.is_abandoned for entry in entries) == 6)
-        leave.set()
-        await until(lambda: not len(engine.dispatcher.in_flight))
-        assert passes[:2] == [1, 8]
-        assert sum(passes[2:]) == 2
 
 
 async def test_a_probe_row_comes_with_the_sizes(replica):
@@ -194,27 +145,6 @@ async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes
         async with replica.live():
             await engine.wait_ready()
             assert (await engine.submit(request(9))).values[0][2] == 9
-
-
-async def test_while_one_replica_is_alive_the_engine_is_ready(make):
-    first, second = (make(index) for index in range(2))
-    async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
-        async with second.live():
-            await until(lambda: len(engine.dispatcher.devices) == 2)
-        await until(lambda: len(engine.dispatcher.devices) == 1)
-        assert engine.statistics().state == "ready"
-        await engine.submit_all([request(1)] * 10)
-        assert sum(first.runner.rows) == 10
-
-
-async def test_requests_are_admitted_by_the_rates_that_are_measured_here(replica, engine):
-    with engine.admit(EstimatedWork(tokens=10**9)):
-        engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
-        await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
-        assert not np.isnan(engine.admission.seconds_per_token()).any()
-        with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
-            pytest.fail("admitted")
-    assert engine.statistics().admitted_tokens == 0
 
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
@@ -314,31 +244,6 @@ async def test_a_batch_with_too_few_answers_fails_alone(replica, engine):
     assert (await engine.submit(request(5))).values[0][1] == 5
 
 
-GARBAGE = {
-    "noise": b"\xc1" * 100,
-    "a large payload that never comes": struct.pack("<IQ", 1, 4 * 2**30) + b"x",
-    "an unknown message": frame_of(["Explode", 5]),
-    "a part with fewer than no bytes": frame_of(["Submit", [[[1], -5, []]], 0, 1]),
-    "a part without numbers": frame_of(["Submit", [[1, 0, []]], 0, 1]),
-    "a batch of no rows": frame_of(["Submit", [], 0, 0]),
-    "a number of 64 bits": frame_of(["Withdraw", [2**64 - 1]]),
-    "half a frame": frame_of(["Withdraw", [1]])[:-1],
-}
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_a_connection_that_sends_garbage_ends_alone(replica, engine, garbage):
-    hello = engine.worker.links[0].hello
-    async with (await replica.connect()).stream as stream:
-        await stream.send_all(garbage)
-        await stream.send_eof()
-        with trio.fail_after(10):
-            while await stream.receive_some():
-                """The greeting, and the end."""
-    assert (await engine.submit(request(5))).values[0][1] == 5
-    assert engine.worker.links[0].hello is hello
-
-
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
     async with replica.live():
         stream = await replica.connect()
@@ -358,32 +263,6 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         async with asking(replica) as engine:
             await engine.wait_ready()
             assert (await engine.submit(request(5))).values[0][1] == 5, "a number that is used twice ends nothing"
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make, garbage):
-    good, bad = make(0), make(1)
-    connections = 0
-
-    async def break_connections() -> None:
-        nonlocal connections
-        while True:
-            stream = await bad.accept()
-            connections += 1
-            async with stream:
-                await stream.send_all(frame_of(Hello(8, 0, 2048)) + garbage)
-
-    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
-        nursery.start_soon(break_connections)
-        await until(lambda: connections >= 2)
-        await until(lambda: engine.worker.links[0].hello is not None)
-        for _ in range(5):
-            found = await outcomes(engine, request(5), request(5), request(5))
-            for outcome in found:
-                assert isinstance(outcome, EngineDeadError) or outcome.values[0][1] == 5
-        await until(lambda: engine.worker.links[1].hello is None)
-        assert (await engine.submit(request(5))).values[0][1] == 5
-        nursery.cancel_scope.cancel()
 
 
 async def test_rows_of_more_than_one_frame_are_all_computed(replica, engine, monkeypatch):
