@@ -10,7 +10,7 @@ import pytest
 import trio
 from attrs import Factory, define, field
 
-from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive, until
+from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, until
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.engine import Engine
@@ -162,32 +162,6 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
 # -- leaving and draining --------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make):
-    first, second = make(0), make(1)
-    async with two_alive(first, second), asking(first, second) as engine:
-        await until(lambda: len(engine.dispatcher.devices) == 2)
-        first.runner.gate.clear()
-        second.runner.gate.clear()
-        outputs: list[PoolingOutput] = []
-
-        async def ask() -> None:
-            outputs.extend(await engine.submit_all([request(index) for index in range(20)]))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await until(lambda: first.runner.rows and second.runner.rows)
-            first.leaving.set()
-            await until(lambda: not engine.worker.links[0].takes_rows)
-            before = sum(first.runner.rows)
-            second.runner.gate.set()
-            await engine.submit_all([request(7)] * 10)
-            assert sum(first.runner.rows) == before
-            assert not first.has_left, "it has rows"
-            first.runner.gate.set()
-            await until(lambda: first.has_left)
-        assert [output.values[0][1] for output in outputs] == list(range(20))
-
-
 @pytest.mark.parametrize("by_operator", [False, True])
 async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(replica, engine, by_operator):
     replica.runner.gate.clear()
@@ -207,8 +181,10 @@ async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(repli
             await until(lambda: not engine.worker.links[0].takes_rows)
         with pytest.raises(EngineLoadingError):
             await engine.submit(request(1))
+        assert not replica.has_left, "it has rows"
         replica.runner.gate.set()
     assert len(outputs) == 100
+    await until(lambda: replica.has_left != by_operator)
 
 
 async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(played):
