@@ -51,6 +51,10 @@ async def received(stream: FramedStream[Any]) -> list[tuple[str, bytes]]:
     return found
 
 
+def framed(header: bytes, payload: int = 0) -> bytes:
+    return struct.pack("<IQ", len(header), payload) + header
+
+
 SIZES = st.integers(0, 50) | st.integers(0, 2 * CHUNK) | st.integers(0, 2 * ALONE_FROM)
 
 BUFFERS = st.lists(st.binary(max_size=50) | SIZES.map(bytes), max_size=4)
@@ -81,8 +85,7 @@ def test_buffers_are_joined_up_to_a_mebibyte_and_large_ones_are_not_copied(sizes
 
 
 async def test_a_frame_that_comes_byte_by_byte_is_whole_in_the_end():
-    header = msgspec.msgpack.encode(Note("slow"))
-    frame = struct.pack("<IQ", len(header), 3) + header + b"abc"
+    frame = framed(msgspec.msgpack.encode(Note("slow")), 3) + b"abc"
 
     async def dribble(stream: trio.SocketStream) -> None:
         for byte in frame:
@@ -97,8 +100,7 @@ async def test_a_frame_that_comes_byte_by_byte_is_whole_in_the_end():
 
 @pytest.mark.parametrize("payload", [10, 2 * CHUNK])
 async def test_an_end_in_the_middle_of_a_frame_is_the_end(payload):
-    header = msgspec.msgpack.encode(Note("cut"))
-    frame = struct.pack("<IQ", len(header), payload) + header + bytes(payload)
+    frame = framed(msgspec.msgpack.encode(Note("cut")), payload) + bytes(payload)
     async with pair() as (ours, theirs):
         await ours.stream.send_all(frame[:-1])
         await ours.aclose()
@@ -151,10 +153,6 @@ async def test_a_message_that_is_too_large_is_refused_before_a_byte_is_sent(monk
                 await ours.send(Note(text), [payload])
         await ours.send(Note("fits"), [bytes(100)])
         assert (await theirs.receive())[0] == Note("fits")
-
-
-def framed(header: bytes, payload: int = 0) -> bytes:
-    return struct.pack("<IQ", len(header), payload) + header
 
 
 NO_FRAMES = {

@@ -216,32 +216,19 @@ async def test_a_signal_for_the_whole_group_leaves_them_alone(one):
 # -- cancellation -------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_call_that_waits_for_a_process_leaves_at_once_and_holds_nothing(one, gate):
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.call, gate)
-        await gate.wait_entered()
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as waiting:
-                waiting.start_soon(one.call, die)
-                await wait_all_tasks_blocked()
-                assert one.statistics().waiting == 1
-                scope.cancel()
-        assert scope.cancelled_caught
-        assert one.statistics() == WorkerStatistics(capacity=1, borrowed=1, waiting=0, killed=0)
-        await gate.let_go()
-    assert one.statistics().borrowed == 0
-
-
-async def test_a_cancelled_call_leaves_at_once_and_its_work_keeps_its_process_until_it_is_done(one, gate):
+async def test_cancelled_calls_leave_at_once_and_work_that_has_begun_keeps_its_process_until_it_is_done(one, gate):
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.call, gate)
             pid = await gate.wait_entered()
+            nursery.start_soon(one.call, die)
+            await wait_all_tasks_blocked()
+            assert one.statistics().waiting == 1
             scope.cancel()
     assert scope.cancelled_caught
-    assert one.statistics().borrowed == 1
+    assert one.statistics() == WorkerStatistics(capacity=1, borrowed=1, waiting=0, killed=0)
     await gate.let_go()
-    assert await one.call(os.getpid) == pid, "it was not killed"
+    assert await one.call(os.getpid) == pid, "it was not killed, and did nothing else"
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)
 
 

@@ -29,8 +29,10 @@ def test_rates_are_per_second_and_of_all_processes():
     first.requests.inc(6)
     second.requests.inc(4)
     second.failures.inc(1)
+    first._refusals["queue"].inc(4)
     found = sample(before, totals(first, second, at=12.0))
     assert (found["requests"], found["failures"]) == (5, 0.5)
+    assert found["refusals"] == dict.fromkeys(found["refusals"], 0) | {"queue": 2}
     assert (found["number"], found["state"]) == (7, "ready")
 
 
@@ -74,15 +76,6 @@ def test_a_batch_is_full_in_proportion_to_its_budget():
     assert (found["queued_rows"], found["queued_tokens"]) == (3, 9)
     metrics.of_engine("small").batch_tokens.observe(75)
     assert sample(before, totals(metrics, at=2.0, load=load))["batch_fill"] == 0.5, "each by its model's budget"
-
-
-def test_refusals_are_by_reason():
-    metrics = Metrics()
-    before = totals(metrics, at=1.0)
-    metrics._refusals["queue"].inc(4)
-    found = sample(before, totals(metrics, at=3.0))["refusals"]
-    assert found["queue"] == 2
-    assert set(found.values()) == {0, 2}
 
 
 def test_the_first_sample_has_no_rates():

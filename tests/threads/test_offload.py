@@ -67,19 +67,6 @@ def test_each_kind_has_the_capacity_it_was_given():
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == given | others
 
 
-async def test_the_repr_shows_borrowed_tokens_and_waiting_tasks():
-    offload, blocker = Offload(), Blocker()
-    before_launch = "media 0/3+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
-    kinds = f"{before_launch}, launch 0/1+0, ahead 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
-    assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
-    async with trio.open_nursery() as nursery:
-        for _ in range(2):
-            nursery.start_soon(offload.run, "render", blocker)
-        await wait_all_tasks_blocked()
-        assert repr(offload) == f"<Offload render 1/1+1, {kinds}>"
-        blocker.let_go.set()
-
-
 # -- turns --------------------------------------------------------------------------------------------
 
 
@@ -95,7 +82,7 @@ async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_ali
         nursery.start_soon(offload.decode, 2, partial(order.append, 2))
         nursery.start_soon(partial(offload.run, "render", partial(order.append, 3), client=3))
         await wait_all_tasks_blocked()
-        assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=12)
+        assert repr(offload).startswith("<Offload render 1/1+12, media 0/3+0, ")
     assert order.count(1) == 10
     assert {2, 3} <= {*order[:4]}, "behind the one that was ready, and one more in turn"
 
@@ -281,15 +268,10 @@ def niceness() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
-async def test_a_launch_that_computes_in_threads_of_its_own_keeps_its_priority():
-    offload = Offload(niceness=niceness() + 3)
-    assert await offload.run("launch", niceness, lowers_priority=False) == niceness()
-    assert await offload.run("launch", niceness) == niceness() + 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 async def test_threads_yield_to_the_loop_and_callables_on_the_loop_do_not():
     own = niceness()
+    computing_elsewhere = Offload(niceness=own + 3).run("launch", niceness, lowers_priority=False)
+    assert await computing_elsewhere == own, "it computes in threads of its own"
     for kind in get_args(LimiterName):
         # A thread that did other work before may be nicer still.
         assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3

@@ -17,12 +17,9 @@ from trio_pool_serve.engine.places.queue_scaling import (
     BusyShare,
     QueueScaling,
     QueueSeconds,
-    busy_seconds,
     choose_wanted,
 )
 from trio_pool_serve.engine.places.supervisor import Place, Replica
-from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 
 pytestmark = pytest.mark.unit
 
@@ -135,20 +132,14 @@ def test_those_that_are_added_are_the_first_of_the_others_and_those_that_are_wan
     assert [place.replica.number for place in replicas if place.is_wanted] == [0, 1, 2, 4]
 
 
-def test_the_longest_estimate_of_all_processes_counts(tmp_path):
+def test_the_longest_estimate_counts_until_it_is_forgotten_before_it_could_add_replicas(tmp_path):
     first, second = (QueueSeconds.open(tmp_path, 0, 2) for _ in range(2))
+    assert first.longest == 0.0
     first.write(0, 0.5)
     second.write(1, 2.5)
     assert first.longest == second.longest == 2.5
-
-
-def test_an_estimate_that_is_not_repeated_is_forgotten_before_it_could_add_replicas(tmp_path):
-    queue = QueueSeconds.open(tmp_path, 0, 2)
-    assert queue.longest == 0.0
-    queue.write(0, 2.5)
-    queue.write(1, 0.5)
-    queue.estimates[0, 1] = time.monotonic() - FRESH_S
-    assert queue.longest == 0.5
+    first.estimates[1, 1] = time.monotonic() - FRESH_S
+    assert first.longest == second.longest == 0.5
     assert FRESH_S < UP_AFTER_S
 
 
@@ -268,10 +259,3 @@ def test_how_busy_an_engine_is_is_unknown_at_first_and_then_follows_the_last_sec
     assert busy.share == 1.0
     busy.observe(4 * BUSY_OVER_S, 3.5 * BUSY_OVER_S)
     assert busy.share == pytest.approx(0.5)
-
-
-def test_the_seconds_are_those_of_the_engine_s_counter():
-    metrics = Metrics()
-    metrics.of_engine("m").busy.inc(2.5)
-    assert busy_seconds(Snapshot(families_of(metrics.registry), {})) == 2.5
-    assert busy_seconds(Snapshot([], {})) == 0.0

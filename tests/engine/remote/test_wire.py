@@ -261,9 +261,17 @@ def test_other_errors_arrive_as_the_nearest_that_is_known_or_as_a_failed_batch()
 
 
 def test_what_an_error_says_is_bounded_and_can_be_encoded():
-    bad, long = back(ValueError("a\ud800b"), ValueError("ä" * 2**20))
+    class UnreadableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no message")
+
+    bad, long, unreadable, good = back(
+        ValueError("a\ud800b"), ValueError("ä" * 2**20), UnreadableError(), output(np.ones(3, dtype=np.float32))
+    )
     assert str(bad) == "a?b"
     assert len(str(long)) == 4000
+    assert type(unreadable) is BatchFailedError
+    assert type(good) is PoolingOutput
 
 
 # -- params ----------------------------------------------------------------------------------------------
@@ -296,7 +304,12 @@ def test_params_that_are_defined_elsewhere_arrive_as_they_were_sent():
     assert arrived.params == params
 
 
-UNSENDABLE = {
+def typed(*lengths: int) -> list[RenderedPrompt]:
+    """Return rows of two tokens with so many type ids each."""
+    return [RenderedPrompt(ROW.token_ids, type_ids=np.ones(length, np.int32)) for length in lengths]
+
+
+UNSENDABLE_PARAMS = {
     "an integer of 65 bits": Embed(dimensions=2**64),
     "a lone surrogate": Anything("\ud800"),
     "an object": Anything(object()),
@@ -305,45 +318,32 @@ UNSENDABLE = {
     "no params at all": "embed",
 }
 
+UNSENDABLE = {
+    **{name: (PoolingRequest(ROW), PoolingRequest(ROW, (wrong,))) for name, wrong in UNSENDABLE_PARAMS.items()},
+    **{
+        name: (PoolingRequest(good), PoolingRequest(wrong))
+        for name, good, wrong in (
+            ("objects", ROW, RenderedPrompt(ROW.token_ids, embeds=np.array([{}, {}]))),
+            ("broken ids", ROW, RenderedPrompt(np.array([0.5, 1.5]))),
+            ("a matrix", ROW, RenderedPrompt(np.ones((2, 2), dtype=np.int32))),
+            ("too few type ids", *typed(2, 1)),
+            ("numbers for bools", *[RenderedPrompt(ROW.token_ids, kept=np.ones(2, kind)) for kind in (bool, np.int32)]),
+        )
+    },
+}
 
-@pytest.mark.parametrize("wrong", UNSENDABLE.values(), ids=UNSENDABLE)
-def test_a_row_that_cannot_be_sent_is_refused_and_leaves_nothing_in_the_frame(wrong):
-    good = PoolingRequest(ROW)
-    arrived, errors = refused(good, PoolingRequest(ROW, (wrong,)), good)
+
+@pytest.mark.parametrize(("good", "wrong"), UNSENDABLE.values(), ids=UNSENDABLE)
+def test_a_row_that_cannot_be_sent_is_refused_alone_among_rows_like_it(good, wrong):
+    """They would have been sent as one array, and it leaves nothing in the frame."""
+    arrived, errors = refused(good, wrong, good)
     assert arrived == [0, 2]
     assert [(number, "cannot be sent" in str(error)) for number, error in errors.items()] == [(1, True)]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        RenderedPrompt(ROW.token_ids, embeds=np.array([{}, {}])),
-        RenderedPrompt(np.array([0.5, 1.5])),
-        RenderedPrompt(np.ones((2, 2), dtype=np.int32)),
-        RenderedPrompt(ROW.token_ids, type_ids=np.ones(1, dtype=np.int32)),
-        RenderedPrompt(ROW.token_ids, kept=np.ones(2, dtype=np.int32)),
-    ],
-    ids=["objects", "broken ids", "a matrix", "too few type ids", "numbers for bools"],
-)
-def test_a_prompt_that_cannot_be_sent_is_refused_alone_among_rows_like_it(wrong):
-    """They would have been sent as one array."""
-    good = replace(wrong, token_ids=ROW.token_ids, embeds=None)
-    if wrong.type_ids is not None:
-        good = replace(good, type_ids=np.ones(2, dtype=np.int32))
-    if wrong.kept is not None:
-        good = replace(good, kept=np.ones(2, dtype=np.bool_))
-    params = (Embed(),)
-    arrived, errors = refused(*[PoolingRequest(prompt, params) for prompt in (good, wrong, good)])
-    assert arrived == [0, 2]
-    assert list(errors) == [1]
-
-
 def test_arrays_of_another_length_than_their_row_are_refused_even_if_their_sum_is_right():
-    params = (Embed(),)
-    rows = [RenderedPrompt(ROW.token_ids, type_ids=np.ones(length, dtype=np.int32)) for length in (1, 3)]
-    arrived, errors = refused(*[PoolingRequest(row, params) for row in rows])
-    assert arrived == []
-    assert list(errors) == [0, 1]
+    arrived, errors = refused(*map(PoolingRequest, typed(1, 3)))
+    assert (arrived, list(errors)) == ([], [0, 1])
 
 
 def test_ids_of_another_integer_type_arrive_as_int32():
@@ -353,23 +353,17 @@ def test_ids_of_another_integer_type_arrive_as_int32():
         assert_same_array(np.array([1, 2], dtype=np.int32), arrived.prompt.token_ids)
 
 
-def test_what_rows_have_in_common_is_sent_once():
+def test_what_rows_have_in_common_is_sent_once_and_their_place_in_the_queue_stays_behind():
     params = (Spans(Threshold(0.5), ("a" * 1000,)),)
-    rows = [PoolingRequest(ROW, params) for _ in range(100)]
+    rows = [
+        PoolingRequest(ROW, params, index % 2, index, 5, 6 - index, 1e9, PlannedBatch(index, 100))
+        for index in range(100)
+    ]
     (frame,) = row_frames(enumerate(rows), pytest.fail)
     (part,) = frame.parts
     assert part.ids == list(range(100))
     assert len(frame.buffers) == 1
     assert len(part.content) < 2 * 1000
-
-
-def test_rows_of_different_requests_are_one_part_and_their_place_in_the_queue_stays_behind():
-    rows = [
-        PoolingRequest(ROW, (Embed(dimensions=8),), index % 2, index, 5, 6 - index, 1e9, PlannedBatch(index, 3))
-        for index in range(3)
-    ]
-    (frame,) = row_frames(enumerate(rows), pytest.fail)
-    assert len(frame.parts) == 1
     for ours, theirs in zip(rows, read(frame).values(), strict=True):
         assert_same(ours, theirs)
         assert (theirs.priority, theirs.group, theirs.client, theirs.rank, theirs.planned) == (0, 0, 0, 0, None)
@@ -448,6 +442,8 @@ UNSENDABLE_VALUES = {
     "complex numbers": np.ones(3, dtype=np.complex64),
     "no axis": np.float32(1),
     "nothing": None,
+    "no values": PoolingOutput(None, 0.1, 0.2, 0.3),
+    "a number of values": PoolingOutput(5, 0.1, 0.2, 0.3),
     "a sparse vector of numbers": SparseVector(3, 3.0),
     "a sparse matrix": SparseVector(np.ones((3, 2), dtype=np.int32), np.ones(3, dtype=np.float32)),
     "half a sparse vector": SparseVector(np.ones(3, dtype=np.int32), np.ones(2, dtype=np.float32)),
@@ -460,15 +456,10 @@ def test_an_answer_that_cannot_be_sent_fails_alone_among_those_like_it(wrong):
     good: PooledValue = np.ones(3, dtype=np.float32)
     if isinstance(wrong, SparseVector):
         good = SparseVector(np.ones(3, dtype=np.int32), np.ones(3, dtype=np.float32))
-    first, failed, last = back(output(good), output(wrong), output(good))
+    wrong = wrong if isinstance(wrong, PoolingOutput) else output(wrong)
+    first, failed, last = back(output(good), wrong, output(good))
     assert type(failed) is UnsendableError
     assert type(first) is type(last) is PoolingOutput
-
-
-def test_an_answer_without_values_fails_alone():
-    good = output(np.ones(3, dtype=np.float32))
-    outcomes = back(good, PoolingOutput(None, 0.1, 0.2, 0.3), PoolingOutput(5, 0.1, 0.2, 0.3), good)
-    assert [type(outcome) for outcome in outcomes] == [PoolingOutput, UnsendableError, UnsendableError, PoolingOutput]
 
 
 @st.composite
@@ -569,13 +560,3 @@ def test_one_guilty_row_of_many_costs_few_parts():
     assert sum(len(frame.parts) for frame in frames) <= 2 * 10 + 1
     outcomes = back(*[good] * 300, bad, *[good] * 300)
     assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, UnsendableError)] == [300]
-
-
-def test_an_error_whose_message_cannot_be_read_fails_its_row_alone():
-    class UnreadableError(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no message")
-
-    failed, good = back(UnreadableError(), output(np.ones(3, dtype=np.float32)))
-    assert type(failed) is BatchFailedError
-    assert type(good) is PoolingOutput
