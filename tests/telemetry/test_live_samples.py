@@ -18,7 +18,7 @@ def totals(*processes: Metrics, at: float, load: dict | None = None) -> Totals:
     return Totals.of([Snapshot(families_of(each.registry), load or {}) for each in processes], at)
 
 
-def sample(before: Totals | None, now: Totals) -> dict:
+def sample(before: Totals, now: Totals) -> dict:
     return json.loads(sample_between(before, now, number=7, state="ready"))
 
 
@@ -76,12 +76,6 @@ def test_a_batch_is_full_in_proportion_to_its_budget():
     assert (found["queued_rows"], found["queued_tokens"]) == (3, 9)
     metrics.of_engine("small").batch_tokens.observe(75)
     assert sample(before, totals(metrics, at=2.0, load=load))["batch_fill"] == 0.5, "each by its model's budget"
-
-
-def test_the_first_sample_has_no_rates():
-    found = sample(None, totals(Metrics(), at=1.0))
-    assert "requests" not in found
-    assert found["queued_rows"] == 0
 
 
 def test_a_process_that_did_not_answer_in_time_makes_no_spike():
@@ -225,9 +219,13 @@ async def test_fifteen_minutes_are_kept(history, autojump_clock):
     assert KEPT == 15 * 60
 
 
-async def test_there_are_no_rates_over_an_unwatched_time(history, source, autojump_clock):
-    await view(history, 2, [])
-    source.metrics.requests.inc(1000)
-    await trio.sleep(600)
-    _, (sample,) = await history.samples_after(2)
-    assert "requests" not in json.loads(sample)
+async def test_there_are_no_rates_at_first_and_over_an_unwatched_time(history, source, autojump_clock):
+    samples = []
+    for number in range(3):
+        if number == 2:
+            source.metrics.requests.inc(1000)
+            await trio.sleep(600)
+        _, (sample,) = await history.samples_after(number)
+        samples.append(json.loads(sample))
+    assert ["requests" in sample for sample in samples] == [False, True, False]
+    assert samples[0]["queued_rows"] == 0

@@ -233,18 +233,6 @@ def test_at_a_steady_load_the_number_settles_and_nothing_is_refused(load, settle
     assert queue.changes == []
 
 
-def test_a_load_that_falls_gives_replicas_back_down_to_the_least_and_one_that_rises_again_gets_them():
-    queue = PoissonQueue(lambda now: 0.3 if 1200 <= now < 2400 else 2.5, 60.0)
-    queue.run(1200)
-    assert queue.ready == 4
-    queue.run(1200)
-    assert queue.ready == 1
-    down = [wanted for at, wanted in queue.changes if 1200 <= at < 2400]
-    assert down == [3, 2, 1]
-    queue.run(600)
-    assert queue.ready == 4
-
-
 def test_how_busy_an_engine_is_is_unknown_at_first_and_then_follows_the_last_seconds():
     busy = BusyShare()
     assert busy.share == 1.0

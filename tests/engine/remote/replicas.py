@@ -88,7 +88,8 @@ class Replica:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.worker.run)
             await self.engine.worker.dispatcher.wait_ready()
-            listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
+            own = socket.socket(fileno=socket.dup(self.listening.fileno()))
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
             if self.by_tcp:
                 self.listener = EngineListener(self.engine, self.keys)
                 nursery.start_soon(self._serve_until_leaving, [listener])
@@ -115,9 +116,6 @@ class Replica:
         if self.by_tcp:
             await answer_greeting(stream, self.keys.keys)
         return stream
-
-    def _dup(self) -> socket.socket:
-        return socket.socket(fileno=socket.dup(self.listening.fileno()))
 
 
 @asynccontextmanager

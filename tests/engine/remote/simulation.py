@@ -190,7 +190,6 @@ class Simulation:
 
     nursery: trio.Nursery
     servers: list[DeviceServer] = field(init=False, factory=list)
-    runners: list[SimulatedRunner] = field(init=False, factory=list)
     answered: int = field(init=False, default=0)
     """Rows of all closed-loop clients."""
     _running: dict[Engine, trio.CancelScope] = field(init=False, factory=dict)
@@ -201,7 +200,6 @@ class Simulation:
         self.nursery.start_soon(server.worker.run)
         await server.worker.dispatcher.wait_ready()
         self.servers.append(server)
-        self.runners.append(runner)
         return server
 
     async def add_process(self, loop: LateLoop | None = None) -> Engine:
@@ -226,10 +224,10 @@ class Simulation:
         """End an API process: its connections end, with whatever is on the way."""
         self._running[engine].cancel()
 
-    async def ask_again(self, engine: Engine, tokens: int, client: int = 0) -> None:
+    async def ask_again(self, engine: Engine, tokens: int) -> None:
         """Be a client that sends a row whenever it has the answer to its last one."""
         while True:
-            await engine.submit(row(tokens, client=client))
+            await engine.submit(row(tokens))
             self.answered += 1
 
 

@@ -1,4 +1,4 @@
-"""Links by TCP: peers that fall silent, engines that leave, engines of several zones."""
+"""Links by TCP: peers that fall silent, engines that leave, and what they tell of others."""
 
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -201,35 +201,6 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(played):
     await until(lambda: engine.worker.links[0].losses == 1)
     await until(lambda: all(entry.output is not None for entry in entries))
     assert not len(engine.dispatcher.in_flight)
-
-
-# -- zones -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("zone", ["here", "there"])
-async def test_an_engine_of_any_zone_may_be_lost(make, zone):
-    lost, other = make(0, zone=zone), make(1, zone="here")
-    outcomes = []
-
-    async def ask(engine) -> None:
-        outcomes.append(await outcome_of(engine, request(5)))
-
-    async with (
-        lost.listen(),
-        other.listen(),
-        asking(lost, other, zone="here") as engine,
-        trio.open_nursery() as nursery,
-    ):
-        async with lost.live():
-            await engine.wait_ready()
-            lost.runner.gate.clear()
-            nursery.start_soon(ask, engine)
-            await until(lambda: lost.engine.worker.statistics().in_flight_batches)
-        await until(lambda: outcomes)
-        assert isinstance(outcomes[0], EngineProcessDiedError)
-        async with other.live():
-            await engine.wait_ready()
-            assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
 
 
 # -- what device servers tell of other API processes' work --------------------------------------------

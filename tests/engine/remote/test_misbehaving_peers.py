@@ -149,22 +149,6 @@ async def test_an_api_process_that_sends_what_it_may_not_is_left_alone(replica, 
     assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
-async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
-    replica = make()
-    async with replica.listen(), replica.live():
-        stream = await replica.connect()
-        await stream.receive()
-        content = msgspec.Raw(msgspec.msgpack.encode([[1], [0], [None], None, None, None, None, [["x" * 40_000, {}]]]))
-        await stream.send(Submit([Part([7], 0, content)], BatchFacts(0, 1)))
-        while not (received := await stream.receive())[0].parts:
-            """A heartbeat."""
-        await stream.aclose()
-        (part,) = received[0].parts
-        outputs = msgspec.msgpack.decode(part.content, type=Outputs)
-        assert part.ids == [7]
-        assert "are too many" in outputs.failure.message
-
-
 async def test_many_rows_are_withdrawn_in_several_frames(replica, engine):
     replica.engine.worker.budget = TokenBudget(10_000)
     await engine.submit(request(1))  # its answer tells the budget

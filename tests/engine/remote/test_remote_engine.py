@@ -207,19 +207,6 @@ class Unsendable(PoolingParams):
     value: object = field(factory=object)
 
 
-async def outcomes(engine: Engine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
-    """Have rows of as many requests computed at the same time; they go in one frame."""
-    found: dict[int, PoolingOutput | Exception] = {}
-
-    async def one(index: int) -> None:
-        found[index] = await outcome_of(engine, asked[index])
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(asked)):
-            nursery.start_soon(one, index)
-    return [found[index] for index in range(len(asked))]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -231,7 +218,15 @@ async def outcomes(engine: Engine, *asked: PoolingRequest) -> list[PoolingOutput
 )
 async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, engine, wrong):
     hello = engine.worker.links[0].hello
-    first, failed, last = await outcomes(engine, request(5), wrong, request(6))
+    found: dict[int, PoolingOutput | Exception] = {}
+
+    async def ask(number: int, asked: PoolingRequest) -> None:
+        found[number] = await outcome_of(engine, asked)
+
+    async with trio.open_nursery() as nursery:  # they go in one frame
+        for number, asked in enumerate((request(5), wrong, request(6))):
+            nursery.start_soon(ask, number, asked)
+    first, failed, last = [found[number] for number in range(3)]
     assert isinstance(failed, UnsendableError)
     assert [first.values[0][1], last.values[0][1]] == [5, 6]
     assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0

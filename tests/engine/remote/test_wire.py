@@ -428,6 +428,12 @@ def test_a_row_that_cannot_be_read_fails_alone(wrong):
         assert_same(good, *read_rows(part))
 
 
+def test_a_part_that_is_larger_than_any_that_is_sent_is_not_read():
+    content = msgspec.msgpack.encode([[1], [0], [None], None, None, None, None, [["x" * 40_000, {}]]])
+    with pytest.raises(UnsendableError, match="are too many"):
+        read_rows(ReceivedPart(content, memoryview(b""), [7]))
+
+
 def test_arrays_of_one_row_do_not_come_with_several():
     frame = Frame()
     frame.add([1, 2], alike([1, 1], [], lone=LonePrompt(np.ones((1, 1), np.float32), None, None)))
