@@ -64,7 +64,7 @@ def test_every_case_is_recorded():
     assert len(KEYS) == sum(len(case.kinds) for case in CASES), "two cases have the same name"
 
 
-@sampled("kind", KINDS, keep=["embedding", "cross-encoder", "sparse"])
+@sampled("kind", KINDS, keep=["embedding", "cross-encoder", "sparse", "chat", "chat with another template"])
 async def test_answers_are_those_of_vllm(request, kind: str, tmp_path: Path, subtests: pytest.Subtests, known):
     folder = KINDS[kind].write(tmp_path / "model")
     config = read_config([f"m={folder}", "--dtype", "float32", "--device", "cpu", *KINDS[kind].both, *KINDS[kind].ours])

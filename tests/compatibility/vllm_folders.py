@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from attrs import evolve, frozen
 from safetensors.torch import load_file, save_file
 
-from tests.kept_folders import built_once
+from tests.kept_folders import built_once, each_built_once
 from tests.model_folders import write_json
 from tests.models.classifier_families import (
     LONG,
@@ -26,7 +25,6 @@ from tests.models.model_families import (
     NORMALIZE,
     Module,
     bert_tokenizer,
-    config_of,
     dense,
     edit_json,
     legacy_pooling,
@@ -76,53 +74,30 @@ class ModelKind:
     ours: tuple[str, ...] = ()
 
 
-def save(folder: Path, model: Any, tokenizer: Any) -> Path:
-    """Save a model without a head, with biases and norms that are not zeros and ones."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
-    model.float().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def of_class(name: str, tokenizer: Callable[[], Any] = bert_tokenizer, **config: Any) -> Callable[[Path], Path]:
+    """Return what writes a model of a class of transformers: without modules.json."""
+    return lambda folder: write_model(folder, name, tokenizer(), **{**ENCODER, **config})
 
 
-def write_transformer(folder: Path, kind: str, tokenizer: Any, **config: Any) -> Path:
-    """Write a bare transformer: no modules.json."""
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}Model")(config_of(kind, len(tokenizer), **config))
-    return save(folder, model, tokenizer)
-
-
-@built_once
-def bare_bert(folder: Path) -> Path:
-    return write_transformer(folder, "Bert", bert_tokenizer(), **ENCODER)
-
-
-@built_once
-def bare_modernbert(folder: Path) -> Path:
-    return write_transformer(folder, "ModernBert", modernbert_tokenizer(), **ENCODER)
-
-
-@built_once
-def bare_qwen3(folder: Path) -> Path:
-    return write_transformer(folder, "Qwen3", padded_qwen3_tokenizer(), **DECODER)
+BARE = each_built_once(
+    bert=of_class("BertModel"),
+    modernbert=of_class("ModernBertModel", modernbert_tokenizer),
+    qwen3=of_class("Qwen3Model", padded_qwen3_tokenizer, **DECODER),
+    cross_encoder=of_class("BertForSequenceClassification", num_labels=1),
+    classifier=of_class("BertForSequenceClassification", id2label=LABELS),
+    token_classifier=of_class("BertForTokenClassification", id2label=LABELS),
+    # Its head has weights of its own: vLLM does not find those that are shared.
+    sparse=of_class("BertForMaskedLM", tie_word_embeddings=False),
+    generative_reranker=of_class("Qwen3ForCausalLM", lambda: reranker_tokenizer(JUDGE), **CHAT),
+)
 
 
 @built_once
 def embedding(folder: Path) -> Path:
     """Mean and normalised."""
-    bare_bert(folder)
+    BARE["bert"](folder)
     write_modules(folder, (legacy_pooling("mean_tokens"), Module(type=NORMALIZE)))
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 48})
-    return folder
-
-
-@built_once
-def prompted(folder: Path) -> Path:
-    """The same, with a prompt for queries."""
-    embedding(folder)
-    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
     return folder
 
 
@@ -135,23 +110,21 @@ def matryoshka(folder: Path) -> Path:
 
 
 @built_once
-def chat(folder: Path) -> Path:
-    """A decoder whose input may be a conversation."""
-    tokenizer = reranker_tokenizer(TOOLS + CHATML)
-    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
-    write_transformer(folder, "Qwen3", tokenizer, **CHAT)
-    write_modules(folder, (pooling("lasttoken", embedding_dimension=HIDDEN), Module(type=NORMALIZE)))
+def prompted(folder: Path) -> Path:
+    """As ``embedding``, with a prompt for queries."""
+    embedding(folder)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
     return folder
 
 
 @built_once
-def cross_encoder(folder: Path) -> Path:
-    return write_model(folder, "BertForSequenceClassification", bert_tokenizer(), num_labels=1, **ENCODER)
-
-
-@built_once
-def classifier(folder: Path) -> Path:
-    return write_model(folder, "BertForSequenceClassification", bert_tokenizer(), id2label=LABELS, **ENCODER)
+def chat(folder: Path) -> Path:
+    """A decoder whose input may be a conversation."""
+    tokenizer = reranker_tokenizer(TOOLS + CHATML)
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    write_model(folder, "Qwen3Model", tokenizer, **CHAT)
+    write_modules(folder, (pooling("lasttoken", embedding_dimension=HIDDEN), Module(type=NORMALIZE)))
+    return folder
 
 
 @built_once
@@ -162,14 +135,9 @@ def decoder_classifier(folder: Path) -> Path:
 
 
 @built_once
-def token_classifier(folder: Path) -> Path:
-    return write_model(folder, "BertForTokenClassification", bert_tokenizer(), id2label=LABELS, **ENCODER)
-
-
-@built_once
 def late_interaction(folder: Path) -> Path:
     """A model without markers and expansion of queries, of which vLLM would know nothing."""
-    bare_bert(folder)
+    BARE["bert"](folder)
     narrower = dense(HIDDEN, 32, bias=False, activation=IDENTITY)
     mask = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
     modules = (
@@ -186,24 +154,13 @@ def late_interaction(folder: Path) -> Path:
 @built_once
 def colbert(folder: Path) -> Path:
     """The original ColBERT's form."""
-    write_transformer(folder, "Bert", bert_with_unused(), **ENCODER)
+    write_model(folder, "BertModel", bert_with_unused(), **ENCODER)
     edit_json(folder / "config.json", lambda config: config.update(architectures=["HF_ColBERT"]))
     encoder = load_file(folder / "model.safetensors")
     weights = {f"bert.{name}": weight for name, weight in encoder.items() if "pooler" not in name}
     weights["linear.weight"] = torch.randn(32, HIDDEN, generator=torch.Generator().manual_seed(3))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-@built_once
-def sparse(folder: Path) -> Path:
-    """Its head has weights of its own: vLLM does not find those that are shared."""
-    return write_model(folder, "BertForMaskedLM", bert_tokenizer(), tie_word_embeddings=False, **ENCODER)
-
-
-@built_once
-def generative_reranker(folder: Path) -> Path:
-    return write_model(folder, "Qwen3ForCausalLM", reranker_tokenizer(JUDGE), **CHAT)
 
 
 RERANKER_OVERRIDES = (
@@ -223,26 +180,26 @@ KINDS: Mapping[str, ModelKind] = {
     "embedding": ModelKind(write=embedding),
     "embedding with prompts": ModelKind(write=prompted),
     "matryoshka": ModelKind(write=matryoshka),
-    "bare BERT": ModelKind(write=bare_bert, ours=CLS),
-    "bare BERT without flags": ModelKind(write=bare_bert),
-    "bare BERT with mean": ModelKind(write=bare_bert, both=MEAN),
-    "bare ModernBERT": ModelKind(write=bare_modernbert, ours=CLS),
-    "bare decoder": ModelKind(write=bare_qwen3, ours=("--pooling", "last", "--normalize")),
+    "bare BERT": ModelKind(write=BARE["bert"], ours=CLS),
+    "bare BERT without flags": ModelKind(write=BARE["bert"]),
+    "bare BERT with mean": ModelKind(write=BARE["bert"], both=MEAN),
+    "bare ModernBERT": ModelKind(write=BARE["modernbert"], ours=CLS),
+    "bare decoder": ModelKind(write=BARE["qwen3"], ours=("--pooling", "last", "--normalize")),
     "chat": ModelKind(write=chat, vllm=("--enable-tokenizer-info-endpoint",)),
     "chat with another template": ModelKind(write=chat, both=("--chat-template", OTHER_TEMPLATE)),
-    "cross-encoder": ModelKind(write=cross_encoder),
-    "classifier": ModelKind(write=classifier),
+    "cross-encoder": ModelKind(write=BARE["cross_encoder"]),
+    "classifier": ModelKind(write=BARE["classifier"]),
     "decoder classifier": ModelKind(write=decoder_classifier),
-    "token classifier": ModelKind(write=token_classifier),
-    "classifier of tokens": ModelKind(write=classifier, both=TOKENS),
+    "token classifier": ModelKind(write=BARE["token_classifier"]),
+    "classifier of tokens": ModelKind(write=BARE["classifier"], both=TOKENS),
     "decoder classifier of tokens": ModelKind(write=decoder_classifier, both=TOKENS),
     "token embeddings": ModelKind(write=embedding, both=TOKEN_VECTORS),
     "late interaction": ModelKind(write=late_interaction, vllm=TOKEN_VECTORS),
     "ColBERT": ModelKind(write=colbert),
     "generative reranker": ModelKind(
-        write=generative_reranker, vllm=("--hf-overrides", RERANKER_OVERRIDES, "--chat-template", JUDGE)
+        write=BARE["generative_reranker"], vllm=("--hf-overrides", RERANKER_OVERRIDES, "--chat-template", JUDGE)
     ),
-    "sparse": ModelKind(write=sparse, vllm=("--hf-overrides", SPARSE_OVERRIDES)),
+    "sparse": ModelKind(write=BARE["sparse"], vllm=("--hf-overrides", SPARSE_OVERRIDES)),
     "embedding in chunks": ModelKind(write=embedding, both=CHUNKED),
     "embedding with a key": ModelKind(write=embedding, both=("--api-key", "sesame"), ours=("--api-key-scope", "vllm")),
 }

@@ -10,7 +10,7 @@ import torch
 import transformers
 from attrs import frozen
 
-from tests.models.model_families import MAX_LENGTH, ServedModel, largest_difference, reference
+from tests.models.model_families import MAX_LENGTH, ServedModel, largest_difference
 from tests.models.retrieval_families import DOCUMENTS, write_bge_m3
 from trio_pool_serve.types import (
     Batch,
@@ -98,17 +98,3 @@ async def test_a_shuffled_batch_in_which_each_row_asks_for_other_things_agrees(m
     for (index, subset), values in zip(rows, answers, strict=True):
         for value, param in zip(values, subset, strict=True):
             assert_agree(value, param, model.expected[index])
-
-
-async def test_a_repeated_word_has_its_greatest_weight(model: Model):
-    text = "task parent task nursery task"
-    [expected] = by_formula(model.served.path, (text,))
-    [(value,)] = await model.served.values([text], SparseEmbed())
-    assert len(model.served.renderer.texts.tokenizers.first.encode(text)) > len(value.indices) > 0
-    assert_agree(value, SparseEmbed(), expected)
-
-
-async def test_the_dense_vector_is_that_of_sentence_transformers(tmp_path: Path):
-    path = write_bge_m3(tmp_path / "model")
-    rows = [row for (row,) in await ServedModel(path).values(DOCUMENTS, Embed())]
-    assert largest_difference(rows, reference(path).encode(list(DOCUMENTS))) < TOLERANCE

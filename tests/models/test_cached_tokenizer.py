@@ -233,15 +233,6 @@ def test_a_conversion_leaves_the_tokenizer_in_the_cache(cache, no_transformers, 
     assert isinstance(load_tokenizer(read_model_folder(path, config), cache=cache), FastTokenizer)
 
 
-def test_a_damaged_entry_is_made_anew(folders, cache):
-    folder = model_folder(folders("t5"))
-    expected = facts(load_tokenizer(folder, cache=cache))
-    (entry,) = cache.folder.glob("*/tokenizer.json")
-    entry.write_text(entry.read_text().replace("0.0", "0.5"))
-    assert facts(load_tokenizer(folder, cache=cache)) == expected
-    assert facts(load_tokenizer(folder, cache=cache)) == expected
-
-
 @pytest.mark.parametrize("write", [ByT5Tokenizer().save_pretrained, write_siglip_tokenizer], ids=["byt5", "siglip"])
 def test_a_tokenizer_written_in_python_is_not_cached(cache, tmp_path, write):
     (tmp_path / "model").mkdir()

@@ -27,7 +27,6 @@ from tests.models.model_families import (
     write_family,
 )
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
@@ -74,15 +73,9 @@ def pooled_by_sentence_transformers(
 
 @pytest.mark.parametrize("modes", [*((mode,) for mode in MODES), *CONCATENATIONS], ids="+".join)
 def test_pooling_types_agree_alone_and_concatenated(modes: tuple[str, ...], states: Tensor, mask: Tensor):
+    """The padding has states, too, which are never looked at."""
     expected = pooled_by_sentence_transformers(modes, states, mask)
     torch.testing.assert_close(pooled(pooler({"pooling_mode": list(modes)}), states), expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_is_never_looked_at(mode: str, states: Tensor, mask: Tensor):
-    spoilt = torch.where(mask.unsqueeze(-1), states, 1e4)
-    pool = pooler({"pooling_mode": mode})
-    assert torch.equal(pooled(pool, states), pooled(pool, spoilt))
 
 
 def test_half_precision_states_are_pooled_in_float32(states: Tensor):
@@ -252,6 +245,7 @@ def test_what_is_assumed_is_said_with_what_others_would_assume(family: str, vllm
     half = read_model_folder(bare, ModelConfig(pooling="cls")).spec.assumption
     assert "Assumed are cls pooling and no normalisation." in half
     assert read_model_folder(bare, ModelConfig(pooling="cls", normalize=True)).spec.assumption == ""
+    assert read_model_folder(write_family(tmp_path / "declared", family)).spec.assumption == ""
 
 
 @pytest.mark.parametrize(("config", "pooling_type"), [({}, "lasttoken"), ({"is_causal": False}, "mean")])
@@ -262,10 +256,6 @@ async def test_a_bare_decoder_is_pooled_as_sentence_transformers_does(config: di
     ours = ServedModel(bare)
     assert f"Assumed are {pooling_type} pooling and no normalisation." in ours.folder.spec.assumption
     assert largest_difference(await ours.embed(TEXTS), reference(bare).encode(list(TEXTS))) < TOLERANCE
-
-
-def test_nothing_is_assumed_of_what_the_files_declare(tmp_path: Path):
-    assert read_model_folder(write_family(tmp_path, "bert")).spec.assumption == ""
 
 
 @pytest.mark.parametrize(
@@ -285,14 +275,6 @@ def test_nothing_is_assumed_of_what_the_files_declare(tmp_path: Path):
 )
 def test_vllm_s_pooler_config_is_understood(given: str, meant: dict):
     assert settings_of(ModelConfig(pooler_config=given)) == ModelConfig(pooler_config=given, **meant)
-
-
-def test_tokens_of_steps_are_in_vllm_s_pooler_config_only():
-    given = ModelConfig(pooler_config='{"step_tag_id": "3", "returned_token_ids": [1, 2]}')
-    pooler = pooler_config_of(settings_of(given))
-    assert (pooler.step_tag_id, pooler.returned_token_ids) == (3, (1, 2))
-    pooler = pooler_config_of(ModelConfig())
-    assert (pooler.step_tag_id, pooler.returned_token_ids) == (None, ())
 
 
 @pytest.mark.parametrize(

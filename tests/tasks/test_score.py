@@ -12,13 +12,14 @@ from trio_pool_serve.errors import (
     ContextLengthError,
     EmptyInputError,
     InvalidRequestError,
+    NotFiniteError,
     OverloadedError,
 )
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, score
-from trio_pool_serve.types import Classify, Client, MaxSim, TokenEmbed
+from trio_pool_serve.types import Classify, Client, CopiedBatch, MaxSim, TokenEmbed
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +44,14 @@ def test_a_job_has_one_query_or_one_for_each_document_and_cuts_no_text_to_nothin
 
 
 # -- pairs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+async def test_what_is_no_number_is_an_error_and_no_score(service, scripted, wrong):
+    serve_as(service, Judge())
+    scripted.on_launch = lambda batch: CopiedBatch([(np.array([wrong], dtype=np.float32),)] * len(batch.requests))
+    with pytest.raises(NotFiniteError):
+        await scores(service, ["hello"], ["world"])
 
 
 @pytest.mark.parametrize(("more", "activation"), [({}, "score"), ({"activation": "raw"}, "raw")])

@@ -11,7 +11,6 @@ from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.service import Service
-from trio_pool_serve.types import Embed
 
 
 @pytest.fixture
@@ -32,19 +31,6 @@ async def test_embedding_type_chooses_the_encoding(client, listed):
     assert await one("binary") == as_dtype(vector, "binary").tolist()
     assert await one("ubinary") == as_dtype(vector, "ubinary").tolist()
     assert np.frombuffer(base64.b64decode(await one("base64")), "<f4").tolist() == vector.tolist()
-
-
-async def test_normalized_is_what_the_model_is_asked_for(client, scripted):
-    for asked, expected in (
-        ({"normalized": True}, True),
-        ({"normalized": False}, False),
-        ({"normalized": "true"}, True),
-        ({"normalized": 0}, False),
-        ({"normalized": None, "normalize": True}, True),
-        ({"normalized": None}, None),
-    ):
-        await vectors(client, input="hello", **asked)
-        assert scripted.batches[-1].requests[0].params == (Embed(normalize=expected),)
 
 
 async def test_long_texts_are_refused_unless_they_may_be_cut(client, service):

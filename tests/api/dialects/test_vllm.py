@@ -55,17 +55,6 @@ async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, servic
 HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))
 
 
-async def test_a_prompt_s_tokens_are_those_the_model_would_read(client, scripted):
-    answer = await post(client, "/tokenize", prompt="Hello world")
-    assert answer == {"count": 4, "max_model_len": 64, "tokens": [CLS, HELLO, WORLD, SEP], "token_strs": None}
-    assert scripted.batches == []
-
-
-async def test_tokens_come_as_the_vocabulary_writes_them_if_asked(client):
-    answer = await post(client, "/tokenize", prompt="Hello world", add_special_tokens=False, return_token_strs=True)
-    assert answer == {"count": 2, "max_model_len": 64, "tokens": [HELLO, WORLD], "token_strs": ["hello", "world"]}
-
-
 async def test_more_tokens_than_the_model_takes_are_counted_all_the_same(client):
     answer = await post(client, "/tokenize", prompt="hello " * 5000)
     assert answer["count"] == len(answer["tokens"]) == 5002

@@ -1,19 +1,15 @@
 """Conversations as vLLM's clients send them: several at once, in ``input``, to ``/tokenize``, by another template."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import post, refused, serving
 from tests.conftest import render_templates_on_the_loop
-from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
+from tests.rendering.chat.chat_folders import CHATML
 from tests.rendering.media.images import data_url
-from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -22,10 +18,8 @@ from trio_pool_serve.service import Service
 
 HELLO = [{"role": "user", "content": "hello"}]
 TURNS = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A nursery"}]
-QUIET = {"enable_thinking": False}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
-TOOL_NAMES = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}" + CHATML
-KNOWS_DEVELOPER = "{% for message in messages %}{{ 'D:' if message.role == 'developer' else 'X:' }}{% endfor %}"
+ROLES = "{% for message in messages %}{{ 'D:' if message.role == 'developer' else 'X:' }}{% endfor %}"
 
 
 @pytest.fixture
@@ -40,29 +34,11 @@ async def service(service: Service) -> Service:
     return service
 
 
-@asynccontextmanager
-async def serving_folder(folder: Path, scripted: ScriptedRunner, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(Config(models=(str(folder),), **settings), scripted) as (service, client):
-        render_templates_on_the_loop(service)
-        yield client
-
-
 def rows(answer: dict[str, Any]) -> list[Any]:
     return [item.get("embedding", item.get("data", item.get("probs"))) for item in answer["data"]]
 
 
 # -- several conversations, and conversations in ``input`` ------------------------------------------------
-
-
-@each("path", ["/v1/embeddings", "/pooling", "/classify"])
-async def test_a_list_of_conversations_is_an_input_for_each(client, path):
-    alone = [await post(client, path, messages=messages) for messages in (HELLO, TURNS)]
-    expected = [row for answer in alone for row in rows(answer)]
-    for name in ("messages", "input"):
-        together = await post(client, path, **{name: [HELLO, TURNS]})
-        assert rows(together) == expected
-        assert together["usage"]["total_tokens"] == sum(answer["usage"]["total_tokens"] for answer in alone)
-    assert rows(await post(client, path, input=TURNS)) == rows(alone[1])
 
 
 async def test_messages_in_input_take_the_fields_of_conversations(client):
@@ -122,37 +98,6 @@ async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_field
 
 
 @each(
-    ("fields", "options"),
-    [
-        ({}, {"add_generation_prompt": True}),
-        ({"add_generation_prompt": False}, {}),
-        ({"chat_template_kwargs": {"add_generation_prompt": False}}, {}),
-        ({"continue_final_message": True}, {"continue_final_message": True}),
-        (
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            {"add_generation_prompt": True, "enable_thinking": False},
-        ),
-    ],
-)
-async def test_a_conversation_has_the_tokens_of_transformers(client, theirs, fields, options):
-    answer = await post(client, "/tokenize", messages=TURNS, return_token_strs=True, **fields)
-    expected = theirs.apply_chat_template(TURNS, tokenize=True, return_dict=False, **options)
-    assert answer["tokens"] == expected
-    assert answer["token_strs"] == theirs.convert_ids_to_tokens(expected)
-    assert answer["count"] == len(expected)
-
-
-async def test_tools_reach_the_template(tmp_path, scripted):
-    folder = write_chat_folder(tmp_path / "tools", TOOL_NAMES)
-    async with serving_folder(folder, scripted) as client:
-        without = await post(client, "/tokenize", messages=HELLO)
-        given = await post(client, "/tokenize", messages=HELLO, tools=TOOLS)
-        text = (await post(client, "/detokenize", tokens=given["tokens"]))["prompt"]
-    assert text.startswith("<look_up>")
-    assert given["tokens"][len("<look_up>") :] == without["tokens"]
-
-
-@each(
     ("body", "param"),
     [
         ({"messages": []}, "messages"),
@@ -175,47 +120,14 @@ async def test_what_cannot_be_tokenized_is_refused(client, body, param):
 # -- roles and templates -----------------------------------------------------------------------------------
 
 
-@each(
-    ("messages", "meant"),
-    [
-        ([("developer", "Be brief."), ("user", "hello")], [("system", "Be brief."), ("user", "hello")]),
-        (
-            [("system", "Be kind."), ("developer", "Be brief."), ("user", "hello")],
-            [("system", "Be kind.\n\nBe brief."), ("user", "hello")],
-        ),
-        (
-            [("user", "hello"), ("developer", "Be brief."), ("system", "Be kind.")],
-            [("system", "Be brief.\n\nBe kind."), ("user", "hello")],
-        ),
-    ],
-)
-async def test_a_template_that_knows_no_developer_gets_one_system_message(client, messages, meant):
-    sent, same = ([{"role": role, "content": text} for role, text in said] for said in (messages, meant))
-    assert rows(await post(client, messages=sent)) == rows(await post(client, messages=same))
-
-
-async def test_a_template_that_knows_the_role_gets_it(tmp_path, scripted):
-    folder = write_chat_folder(tmp_path / "knows", KNOWS_DEVELOPER)
-    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
-    async with serving_folder(folder, scripted) as client:
-        tokens = (await post(client, "/tokenize", messages=messages))["tokens"]
-        assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "D:X:"
-
-
-@pytest.fixture(params=["text", "file"])
-def given_template(request, tmp_path: Path) -> str:
-    if request.param == "text":
-        return KNOWS_DEVELOPER
-    path = tmp_path / "template.jinja"
-    path.write_text(KNOWS_DEVELOPER)
-    return str(path)
-
-
-async def test_the_flag_replaces_the_model_s_template(chat_folder, scripted, given_template):
-    async with serving_folder(chat_folder, scripted, loading=ModelConfig(chat_template=given_template)) as client:
+async def test_a_file_of_the_flag_replaces_the_model_s_template(chat_folder, scripted, tmp_path):
+    (tmp_path / "template.jinja").write_text(ROLES)
+    loading = ModelConfig(chat_template=str(tmp_path / "template.jinja"))
+    async with serving(Config(models=(str(chat_folder),), loading=loading), scripted) as (service, client):
+        render_templates_on_the_loop(service)
         tokens = (await post(client, "/tokenize", messages=TURNS))["tokens"]
         assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "X:X:"
-        assert (await client.get("/tokenizer_info")).json()["chat_template"] == KNOWS_DEVELOPER
+        assert (await client.get("/tokenizer_info")).json()["chat_template"] == ROLES
 
 
 def test_a_template_that_is_no_file_or_cannot_be_parsed_is_refused_at_the_start(chat_folder):

@@ -100,12 +100,6 @@ async def test_one_task_of_several_that_the_model_cannot_do_is_400(client, servi
     assert scripted.batches == []
 
 
-async def test_vectors_are_made_as_asked(client, scripted):
-    await items(client, input="hello", dimensions=3, normalize=False)
-    assert scripted.batches[0].requests[0].params == (Embed(dimensions=3, normalize=False),)
-    assert await pooled(client, input=[7, 8], task="token_embed", dimensions=2) == [matrix([7, 8], 2)]
-
-
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 async def test_use_activation_of_vectors_is_normalize(client, scripted, task):
     for given, normalize in (({}, None), ({"use_activation": True}, True), ({"use_activation": "false"}, False)):
@@ -122,13 +116,6 @@ async def test_use_activation_of_labels_leaves_vectors_as_they_are(client, scrip
 
 
 # -- encodings -------------------------------------------------------------------------------------------
-
-
-async def test_base64_of_a_row_for_each_token_tells_its_shape(client):
-    (item,) = await items(client, input=[7, 8, 9], task="token_embed", encoding_format="base64")
-    assert item["shape"] == [3, 8]
-    found = np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(item["shape"])
-    assert found.tolist() == matrix([7, 8, 9])
 
 
 async def test_base64_is_for_arrays_and_weights_stay_json(client):

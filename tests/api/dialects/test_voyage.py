@@ -64,18 +64,6 @@ async def test_long_texts_are_cut_unless_truncation_is_off(client, service):
     assert_idle(service)
 
 
-async def test_fields_of_openai_and_jina_hold_beside_them(client):
-    for marked in ({"input_type": None}, {"task": None}):
-        assert await vectors(client, input="hello", dimensions=3, **marked) == [vector_of("hello", 3)]
-        assert await vectors(client, input=LONG, truncate_prompt_tokens=4, **marked) == [vector_of("w0 w1")]
-        assert await vectors(client, input=[7, 8], **marked) == [vector_of([7, 8])]
-        expected = as_dtype(array_of("hello"), "int8").tolist()
-        assert await vectors(client, input="hello", embed_dtype="int8", **marked) == [expected]
-        assert (await refused(client, input=LONG, truncate=False, **marked))["param"] == "input"
-    prompted = [vector_of("hello hello")]
-    assert await vectors(client, input=[{"text": "hello"}], task="classification", input_type=None) == prompted
-
-
 async def test_without_voyage_s_fields_a_request_is_openai_s(client):
     answer = await client.post("/v1/embeddings", json={"input": LONG})
     assert answer.status_code == 400

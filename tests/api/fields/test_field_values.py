@@ -8,7 +8,6 @@ from tests.api.serving import post, refused
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.fields.field_values import the_same
-from trio_pool_serve.types import Classify
 
 EMBED, RERANK = {"input": "hello"}, {"query": "a", "documents": ["b"]}
 
@@ -75,12 +74,6 @@ async def test_weights_over_the_vocabulary_are_numbers_as_the_model_gives_them(c
     serve_as(service, SparseOnly())
     await post(client, "/pooling", **SPARSE, encoding_format="float", normalize=False)
     assert (await refused(client, "/pooling", body))["param"] == param
-
-
-async def test_infinity_s_raw_scores_are_the_logits_of_classify(client, service, scripted):
-    become(service, Able())
-    await post(client, "/classify", **EMBED, raw_scores=True)
-    assert scripted.batches[-1].requests[0].params == (Classify("raw"),)
 
 
 INPUT_TYPES = [

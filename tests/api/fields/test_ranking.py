@@ -19,14 +19,9 @@ def test_the_best_come_first_and_equal_ones_keep_their_order(scores):
     assert ranked(scores) == sorted(enumerate(scores.tolist()), key=lambda pair: -pair[1])
 
 
-@given(some_scores, st.integers(1, 30))
-def test_the_best_few_are_the_head_of_all(scores, top_n):
-    assert ranked(scores, top_n) == ranked(scores)[:top_n]
-
-
-@given(some_scores)
-def test_no_number_of_the_best_is_all(scores):
-    assert ranked(scores, 0) == ranked(scores)
+@given(some_scores, st.integers(0, 30))
+def test_the_best_few_are_the_head_of_all_and_no_number_is_all(scores, top_n):
+    assert ranked(scores, top_n) == ranked(scores)[: top_n or None]
 
 
 @pytest.mark.parametrize(("top", "least"), [(0, 1), (-1, 1), (-1, 0)])

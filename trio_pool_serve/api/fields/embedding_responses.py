@@ -98,14 +98,15 @@ def encode_list(
     call: Call[Any, Any], id_prefix: str, kind: type[ListResponse[Item]], items: Iterable[Item], *, tokens: int
 ) -> HttpResponse:
     """Return a response of the class ``kind``; ``tokens`` is the number read for the request."""
-    response = kind(
-        id=call.response_id(id_prefix),
-        created=call.created,
-        model=call.model.name,
-        data=list(items),
-        usage=Usage.of(tokens),
+    return HttpResponse.json(
+        kind(
+            id=call.response_id(id_prefix),
+            created=call.created,
+            model=call.model.name,
+            data=list(items),
+            usage=Usage.of(tokens),
+        )
     )
-    return HttpResponse.json(response)
 
 
 def encode_bytes(

@@ -327,13 +327,12 @@ def kept_tokens_of(mask: ScoringMask, tokenizer: Tokenizer) -> KeptTokens:
 
 def _expansion_id(expansion: QueryExpansion, tokenizer: Tokenizer) -> int:
     if expansion.token is not None:
-        candidates = [tokenizer.id_of(expansion.token)]
-    else:
-        candidates = [tokenizer.id_named("mask_token"), tokenizer.id_named("eos_token")]
-    for token_id in candidates:
-        if token_id is not None:
-            return token_id
-    raise ModelLoadError(f"The tokenizer lacks the query expansion token ({expansion.token}).")
+        token_id = tokenizer.id_of(expansion.token)
+    elif (token_id := tokenizer.id_named("mask_token")) is None:
+        token_id = tokenizer.id_named("eos_token")
+    if token_id is None:
+        raise ModelLoadError(f"The tokenizer lacks the query expansion token ({expansion.token}).")
+    return token_id
 
 
 LATE_INTERACTION = ModelKind(

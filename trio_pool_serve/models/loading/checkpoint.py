@@ -148,11 +148,7 @@ def replace_synchronisations(model: nn.Module) -> None:
 
 def or_masks(*mask_functions: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the union of mask functions, as transformers' function of this name; Gemma 3 passes a constant."""
-
-    def union(*indices: Any) -> Tensor:
-        return reduce(operator.or_, [function(*indices) for function in mask_functions])
-
-    return union
+    return lambda *indices: reduce(operator.or_, [function(*indices) for function in mask_functions])
 
 
 def log_bucket_position(relative_pos: Tensor, bucket_size: int, max_position: int) -> Tensor:

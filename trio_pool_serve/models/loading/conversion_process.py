@@ -48,14 +48,13 @@ class _ToParent(logging.Handler):
             trio.from_thread.run(send_to_parent, self._channel, line)
 
 
-async def main(channel: FramedStream[ToConversion], job: ToConversion) -> int:
+async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
     """Load and convert models on the parent's orders, until the parent closes the channel or ends.
 
     Cancellation: at once; a thread that converts goes on.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ToParent(channel)])
     models: dict[int, Preparation] = {}
-    order = job
     async with trio.open_nursery() as nursery:
         while True:
             if isinstance(order, GiveUp):

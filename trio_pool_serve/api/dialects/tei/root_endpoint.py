@@ -86,14 +86,13 @@ class RootRequest(WireRequest, Parameters):
             refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for texts that are ranked")
             if self.query is None:
                 raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
-            request = RerankRequest(
+            return RerankRequest(
                 query=self.query,
                 texts=self.texts,
                 raw_scores=options.raw_scores,
                 top_n=self.top_n,
                 **_text_options(options),
-            )
-            return request.job(network)
+            ).job(network)
         refuse_given(self, ("query", "return_text", "top_n"), "is for texts, which are missing")
         match self.inputs:
             case None:
@@ -114,17 +113,15 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
     if any(isinstance(row, list) and str in map(type, row) for row in inputs):
         raise InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
     refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
-    request = EmbedRequest(
+    return EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
-    )
-    return request.job(network)
+    ).job(network)
 
 
 def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
     refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
     require_top(options.top_k, least=1, param="top_k")
-    request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options))
-    return request.job(network)
+    return PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options)).job(network)
 
 
 async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
