@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.answers import ask, bodies_of, check_answers, embeddings_body, vectors_of
+from benchmarks.answers import ask, check_answers, embeddings_body, vectors_of
 from benchmarks.model import MODEL_NAME, WrongAnswerError
 from tests.conftest import listening, running
 from trio_pool_serve.config import Config
@@ -33,8 +33,3 @@ async def test_answers_are_compared_with_the_oracle(served):
         await check_answers(served, TEXTS, -oracle)
     with pytest.raises(WrongAnswerError, match="shape"):
         await check_answers(served, TEXTS, oracle[:, :-1])
-
-
-def test_texts_are_asked_for_in_requests_of_as_many_as_wanted():
-    assert bodies_of(["a", "b"]) == [embeddings_body("a"), embeddings_body("b")]
-    assert bodies_of(["a", "b", "c"], 2) == [embeddings_body(["a", "b"]), embeddings_body(["c"])]

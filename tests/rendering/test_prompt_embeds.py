@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, numpy_file
+from tests.tensors import FORMS, MAX_ROWS, ROWS, WIDTH, as_npy, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.prompt_embeds import DECODE_CHUNK_CHARACTERS, EmbedsFormat
@@ -102,15 +102,6 @@ def test_rows_are_cut_off_as_tokens_are():
         render(stored)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_matrix_is_refused(name):
-    stored, error, said = HOSTILE[name]
-    with pytest.raises(error) as caught:
-        render(stored)
-    assert said in str(caught.value)
-    assert caught.value.field == "prompts"
-
-
 GOOD = base64.b64encode(as_npy(ROWS))
 NOT_GOOD = [GOOD[:-1], GOOD[:-4], GOOD + b"AAA", b"\n" + GOOD, b"\xff" * 8, b"=", b"===="]
 NOT_GOOD += [GOOD[:100] + inside + GOOD[100 + len(inside) :] for inside in (b" ", b"====", b"-_")]
@@ -118,7 +109,6 @@ NOT_GOOD += [GOOD[:100] + inside + GOOD[100 + len(inside) :] for inside in (b" "
 LARGE = base64.b64encode(as_npy(torch.zeros(512, 1024)))
 PADDED = LARGE[: DECODE_CHUNK_CHARACTERS - 4] + b"AA==" + LARGE[DECODE_CHUNK_CHARACTERS:]
 """With padding between two pieces that are decoded by themselves."""
-NOT_GOOD += [GOOD[:100] + inside + GOOD[100 + len(inside) :] for inside in (b" ", b"====", b"-_")]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
 from trio_pool_serve.rendering.chat import template_sandbox
 from trio_pool_serve.rendering.chat.chat_templates import (
-    LOOP_CHARACTERS,
     RESERVED_VARIABLES,
     ChatTemplate,
     ChatTemplates,
@@ -97,13 +96,6 @@ async def test_contents_are_texts_or_parts_as_the_template_wants_them_and_images
 
 
 @check
-async def a_conversation_of_a_megabyte_is_whole(to: ChatTemplates) -> None:
-    text = "ü€ hello " * 120_000
-    assert len(text) > LOOP_CHARACTERS
-    assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
-
-
-@check
 async def a_conversation_of_the_largest_body_fits_into_the_memory(to: ChatTemplates) -> None:
     text = "\U0001f642" * 4_000_000
     assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
@@ -133,8 +125,6 @@ async def what_json_cannot_carry_is_refused(to: ChatTemplates) -> None:
     with pytest.raises(InvalidRequestError, match="surrogates"):
         await render(to, "{{ '\\ud800' }}")
 
-
-# -- what it cannot do -----------------------------------------------------------------------------------
 
 # -- what it cannot do -----------------------------------------------------------------------------------
 

@@ -119,21 +119,6 @@ async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in
                     assert rendered.token_ids.tolist() == expected, (name, said)
 
 
-async def test_the_last_message_can_be_left_open_and_variables_handed_over(tmp_path):
-    folder = write_chat_folder(tmp_path / "model", CHATML)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    said = [("user", "Hello"), ("assistant", "Good ")]
-    messages = [{"role": role, "content": text} for role, text in said]
-    left_open, begun = {"continue_final_message": True}, {"add_generation_prompt": True}
-    async with rendering(folder) as renderer:
-        for given, variables in ((left_open, {}), (begun, {"enable_thinking": False})):
-            found = await renderer.render(says(*said, template_kwargs=variables, **given), NO_SPECIAL)
-            expected = theirs.apply_chat_template(messages, return_dict=False, **given, **variables)
-            assert found.token_ids.tolist() == expected
-        await refusal(renderer, says(*said, **left_open, **begun), "not both")
-        await refusal(renderer, says(), error=EmptyInputError)
-
-
 @pytest.mark.parametrize(
     "where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json"]
 )
@@ -194,6 +179,7 @@ async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
         left = attrs.evolve(right, truncation_side="left")
         assert await text_of(renderer, says(("user", "abcdef")), left) == "def"
         await refusal(renderer, says(("user", "")), "no tokens")
+        await refusal(renderer, says(), error=EmptyInputError)
         most = renderer.conversations.max_characters
         await refusal(renderer, says(("user", "x" * (most + 1))), f"at most {most}", right)
 
@@ -291,17 +277,6 @@ async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(fol
             await renderer.render(sees(f"tokens:{half}", "slow:1", f"tokens:{half}", "slow:2"), NO_SPECIAL)
     assert sorted(loader.cancelled) == ["slow:1", "slow:2"]
     assert loader.loading == 0
-
-
-async def test_images_that_the_model_does_not_take_are_refused_before_any_is_loaded(folder, loader):
-    async with rendering(folder, **reads_images(loader)) as renderer:
-        await refusal(renderer, sees(*["tokens:1"] * 17), "17 images; at most 16")
-    async with rendering(folder) as renderer:
-        for prompt in (sees("tokens:1"), ContentPrompt((ImagePart("tokens:1"),))):
-            await refusal(renderer, prompt, "texts only")
-    assert loader.loaded == []
-    async with rendering(folder, **reads_images(loader)) as renderer:
-        await refusal(renderer, sees("tokens:1", text="<|image|>"), "2 places for 1 images")
 
 
 async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(folder):

@@ -13,17 +13,6 @@ from tests.models.vision_families import QWEN_TEMPLATE
 from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, TURNS
 from trio_pool_serve.rendering.chat.template_sandbox import render_conversation
 
-MISTRAL = """\
-{{ bos_token }}{% for message in messages %}
-  {%- if message.role == 'user' -%}
-    {%- if tools is not none and loop.last -%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif -%}
-    [INST] {{ message.content }}[/INST]
-  {%- elif message.role == 'assistant' -%}
-    {%- generation %}{% set said = message.content %} {{ said }}{{ eos_token }}{% endgeneration -%}{{ said }}
-  {%- else -%}{{ raise_exception("Only user and assistant roles are supported!") }}{%- endif -%}
-{% endfor %}
-"""
-
 QWEN3 = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n# Tools\\n' }}
@@ -58,6 +47,7 @@ SHAPES = """
     {% if loop.index == 9 %}{% break %}{% endif %}
     {% endfor %}
 {{ strftime_now('%Y') | length }} {{ messages | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}
+{% generation %}{% set said = 'set' %}{{ said }}{{ eos_token }}{% endgeneration -%}{{ said }}
 {{ tools }} {{ documents }} {{ undefined_one }} {{ 'ä<&>' | tojson }}
 """
 
@@ -74,7 +64,7 @@ REFUSED = {
 
 TEMPLATES = {
     "chatml": CHATML, "headers": HEADERS, "turns": TURNS, "parts": PARTS, "qwen_vl": QWEN_TEMPLATE,
-    "roles": OTHER_TEMPLATE, "mistral": MISTRAL, "qwen3": QWEN3, "shapes": SHAPES,
+    "roles": OTHER_TEMPLATE, "qwen3": QWEN3, "shapes": SHAPES,
     "stripped": "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}",
     "upper": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
     **REFUSED,
@@ -134,13 +124,6 @@ def test_a_template_renders_what_it_renders_in_transformers(template):
         assert outcome(ours, template, messages, given) == expected, (name, how)
         rendered += isinstance(expected, str)
     assert (rendered == 0) == (template in REFUSED.values())
-
-
-def test_the_caller_s_messages_stay_as_they_are():
-    messages = said("a", [PART])
-    ours(PARTS, messages, continue_final_message=True)
-    assert messages == said("a", [PART])
-    assert "text" in PART
 
 
 def test_a_process_that_renders_templates_imports_little():

@@ -6,7 +6,6 @@ from ipaddress import ip_network
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from tests.rendering.media.image_server import says, serving
 from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encoded
@@ -70,46 +69,6 @@ async def test_the_same_bytes_are_the_same_image_wherever_they_are(tmp_path):
         assert colour(await load(loader, other, processor)) == GREEN
         assert colour(await load(loader, IMAGE, MeanColour("another"))) == RED
         assert (loader.cache.statistics().misses, loader.cache.statistics().hits) == (3, 3)
-
-
-async def test_when_all_have_left_the_thread_ends_and_nothing_stays():
-    processor = MeanColour()
-    processor.gate.clear()
-    async with loading() as loader:
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(load, loader, IMAGE, processor)
-            await trio.to_thread.run_sync(processor.entered.wait, limiter=trio.CapacityLimiter(1))
-            nursery.cancel_scope.cancel()
-        processor.gate.set()
-        await wait_idle(loader)
-        assert loader.cache.statistics().entries == 0
-        assert colour(await load(loader, IMAGE, processor)) == RED
-        assert processor.calls == 2
-
-
-async def test_an_image_waits_for_no_more_of_another_client_s_than_are_being_prepared():
-    order: list[str] = []
-
-    async def one(processor: MeanColour, number: int, client: Client) -> None:
-        await loader.load(ImagePart(data_url(encoded((number, 1, 2)))), processor, client)
-        order.append(client.label)
-
-    slow, quick = MeanColour("slow"), MeanColour("quick")
-    slow.gate.clear()
-    async with loading() as loader, trio.open_nursery() as nursery:
-        for number in range(20):
-            nursery.start_soon(one, slow, number, CLIENT)
-        with trio.fail_after(10):
-            while slow.calls < loader.offload.media:  # noqa: ASYNC110
-                await trio.sleep(0.001)
-        for number in range(5):
-            nursery.start_soon(one, quick, number, Client("b"))
-        await wait_all_tasks_blocked()
-        assert loader.offload.statistics()["media"].borrowed == loader.offload.media, "none is left for what is quick"
-        slow.gate.set()
-    assert len(order) == 25
-    assert order.index("b") <= 2 * loader.offload.media
 
 
 SCHEMES = "data:, http:, https: or file:"

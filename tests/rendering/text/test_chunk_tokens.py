@@ -52,32 +52,9 @@ def covered(kind: str, text: str, *chunks: tuple[int, int], **params) -> list[st
 
 
 @each_kind
-def test_positions_are_characters_and_not_bytes(kind):
-    text = "naïve 🙂 façade 漢字 word"
-    spans = [(0, 6), (6, 8), (8, 15), (15, 18), (18, 22)]
-    rendered = render(kind, text, *spans)
-    assert rendered.token_ids.tolist() == RENDERERS[kind].render(TextPrompt(text), RenderingParams()).token_ids.tolist()
-    assert rendered.chunks.dtype == np.int32
-    assert covered(kind, text, *spans)[-1] == "word"
-
-
-@each_kind
 def test_a_blank_in_front_of_a_word_is_of_its_chunk_on_whichever_side_it_is(kind):
     for text, cut in (("one two", 3), ("one two", 4), ("one  two", 4), ("one \ntwo", 4)):
         assert covered(kind, text, (0, cut), (cut, len(text))) == ["one", "two"], (text, cut)
-
-
-@each_kind
-def test_special_tokens_are_of_the_chunks_at_the_ends(kind):
-    text = "one two three"
-    for params in ({}, {"add_special_tokens": False}):
-        tokens = len(render(kind, text, (0, 13), **params).token_ids)
-        assert render(kind, text, (0, 13), **params).chunks.tolist() == [[0, tokens]]
-        first, second, third = render(kind, text, (0, 4), (4, 8), (8, 13), **params).chunks.tolist()
-        assert (first[0], first[1], second[1], third[1]) == (0, second[0], third[0], tokens)
-        # Neither is at an end.
-        ((begin, end),) = render(kind, text, (4, 8), **params).chunks.tolist()
-        assert [begin, end] == second
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -90,18 +67,6 @@ def test_what_is_left_of_a_truncated_document_has_its_chunks(kind, side):
     assert covered(kind, text, kept, **params) == [word]
     with pytest.raises(InvalidRequestError, match=r"Chunk 1, .* has no tokens"):
         render(kind, text, kept, cut_off, **params)
-
-
-@each_kind
-def test_an_instruction_is_in_front_of_the_first_chunk(kind):
-    alone, prompted = (
-        render(kind, "one two", (0, 4), (4, 7), instruction=instruction).chunks.tolist()
-        for instruction in ("", "search: ")
-    )
-    assert prompted[0][0] == 0
-    more = prompted[1][1] - alone[1][1]
-    assert more > 0
-    assert prompted[1] == [edge + more for edge in alone[1]]
 
 
 def pooled_without_instruction(kind: str, prompt: ChunkedPrompt | TextPrompt, **params) -> RenderedPrompt:

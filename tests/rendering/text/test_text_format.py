@@ -47,64 +47,27 @@ async def render(renderer: Renderer, text: str, input_type: str | None, **params
 
 FIXED = {"strategy": "fixed", "length": 6}
 LONG = "w1 w2 w3 w4 w5"
-FILLED = "[CLS] w1 w2 [SEP] [MASK] [MASK]"
 
 
 @pytest.mark.parametrize(
-    ("expansion", "text", "input_type", "params", "expected", "attended"),
+    ("asked", "expected", "attended"),
     [
-        ({}, "w1 w2", "query", {}, FILLED, 4),
-        ({"attend": True}, "w1 w2", "query", {}, FILLED, None),
-        ({"token": "w9"}, "w1 w2", "query", {}, "[CLS] w1 w2 [SEP] w9 w9", 4),
-        ({}, "w1", "document", {}, "[CLS] w1 [SEP]", None),
-        ({}, "w1", None, {}, "[CLS] w1 [SEP]", None),
-        # A side's own length is part of how the model reads it, whatever the other side's is.
-        *(({}, LONG, "query", {"truncate_to": asked}, "[CLS] w1 w2 w3 w4 [SEP]", None) for asked in (None, 6, MOST)),
-        ({}, LONG, "query", {"truncate_to": 4}, FILLED, 4),
+        *((asked, "[CLS] w1 w2 w3 w4 [SEP]", None) for asked in (None, 6, MOST)),
+        (4, "[CLS] w1 w2 [SEP] [MASK] [MASK]", 4),
     ],
 )
-async def test_queries_are_filled_up_or_cut_to_their_length(
-    colbert: ColBERT, expansion: dict, text: str, input_type: str, params: dict, expected: str, attended: int | None
+async def test_queries_are_cut_to_what_is_asked_and_filled_up_to_their_length(
+    colbert: ColBERT, asked: int | None, expected: str, attended: int | None
 ):
-    """What is added counts, but is attended to only if the model says so."""
-    prompt = await render(colbert(query_expansion=FIXED | expansion), text, input_type, **params)
+    """A side's own length is part of how the model reads it, whatever the other side's is."""
+    prompt = await render(colbert(query_expansion=FIXED), LONG, "query", truncate_to=asked)
     assert prompt.token_ids.tolist() == ids_of(expected)
     assert prompt.attended == attended
-    assert prompt.kept is None
 
 
 def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
     with pytest.raises(ModelLoadError, match="lacks the query expansion token"):
         colbert(query_expansion=FIXED | {"token": "nowhere"})
-
-
-async def test_a_query_that_is_filled_up_to_a_least_length_may_be_longer(colbert: ColBERT):
-    renderer = colbert(query_expansion=FIXED | {"strategy": "min"}, query_length=9)
-    assert len((await render(renderer, LONG, "query")).token_ids) == 7
-    assert len((await render(renderer, f"{LONG} w6 w7 w8", "query")).token_ids) == 9
-
-
-async def test_a_document_has_a_length_of_its_own(colbert: ColBERT):
-    renderer = colbert(document_length=5)
-    for asked in (None, MOST):
-        assert len((await render(renderer, "w1 w2 w3 w4", "document", truncate_to=asked)).token_ids) == 5
-    assert len((await render(renderer, "w1 w2 w3 w4", None)).token_ids) == 6
-
-
-@pytest.mark.parametrize(
-    ("mask", "text", "kept", "applies", "others"),
-    [
-        ({"skiplist_words": [":", "no token"]}, "w1 : w2 :", [1, 1, 0, 1, 0, 1], ("document", None), "query"),
-        ({"skiplist_words": [":"], "skiplist_tasks": "query"}, ": w1", [1, 0, 1, 1], ("query",), "document"),
-    ],
-)
-async def test_words_of_the_skiplist_do_not_count_where_the_model_says_so(
-    colbert: ColBERT, mask: dict, text: str, kept: list[int], applies: tuple, others: str
-):
-    renderer = colbert(mask)
-    for input_type in applies:
-        assert (await render(renderer, text, input_type)).kept.tolist() == kept
-    assert (await render(renderer, text, others)).kept is None
 
 
 async def test_token_ids_of_a_client_are_treated_as_a_texts(colbert: ColBERT):

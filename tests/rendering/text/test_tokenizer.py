@@ -277,19 +277,16 @@ async def answers_alone(tokenizer: Tokenizer, prompts: Sequence[Asked]) -> list[
     return answers
 
 
-@sampled("rounds", [300, 3_000], keep=[300])
-async def test_rounds_of_changing_truncation_from_sixteen_tasks(rounds: int):
-    prompts = different_prompts(500)
-    expected = await answers_alone(fast_tokenizer("word-piece"), prompts)
-    assert await wrong_answers(renderer_over(fast_tokenizer("word-piece")), prompts, expected, rounds) == []
-
-
-@pytest.mark.parametrize("kind", [*FAST_KINDS[1:], "slow"])
-async def test_a_thousand_rounds_with_tokenizers_of_other_kinds(kind: str):
+@sampled(
+    ("kind", "rounds"),
+    [("word-piece", 300), ("word-piece", 3_000), *((kind, 1000) for kind in ("byte-level", "unigram", "slow"))],
+    keep=[("word-piece", 300), ("byte-level", 1000), ("unigram", 1000), ("slow", 1000)],
+)
+async def test_rounds_of_changing_truncation_from_sixteen_tasks(kind: str, rounds: int):
     tokenizer = SlowTokenizer(ByT5Tokenizer()) if kind == "slow" else fast_tokenizer(kind)
-    prompts, renderer = different_prompts(100), renderer_over(tokenizer)
+    prompts, renderer = different_prompts(500 if kind == "word-piece" else 100), renderer_over(tokenizer)
     expected = await answers_alone(tokenizer, prompts)
-    assert await wrong_answers(renderer, prompts, expected, 1000) == []
+    assert await wrong_answers(renderer, prompts, expected, rounds) == []
     assert repr(renderer.texts.tokenizers) == "<TokenizerPool 4 of 4 free>"
 
 
