@@ -44,16 +44,19 @@ def run(page: Page) -> None:
     expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
 
 
-def take_pictures(browser: Browser, url: str, folder: Path, *, watched_ms: int = 3000) -> list[Path]:
-    """Take a picture of each view in each theme; that of the live view after it was watched for a while."""
-    taken = []
+WATCHED_MS = 60_000
+"""How long the live view is watched before its picture is taken."""
+
+
+def take_pictures(browser: Browser, url: str, folder: Path) -> None:
+    """Take a picture of each view in each theme."""
     for scheme in ("light", "dark"):
         with Visit(browser, url, color_scheme=scheme) as page:
             for view, fields in VIEWS.items():
                 open_view(page, view)
                 if view == "live":
                     expect(page.locator(".chart canvas").last).to_be_visible()
-                    page.wait_for_timeout(watched_ms)
+                    page.wait_for_timeout(WATCHED_MS)
                 else:
                     fill(page, fields)
                     run(page)
@@ -63,13 +66,10 @@ def take_pictures(browser: Browser, url: str, folder: Path, *, watched_ms: int =
                 page.screenshot(path=path, full_page=True)
                 # A palette is enough for a page's colours, and a quarter of the bytes.
                 Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
-                taken.append(path)
-    return taken
 
 
 if __name__ == "__main__":
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=debian_program("chromium"), args=CHROMIUM_FLAGS)
-        for path in take_pictures(browser, sys.argv[1], Path(sys.argv[2]), watched_ms=60_000):
-            print(path)  # noqa: T201
+        take_pictures(browser, sys.argv[1], Path(sys.argv[2]))
         browser.close()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.console.conftest import HOSTILE, HOSTILE_NAME
 from tests.console.pictures import VIEWS, fill, open_view, run
 from tests.lanes import sampled
+from tests.server.server_process import ROOT
 
 FORMS = {view: fields for view, fields in VIEWS.items() if view != "live"} | {
     "late-interaction": {"Query": "can a task", "Document": "a task is here", "Model": "colbert"}
@@ -119,17 +121,7 @@ def test_the_heat_map_is_the_cosine_of_the_vectors(page, server_url):
 
 
 @pytest.mark.slow
-def test_two_models_are_compared_side_by_side(page):
-    open_view(page, "similarity")
-    page.get_by_role("group", name="Compare with").get_by_label("Model").select_option("clip")
-    fill(page, {"Texts, one a line": "a task\nsoup"})
-    run(page)
-    expect(page.locator(".heat canvas")).to_have_count(2)
-    assert [each["model"] for each in json.loads(exported(page, "JSON"))["results"]] == ["minilm", "clip"]
-
-
-@pytest.mark.slow
-def test_two_prompts_are_compared_side_by_side(page, server_url):
+def test_two_models_or_prompts_are_compared_side_by_side(page, server_url):
     texts = ["how to cancel", "a scope"]
     open_view(page, "similarity")
     first, second = (page.get_by_role("group", name=name, exact=True) for name in ("Model", "Compare with"))
@@ -138,6 +130,7 @@ def test_two_prompts_are_compared_side_by_side(page, server_url):
     second.get_by_label("Prompt").select_option("document")
     fill(page, {"Texts, one a line": "\n".join(texts)})
     run(page)
+    expect(page.locator(".heat canvas")).to_have_count(2)
     shown = json.loads(exported(page, "JSON"))["results"]
     assert [each["prompt"] for each in shown] == ["query", "document"]
     for each in shown:
@@ -299,6 +292,14 @@ def test_a_request_is_repeated_by_what_the_page_shows(page):
     assert json.loads(by_curl)["results"][0]["document"]["text"] in ("a task", "$HOME `id` 🙂")
     by_python = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert "$HOME `id` 🙂" in by_python
+
+
+def test_the_documentation_shows_every_view_in_both_themes():
+    page = ROOT / "docs" / "console.md"
+    for view, scheme in product(VIEWS, ("light", "dark")):
+        name = f"pictures/console-{view}-{scheme}.png"
+        assert name in page.read_text()
+        assert (page.parent / name).is_file()
 
 
 @pytest.mark.slow

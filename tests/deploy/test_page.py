@@ -25,11 +25,16 @@ def commands(tool: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith(f"{tool} ")]
 
 
-def test_the_models_of_the_page_are_downloaded_by_an_image_of_its_registry():
-    objects = by_name(rendered("models"))
+def test_the_page_downloads_the_model_into_the_volume_that_is_served_and_waits_for_it():
+    objects, served = by_name(rendered("models")), by_name(rendered("base"))
     assert objects.keys() == {("PersistentVolumeClaim", "trio-pool-serve-models"), ("Job", "trio-pool-serve-download")}
-    (container,) = objects["Job", "trio-pool-serve-download"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"registry.example.org/trio-pool-serve-cpu:{trio_pool_serve.__version__}"
+    for manifest in (objects["Job", "trio-pool-serve-download"], served["Deployment", "trio-pool-serve-api"]):
+        pod = manifest["spec"]["template"]["spec"]
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+        assert volume["persistentVolumeClaim"]["claimName"] == "trio-pool-serve-models"
+        if manifest["kind"] == "Job":
+            assert pod["containers"][0]["image"].startswith("registry.example.org/trio-pool-serve-cpu:")
+            assert "--local-dir=/models/all-MiniLM-L6-v2" in pod["containers"][0]["args"]
     (waited_for,) = [words[-1] for words in commands("kubectl") if "wait" in words]
     assert waited_for == "job/trio-pool-serve-download"
 

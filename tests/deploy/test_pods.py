@@ -146,17 +146,6 @@ def test_keys_are_files_and_models_are_read_offline(variant):
         assert volumes[mounted["/models"]]["persistentVolumeClaim"]["readOnly"] is True
 
 
-def test_the_job_downloads_the_model_into_the_volume_that_is_served():
-    download, api = pod("models", ("Job", "trio-pool-serve-download")), pod("base", API)
-    assert "--local-dir=/models/all-MiniLM-L6-v2" in download["containers"][0]["args"]
-    (downloaded,), (served,) = (
-        [volume["persistentVolumeClaim"]["claimName"] for volume in each["volumes"] if volume["name"] == "models"]
-        for each in (download, api)
-    )
-    assert downloaded == served
-    assert ("PersistentVolumeClaim", served) in by_name(rendered("models"))
-
-
 # -- the commands accept the arguments of their pods
 
 
@@ -184,7 +173,6 @@ def test_the_commands_accept_the_arguments_of_pods(command, zone):
 EVERY = "autoscaled"
 """Has objects of every kind."""
 
-
 OF_API, OF_ENGINE = [API[1]], [ENGINE[1]]
 
 
@@ -197,9 +185,6 @@ def selected_by(labels: dict[str, str]) -> list[str]:
     return [
         name for name, spec in deployments().items() if labels.items() <= spec["template"]["metadata"]["labels"].items()
     ]
-
-
-OF_API, OF_ENGINE = [API[1]], [ENGINE[1]]
 
 
 SELECTORS = {
@@ -285,8 +270,3 @@ def test_queries_ask_for_metrics_and_labels_that_there_are():
         assert labels == {"of": of, "model": model, "namespace": namespace, "service": service}
         assert of in gauges["trio_pool_serve_engine".removeprefix(PREFIX)]
         assert by_name(rendered(EVERY))["Service", service]["metadata"]["namespace"] == namespace
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_all_objects_are_in_one_namespace(variant):
-    assert {manifest["metadata"]["namespace"] for manifest in rendered(variant)} == {"trio-pool-serve"}
