@@ -89,15 +89,6 @@ async def test_the_page_has_every_row_of_every_part(subject, autojump_clock):
     assert TRIAL not in (subject.settings.folder / "gpu.md").read_text()
 
 
-def test_a_failure_that_ends_in_a_log_is_told_by_the_last_line_of_that():
-    for failure, reason in (
-        ("it has ended; its log:\nstarting\nno such flag", "it has ended; its log: no such flag"),
-        ("no device\nat all", "no device"),
-        ("", ""),
-    ):
-        assert PartReport(part=FAILING, failure=failure).reason == reason
-
-
 def test_all_parts_together_take_less_than_eight_minutes_and_no_two_rows_are_alike():
     assert sum(part.budget_s for part in (MODELS, *PARTS)) < 480
     rows = [aim.row for part in PARTS for aim in part.aims]

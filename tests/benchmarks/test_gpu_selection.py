@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from benchmarks.gpu.busy_share import BusyShare, watch
-from benchmarks.gpu.selected_gpu import NoGpuError, SelectedGpu, find_gpu, nvidia_smi_id, visible_id
+from benchmarks.gpu.selected_gpu import NoGpuError, SelectedGpu, nvidia_smi_id, visible_id
 
 UUID = "3f2a7c11-8f0e-4d3b-9a52-0c6d1e2f3a4b"
 GPU = SelectedGpu(name="a GPU", nvidia_smi_id="0", memory_gib=80.0, capability="9.0", multiprocessors=132, cuda="13.0")
@@ -75,9 +75,3 @@ async def test_samples_are_those_of_the_selected_gpu(monkeypatch, tmp_path):
             while not busy.problem:
                 await trio.lowlevel.checkpoint()
     assert f"-i GPU-{UUID} " in busy.problem
-
-
-async def test_where_torch_has_no_gpu_it_says_why(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(NoGpuError, match="torch"):
-        await find_gpu("cuda")

@@ -1,6 +1,5 @@
 """Helm renders the chart, and Kubernetes and its operators would accept what it renders."""
 
-import copy
 import json
 import re
 
@@ -52,27 +51,14 @@ def test_kubernetes_accepts_every_object(variant, version, tmp_path):
     assert (validated.stdout + validated.stderr).count(" passed for resource ") == len(built_in) > 0
 
 
-def with_mistakes() -> list[Manifest]:
-    (scaled,) = of_kind(copy.deepcopy(rendered("autoscaled")), "ScaledObject")
-    scaled["spec"]["maxReplicas"] = 3
-    scaled["spec"]["triggers"][0]["metadata"]["query"] = "sum(a"
-    (monitor, _) = of_kind(copy.deepcopy(rendered("autoscaled")), "ServiceMonitor")
-    del monitor["spec"]["selector"]
-    return [scaled, monitor]
-
-
 @pytest.mark.slow
-def test_the_operators_accept_their_objects_and_would_not_accept_mistakes():
+def test_the_operators_accept_their_objects():
     manifests = rendered("autoscaled") + with_all_values()
     custom = [manifest for manifest in manifests if manifest["kind"] in CUSTOM_RESOURCES]
     assert [manifest["kind"] for manifest in custom].count("ScaledObject") == 3
-    checked = run_tool("python", CHECK_CUSTOM, given=json.dumps(custom + with_mistakes()))
+    checked = run_tool("python", CHECK_CUSTOM, given=json.dumps(custom))
     assert checked.returncode == 0, checked.stderr
-    *of_ours, of_scaled, of_monitor = json.loads(checked.stdout)
-    assert of_ours == [[]] * len(custom)
-    assert [problem.partition(": ")[0] for problem in of_scaled] == ["has fields that its definition lacks", "sum(a"]
-    assert len(of_monitor) == 1
-    assert "selector" in of_monitor[0]
+    assert json.loads(checked.stdout) == [[]] * len(custom)
 
 
 def test_the_operator_s_alerts_equal_the_plain_ones():

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import transformers
 import trio
 
-from tests.lanes import sampled
 from tests.model_folders import write_json
 from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, SPECIAL, TURNS, forget_template, write_chat_folder
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
@@ -87,51 +85,25 @@ async def text_of(renderer: Renderer, prompt: Any, params: RenderingParams = NO_
     return await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
 
 
-TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "turns": TURNS, "parts": PARTS}
-
-CONVERSATIONS = {
-    "one": [("user", "What is a nursery?")],
-    "turns": [("user", "  Hello "), ("assistant", "Good day.\n"), ("user", "ünïcödé 🙂 <|im_end|>")],
-    "system": [("system", "Be brief."), ("user", "Hello")],
-    "empty": [("user", "")],
-}
-
-
-@sampled("in_processes", [False, True], keep=[False])
-async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in_processes):
-    for name, template in TEMPLATES.items():
-        folder = write_chat_folder(tmp_path / name, template)
-        theirs = transformers.AutoTokenizer.from_pretrained(folder)
-        async with rendering(folder, in_processes=in_processes) as renderer:
-            for said, generates in product(CONVERSATIONS.values(), (False, True)):
-                messages: list[dict] = [{"role": role, "content": text} for role, text in said]
-                if template is PARTS:
-                    messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-                prompt = says(*said, add_generation_prompt=generates)
-                try:
-                    expected = theirs.apply_chat_template(messages, add_generation_prompt=generates, return_dict=False)
-                except Exception as error:
-                    assert template is TURNS
-                    field = await refusal(renderer, prompt, str(error))
-                    assert field == "prompts"
-                else:
-                    rendered = await renderer.render(prompt, NO_SPECIAL)
-                    assert rendered.token_ids.tolist() == expected, (name, said)
-
-
-@pytest.mark.parametrize(
-    "where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json"]
-)
-async def test_a_template_is_found_wherever_models_have_it(tmp_path, where):
-    folder = write_chat_folder(tmp_path / "model", "{{ 'mine' }}")
-    of_processor = where in ("chat_template.json", "processor_config.json")  # whose own comes before the tokenizer's
-    if where == "chat_template.jinja":
-        forget_template(folder)
-        (folder / where).write_text("{{ 'mine' }}")
-    elif of_processor:
-        write_json(folder / where, {"chat_template": "{{ 'of the processor' }}"})
+@pytest.mark.parametrize("template", [CHATML, HEADERS, TURNS, PARTS], ids=["chatml", "headers", "turns", "parts"])
+async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, template):
+    folder = write_chat_folder(tmp_path / "model", template)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    said = (("user", "  Hello "), ("assistant", "Good day.\n"), ("user", "ünïcödé 🙂 <|im_end|>"))
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if template is PARTS else text}
+        for role, text in said
+    ]
     async with rendering(folder) as renderer:
-        assert await text_of(renderer, HELLO) == ("of the processor" if of_processor else "mine")
+        rendered = await renderer.render(says(*said), NO_SPECIAL)
+        assert rendered.token_ids.tolist() == theirs.apply_chat_template(messages, return_dict=False)
+
+
+async def test_a_template_may_be_a_file_of_its_own(tmp_path):
+    folder = write_chat_folder(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ 'mine' }}")
+    async with rendering(folder) as renderer:
+        assert await text_of(renderer, HELLO) == "mine"
 
 
 async def test_one_of_several_templates_is_asked_for_by_name(tmp_path):

@@ -10,6 +10,7 @@ import transformers
 from tests.lanes import sampled
 from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import FAMILIES, reranker_tokenizer
+from tests.rendering.test_renderer import MAX_MODEL_LEN, make_renderer, words
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker import RerankerTemplate
@@ -19,18 +20,9 @@ from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
-from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool
-from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
-MAX_MODEL_LEN = 64
 each_side = pytest.mark.parametrize("side", ["right", "left"])
-
-
-def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
-    settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": 1000} | settings
-    return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), Offload())
 
 
 @pytest.fixture
@@ -44,10 +36,6 @@ def slow(tmp_path: Path) -> Any:
 def fast(theirs: Any) -> FastTokenizer:
     backend = theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str())
     return FastTokenizer(backend, frozenset(), has_segments="token_type_ids" in theirs.model_input_names)
-
-
-def words(count: int) -> str:
-    return " ".join(f"w{n % 200}" for n in range(count))
 
 
 async def render(renderer: Renderer, pair: PairPrompt, **params: Any) -> RenderedPrompt:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.model_folders import VOCABULARY, write_late_interaction_folder, write_lookup_folder
+from tests.rendering.test_renderer import ids_of
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
@@ -35,10 +36,6 @@ def colbert(tmp_path: Path) -> ColBERT:
 def renderer_for(path: Path) -> Renderer:
     folder = read_model_folder(path)
     return renderer_of(folder, load_tokenizer(folder), Offload(), workers=1)
-
-
-def ids_of(text: str) -> list[int]:
-    return [VOCABULARY[word] for word in text.split()]
 
 
 async def render(renderer: Renderer, text: str, input_type: str | None, **params) -> RenderedPrompt:

@@ -177,11 +177,6 @@ def test_windows_are_those_that_the_library_makes(kind, add_special_tokens, pref
             assert {window.dtype for window in windows} == {np.dtype(np.int32)}
 
 
-@pytest.mark.parametrize(("kind", "tokenizer_class"), [("byt5", SlowTokenizer), ("unigram", FastTokenizer)])
-def test_the_kind_of_tokenizer_follows_the_model(folders, kind, tokenizer_class):
-    assert type(load_tokenizer(model_folder(folders[kind]))) is tokenizer_class
-
-
 def test_truncation_and_padding_saved_in_tokenizer_json_do_not_show(minilm):
     saved = word_piece_backend()
     assert saved.truncation["max_length"] == 128
@@ -200,14 +195,6 @@ def test_lower_case_of_the_sentence_bert_config_adds_lower_casing(folders, kind)
     found = [all_ids(each, each.encode("ÜBER The Fox")).tolist() for each in (lowering, lowering.copy(), plain)]
     assert found[:2] == [expected] * 2
     assert found[2] != expected
-
-
-def test_a_copy_of_a_slow_tokenizer_shares_nothing_and_gives_the_same_ids(folders):
-    tokenizer = loaded(folders["canine"])
-    copy = tokenizer.copy()
-    assert copy._tokenizer is not tokenizer._tokenizer
-    ids = [all_ids(each, each.encode("one and the same")).tolist() for each in (copy, tokenizer)]
-    assert ids[0] == ids[1]
 
 
 def test_a_folder_without_a_tokenizer_is_a_model_load_error(tmp_path):
