@@ -1,7 +1,9 @@
 """The live view in a browser: engines that are killed, keys, proxies, and servers that come back."""
 
+import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ from tests.console.pictures import VIEWS, fill, open_view, run
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.debian_programs import nginx_command
 from tests.lanes import sampled
-from tests.server.server_process import START_LIMIT_S, free_port, serving, started
+from tests.server.server_process import START_LIMIT_S, free_port, serving
 
 KEY = "the-key"
 
@@ -132,23 +134,54 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser, minilm, tmp_path)
         assert page.evaluate("Object.keys(localStorage).concat(document.cookie).join()").find(KEY) < 0
 
 
-@pytest.mark.slow
-def test_every_view_works_behind_nginx_at_a_path(browser, server_url, tmp_path: Path):
+@contextmanager
+def nginx_before(url: str, folder: Path) -> Iterator[str]:
+    """nginx in front of a server at the path ``/x/``; gives its URL."""
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with started(nginx_command(tmp_path, SITE.format(port=port, url=server_url)), port, tmp_path / "nginx.log", {}):
-        with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
-            client.get(f"{url}/x/livez")
-        with Visit(browser, url, "/x/console") as page:
-            expect(badge(page)).to_have_text("ready")
-            first = page.locator("main > .hint").inner_text()
-            expect(page.locator("main > .hint")).not_to_have_text(first)  # samples come one by one
-            for view in (view for view in VIEWS if view != "live"):
-                open_view(page, view)
-                fill(page, VIEWS[view])
-                run(page)
+    process = subprocess.Popen(nginx_command(folder, SITE.format(port=port, url=url)))
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.slow
+def test_everything_works_behind_nginx_at_a_path_and_with_a_key(browser, minilm, tmp_path: Path):
+    with (
+        serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server,
+        nginx_before(server.url, tmp_path) as url,
+        Visit(browser, url, "/x/console", expected="status of 401") as page,
+    ):
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Key").fill(KEY)
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(badge(page)).to_have_text("ready")
+        first = page.locator("main > .hint").inner_text()
+        expect(page.locator("main > .hint")).not_to_have_text(first)  # samples come one by one
+        for view in ("Similarity", "Rerank"):
+            page.get_by_role("tab", name=view).click()
+            page.locator("main form button.primary").click()
+            expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
             page.locator("summary", has_text="curl").click()
-            assert f"{url}/x/" in page.locator("details pre").first.inner_text()
+            assert f"{url}/x/v1/" in page.locator("details pre").first.inner_text()
+
+
+@pytest.mark.slow
+def test_every_view_works_behind_nginx_at_a_path(browser, server_url, tmp_path):
+    with nginx_before(server_url, tmp_path) as url, Visit(browser, url, "/x/console") as page:
+        expect(badge(page)).to_have_text("ready")
+        for view, fields in VIEWS.items():
+            open_view(page, view)
+            if view != "live":
+                fill(page, fields)
+                run(page)
+
+
+def wait_for(port: int) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
+        client.get(f"http://127.0.0.1:{port}/x/livez")
 
 
 @sampled("theme", ["light", "dark"], keep=["dark"])
