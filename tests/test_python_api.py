@@ -2,15 +2,11 @@
 
 import gc
 import os
-import signal
-import subprocess
-import sys
 import threading
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ from tests.conftest import client_of, full_queue, listening, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import write_reranker
-from tests.models.model_families import write_family
 from tests.page_blocks import blocks_of
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import ROOT
@@ -75,19 +70,6 @@ async def test_each_method_returns_what_the_server_responds(tmp_path: Path, task
         theirs = await VALUES[task.task](AskedFolder(client, model.service), task)
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=0, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(tmp_path_factory.mktemp("python") / "model", "bert")
-
-
-async def test_a_vector_computed_in_the_same_batch_has_the_bytes_that_the_server_responds(folder: Path):
-    async with open_model(folder, **IN_FLOAT32) as model, listening(model.service) as url, client_of(url) as client:
-        for text in WORDS[:3]:
-            answer = await client.post("/v1/embeddings", json={"input": text})
-            theirs = np.array(answer.json()["data"][0]["embedding"], np.float32)
-            assert (await model.embed([text]))[0].tobytes() == theirs.tobytes()
 
 
 # -- a scripted model ---------------------------------------------------------------------------------
@@ -404,29 +386,6 @@ def test_a_blocking_model_is_closed_with_the_last_reference(loading_scripted: No
     del model
     gc.collect()
     assert not loops()
-
-
-INTERRUPTED = """
-import os, signal, sys, threading, time
-from trio_pool_serve import Model
-
-model = Model(sys.argv[1], dtype="float32", device="cpu", backend="torch")
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-try:
-    while True:
-        model.embed(["hello world"] * 20_000)
-except KeyboardInterrupt:
-    began = time.monotonic()
-    print(model.embed(["hello"]).shape, time.monotonic() - began < 30)
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_cancels_a_call_and_keeps_the_model(folder: Path):
-    interruptible = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    command = [sys.executable, "-c", INTERRUPTED, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, preexec_fn=interruptible)
-    assert (done.returncode, done.stdout) == (0, "(1, 32) True\n"), done.stderr
 
 
 # -- the page -----------------------------------------------------------------------------------------

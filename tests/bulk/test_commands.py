@@ -24,7 +24,6 @@ from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskO
 from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
 from trio_pool_serve.bulk.run_table import ROWS_FAILED, run_command
 from trio_pool_serve.runs.tables import input_table
-from trio_pool_serve.runs.tables.input_table import open_input
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")
 
@@ -240,19 +239,6 @@ async def test_rows_of_a_file_that_was_changed_since_its_scan_are_not_computed(t
     monkeypatch.setattr(input_table.InputTable, "scan", changing)
     assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model, limit=2) == 1
     assert "was changed while it was being read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.jsonl.zst", "out.parquet", "out.arrow"])
-async def test_every_format_has_the_same_vectors(tmp_path, model, name):
-    rows = write_rows(tmp_path / "rows.jsonl")
-    assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model) == 0
-    assert await run(rows, tmp_path / name, EMBED, model=model, rows_per_file=4) == 0
-    expected = read_rows(tmp_path / "out.jsonl")
-    found = list(open_input(str(tmp_path / name)).rows(["embedding"], None))
-    assert [row.id for row in found] == [row["id"] for row in expected]
-    vectors = [json.loads(value) if isinstance(value, str) else value for row in found for value in row.values]
-    written = [row["embedding"] for row in expected]
-    np.testing.assert_array_equal(np.array(vectors, np.float32), np.array(written, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -65,21 +65,6 @@ def wait_until(is_so: Any) -> None:
     pytest.fail("has not come about within five minutes")
 
 
-def refusal_of(options: dict[str, Any]) -> str:
-    """Return the error that ends a job; the driver does."""
-    import ray
-
-    dataset = ray.data.from_items([{"text": "a"}], override_num_blocks=1)
-    with pytest.raises(ray.exceptions.RayError) as refused:
-        dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
-    return str(refused.value)
-
-
-@pytest.mark.slow
-def test_wrong_options_end_the_job_with_their_reason(driver, model):
-    assert "dimensions must be from 1 to" in driver.run(refusal_of, {"model": model, "dimensions": 9999, **CPU})
-
-
 def computed_while_an_actor_is_killed(table: pa.Table, model: str) -> pa.Table:
     """Compute rows, kill an actor behind the first ones, and return all; the driver does."""
     import ray

@@ -1,17 +1,20 @@
-"""Engines on the nodes of Ray's test cluster, with scripted runners: real processes, ended by real signals."""
+"""Engines on the nodes of Ray's test cluster: real processes, ended by real signals; what is lost comes back."""
 
+import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import trio
 
+from tests.conftest import client_of
 from tests.pipes import read, write
 from tests.ray.cluster_process import (
     ACTOR,
@@ -31,6 +34,7 @@ from tests.server.programs import script
 from tests.server.server_process import (
     API_PROCESS,
     ENGINE_PROCESS,
+    LAUNCHER,
     RAY_PROCESS,
     SCRIPTED,
     ServerProcess,
@@ -41,6 +45,12 @@ from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places.ray_cluster import open_cluster, resources_of
 from trio_pool_serve.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+COMMAND = LAUNCHER[:-2]  # without --replicas 1
+
+TEXTS = [f"{'trio owns tasks by nurseries ' * (number % 7)}text {number}" for number in range(24)]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +69,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pipes: Path) -> Iterator[C
         yield cluster
 
 
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
+    """A cluster without nodes, for one test."""
+    with ray_cluster(tmp_path, HF_HUB_OFFLINE="1") as cluster:
+        yield cluster
+
+
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, folder: Path, cluster: ClusterProcess, *flags: str, replicas: int | str = 2, threads: int = 1
+    tmp_path: Path,
+    folder: Path,
+    cluster: ClusterProcess,
+    *flags: str,
+    replicas: int | str = 2,
+    threads: int = 1,
+    command: tuple[str, ...] = SCRIPTED,
 ) -> AsyncIterator[ServerProcess]:
     """Have a server whose replicas are all ready, the least number of a range."""
     by_ray = ("--engine", "ray", "--replicas", str(replicas))
     env = cluster.variables | {"OMP_NUM_THREADS": str(threads)}
     async with (
-        launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED, env=env) as server,
+        launched(tmp_path, str(folder), *by_ray, *flags, command=command, env=env) as server,
         leaving_nothing(server, cluster),
     ):
         await until_ready(server, int(str(replicas).partition("..")[0]))
@@ -225,6 +248,77 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
             assert await server.wait_exit() == 0
             await until(lambda: restarted.is_empty)
     assert {*statuses} <= {200, 503}
+
+
+# -- a real model -------------------------------------------------------------------------------------
+
+
+async def embed(server: ServerProcess, texts: list[str]) -> np.ndarray:
+    async with client_of(server.url) as client:
+        answer = await client.post("/v1/embeddings", json={"input": texts})
+    assert answer.status_code == 200
+    return np.array([row["embedding"] for row in answer.json()["data"]])
+
+
+async def recover(server: ServerProcess, restarts: int, kill: Callable[[], None]) -> None:
+    """Kill, and wait until all replicas are ready again; meanwhile every request is answered."""
+    async with asking(server, TEXTS[:2], 2, pause_s=0.05) as statuses:
+        await trio.to_thread.run_sync(kill)
+        began = trio.current_time()
+        await until_ready(server, 2, restarts)
+        took = trio.current_time() - began
+    assert set(statuses) <= {200, 503}
+    assert statuses[200]
+    logger.info("recovered in %.1f s: %s", took, dict(statuses))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_path, minilm, own_cluster):
+    nodes = {own_cluster.add_node(2), own_cluster.add_node(2)}
+    local_engine = ("--engine", "local", "--replicas", "1", "--dtype", "float32")
+    async with launched(tmp_path, str(minilm), *local_engine, command=COMMAND) as server:
+        local = await embed(server, TEXTS)
+    async with serving(tmp_path, minilm, own_cluster, "--dtype", "float32", command=COMMAND) as server:
+        assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
+        for restarts, what in enumerate((ACTOR, ENGINE_PROCESS), start=1):
+            await recover(server, restarts, own_cluster.processes(what)[0].kill)
+        engines = own_cluster.processes(ENGINE_PROCESS)
+        assert len({own_cluster.node_of(engine) for engine in engines}) == 2  # as before
+        await recover(server, 3, lambda: own_cluster.kill_node(nodes.pop()))
+        await server.wait_computing()
+        assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_nodes(tmp_path, minilm, own_cluster):
+    own_cluster.add_node(2)
+    by_ray = ("--engine", "ray", "--replicas", "2")
+    async with launched(
+        tmp_path, str(minilm), *by_ray, command=COMMAND, env=own_cluster.variables, wait_ready=False
+    ) as server:
+        await until(lambda: len(own_cluster.processes(ENGINE_PROCESS)) == 2)
+        assert "is ready" not in server.log
+        server.signal(signal.SIGKILL)
+        await until(lambda: own_cluster.is_empty)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, minilm, own_cluster):
+    own_cluster.add_node(1)
+    by_ray = ("--engine", "ray", "--replicas", "2")
+    launch = launched(tmp_path, str(minilm), *by_ray, command=COMMAND, env=own_cluster.variables)
+    async with launch as server:  # ready with one of them
+        await server.wait_logged("waits for a node")
+        states = ["loading", "ready"]
+        await until_load(server, lambda load: sorted(each["state"] for each in load["replicas"].values()) == states)
+        own_cluster.add_node(1)
+        await until_ready(server, 2)
+
+
+# -- settings ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -245,17 +245,3 @@ def test_after_an_engine_has_died_the_model_is_loaded_again(model, caplog):
     assert embed(table) == expected
     assert "is loaded again" in caplog.text
     embed.close()
-
-
-def test_several_threads_may_call(embed):
-    table = pa.table({"text": WORDS[:4]})
-    expected = embed(table)
-    computed: list[pa.Table] = []
-    callers = [threading.Thread(target=lambda: computed.append(embed(table))) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
-    for each in computed:
-        assert np.allclose(each["embedding"].to_pylist(), expected["embedding"].to_pylist(), rtol=0, atol=1e-6)
-    assert len(computed) == 4

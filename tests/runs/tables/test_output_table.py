@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -125,33 +124,6 @@ def test_bytes_do_not_depend_on_how_rows_are_divided_among_writes(tmp_path, kind
     one = written(tmp_path / f"one.{kind}", every)
     many = written(tmp_path / f"many.{kind}", *[every[at : at + 7] for at in range(0, 3000, 7)])
     assert list(content(one).values()) == list(content(many).values())
-
-
-CRASH = """
-import os, sys
-from pathlib import Path
-import msgspec
-from tests.runs.tables.test_output_table import FORMATS, opened, rows
-folder = Path(sys.argv[1])
-outputs = {kind: opened(folder / f"out.{kind}") for kind in FORMATS}
-for kind, output in outputs.items():
-    output.write(rows(0, 25))
-    (folder / f"{kind}.written").write_bytes(msgspec.json.encode(output.commit()))
-    output.write(rows(25, 33))
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
-    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
-        printed(CRASH, tmp_path)
-    for kind in FORMATS:
-        with subtests.test(kind):
-            path = tmp_path / f"out.{kind}"
-            assert path.is_file() or (path / f"part-00000.{kind}").exists()
-            output = opened(path, msgspec.json.decode((tmp_path / f"{kind}.written").read_bytes(), type=Written))
-            finish(output, rows(25, 33))
-            assert values(all_rows(path, "text")) == [row[1] for row in rows(0, 33)]
 
 
 @of_each_format

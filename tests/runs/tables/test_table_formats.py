@@ -25,7 +25,7 @@ from trio_pool_serve.runs.tables.table_formats import Format, format_of
     ],
 )
 def test_the_given_format_or_the_extension_decides(source, given, expected):
-    assert format_of(source, given) == expected
+    assert format_of(source, given) == format_of("x", str(expected)) == expected  # printed as it is given
 
 
 UNKNOWN = [("a.jsonl", "xml"), ("a", ""), *[(name, None) for name in ("a.txt", "jsonl", "a.parquet.gz", "", ".gz")]]
@@ -35,11 +35,6 @@ UNKNOWN = [("a.jsonl", "xml"), ("a", ""), *[(name, None) for name in ("a.txt", "
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones(source, given):
     with pytest.raises(BulkInputError, match=r"Known are \.jsonl, .*\.parquet"):
         format_of(source, given)
-
-
-def test_a_format_is_printed_as_it_is_given():
-    assert format_of("x", str(Format("jsonl", "gz"))) == Format("jsonl", "gz")
-    assert Format("arrow").extension == ".arrow"
 
 
 WITHOUT_THE_EXTRA = """
