@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +53,21 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-async def stopped_run(source: Path, target: Path, model: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run until ``after`` windows are committed, and have the next commit fail as by a crash."""
-    commits = 0
-    commit = module.Journal.commit
-
-    async def failing(journal: Any, progress: Any) -> None:
-        nonlocal commits
-        commits += 1
-        if commits > after:
-            raise OSError("the machine is gone")
-        await commit(journal, progress)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module.Journal, "commit", failing)
-        assert await run(source, target, model) == 1
-
-
 @sampled("windows", [0, 1, 2], keep=[1])
 async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model, monkeypatch, windows):
     source = write_lines(tmp_path / "in.jsonl")
     assert await run(source, tmp_path / "whole.jsonl", model) == 3
     whole = (tmp_path / "whole.jsonl").read_bytes()
-    target = tmp_path / "out.jsonl"
-    await stopped_run(source, target, model, windows, monkeypatch)
+    target, commit, commits = tmp_path / "out.jsonl", module.Journal.commit, count()
+
+    async def failing(journal: Any, position: Any) -> None:
+        if next(commits) == windows:
+            raise OSError("the machine is gone")
+        await commit(journal, position)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Journal, "commit", failing)
+        assert await run(source, target, model) == 1
     assert 0 < len(target.read_bytes()) <= len(whole)
     with target.open("ab") as file:
         file.write(b"half a li")
