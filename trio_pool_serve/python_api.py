@@ -262,7 +262,7 @@ def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        message = error.message_with(lambda field: "truncate" if field == "truncate_to" else field)
+        message = error.message_with({"truncate_to": "truncate"}.get)
         is_pair = isinstance(error.prompt, PairPrompt)
         text = getattr(error.prompt, "second" if is_pair else "text", None)
         for name, texts in [*inputs.items()][is_pair:]:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from attrs import define, field
 from rich.console import Console
@@ -25,30 +24,15 @@ class RunProgress:
     total: int | None
     before: Position
     console: Console
+    bar: Progress
+    """It has one task, and is shown only on a terminal."""
     _began: float = field(init=False, factory=time.monotonic)
     _last_line: float = field(init=False, factory=time.monotonic)
-    _bar: Progress = field(init=False)
-
-    def __enter__(self) -> Self:
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[counts]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self._bar.add_task(self.title, total=self.total, completed=self.before.done, counts="")
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def show(self, now: Position) -> None:
         """Show how many rows have been written."""
         if self.console.is_terminal:
-            self._bar.update(self._bar.task_ids[0], completed=now.done, counts=self.counts(now))
+            self.bar.update(self.bar.task_ids[0], completed=now.done, counts=self.counts(now))
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.note(f"{self.title}: {self.counts(now)}{self._left(now)}")
@@ -75,6 +59,16 @@ class RunProgress:
             return ""
         left_s = (self.total - now.done) * (time.monotonic() - self._began) / done
         return f", {left_s / 60:.0f} min left" if left_s >= 90 else f", {left_s:.0f} s left"
+
+
+@contextmanager
+def showing(title: str, total: int | None, before: Position, console: Console) -> Iterator[RunProgress]:
+    """Yield the progress of a run, whose bar is shown until the block ends."""
+    counts = TextColumn("{task.fields[counts]}")
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), counts, TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        bar.add_task(title, total=total, completed=before.done, counts="")
+        yield RunProgress(title, total, before, console, bar)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from trio_pool_serve.bulk.bulk_options import (
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import OpenComputer, TableComputer
-from trio_pool_serve.bulk.run_progress import RunProgress, scanning
+from trio_pool_serve.bulk.run_progress import scanning, showing
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
@@ -77,7 +77,7 @@ async def run_shown(
 
     Raises and is cancelled as ``Run.run``.
     """
-    with RunProgress(title, total, journal.position, console) as progress:
+    with showing(title, total, journal.position, console) as progress:
         run = Run(should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts)
         try:
             position = await run.run(journal.position)

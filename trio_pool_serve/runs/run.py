@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -255,10 +256,8 @@ def _write(sink: Sink[Row, Result], position: Position, computed: _Computing[Row
 
 
 def _close(windows: Generator[Window[Row], None, None], sink: Sink[Row, Result]) -> None:
-    try:
+    with closing(sink):
         windows.close()
-    finally:
-        sink.close()
 
 
 async def compute_window(
