@@ -30,11 +30,13 @@ LONG_COPY_CYCLES = 2_000_000_000
 class SlowCopier(OutputCopier):
     """The real one, whose copies can be held up on their stream, once it is open."""
 
-    slow: bool = field(default=False, init=False)
+    slow: int = field(default=0, init=False)
+    """Number of the next copies to hold up."""
     events: list[torch.cuda.Event] = field(factory=list, init=False)
 
     def start(self, tensors: Sequence[Tensor], split: Split) -> PooledBatch:
         if self.slow:
+            self.slow -= 1
             with torch.cuda.stream(self._stream):
                 torch.cuda._sleep(LONG_COPY_CYCLES)
         handle = super().start(tensors, split)
@@ -81,12 +83,10 @@ async def test_the_next_launch_returns_before_the_copy_before_it_has_ended(
     batch = Batch(tuple(await on_cuda.requests(TEXTS)))
     expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
     slow_copies.events.clear()
-    slow_copies.slow = True
-    first = on_cuda.runner.launch(batch)
-    slow_copies.slow = False
-    second = on_cuda.runner.launch(batch)
+    slow_copies.slow = 1
+    handles = [on_cuda.runner.launch(batch) for _ in range(2)]
     assert not slow_copies.events[0].query()
-    for rows in await awaited([first, second]):
+    for rows in await awaited(handles):
         assert largest_difference(rows, expected) < TOLERANCE
 
 
@@ -96,10 +96,8 @@ async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
     """The allocator would hand their memory to the next batch, were they freed too early."""
     batches = [Batch(tuple(await on_cuda.requests([text] * 4))) for text in TEXTS]
     expected = await awaited([on_cuda.runner.launch(batch) for batch in batches])
-    slow_copies.slow = True
-    first = on_cuda.runner.launch(batches[0])
-    slow_copies.slow = False
-    handles = [first, *(on_cuda.runner.launch(batch) for batch in batches[1:])]
+    slow_copies.slow = 1
+    handles = [on_cuda.runner.launch(batch) for batch in batches]
     for rows, rows_expected in zip(await awaited(handles), expected, strict=True):
         assert largest_difference(rows, rows_expected) < TOLERANCE
 
@@ -119,28 +117,22 @@ def largest_angle(ours: list[Vectors], theirs: list[Vectors]) -> float:
 
 
 @pytest.mark.parametrize("name", PACKED)
-async def test_rows_without_padding_agree_with_padded_rows(tmp_path: Path, name: str):
+async def test_rows_without_padding_agree_with_padded_rows_and_graphs_with_what_they_were_captured_from(
+    tmp_path: Path, name: str
+):
     path = write_family(tmp_path / name, name)
-    packed, padded = half(path, graphs=False), half(path, backend="torch")
-    assert "without padding" in packed.runner.describe()
-    assert not packed.runner.pads
+    padded, packed, graphed = half(path, backend="torch"), half(path, graphs=False), half(path)
     assert "padded (as configured)" in padded.runner.describe()
     assert padded.runner.pads
-    assert largest_angle(await packed.embed(TEXTS), await padded.embed(TEXTS)) < 0.01
-    alone = [(await packed.embed([text]))[0] for text in TEXTS]
-    assert largest_angle(alone, await packed.embed(TEXTS)) < 0.01
-
-
-@pytest.mark.parametrize("name", PACKED)
-async def test_graphs_agree_with_what_they_were_captured_from(tmp_path: Path, name: str):
-    path = write_family(tmp_path / name, name)
-    graphed = half(path)
+    assert "without padding" in packed.runner.describe()
+    assert not packed.runner.pads
     assert isinstance(graphed.runner.compute, GraphedBackbone), graphed.runner.describe()
     assert graphed.runner.compute.shapes, graphed.runner.describe()
-    expected = await half(path, graphs=False).embed(TEXTS)
-    assert largest_angle(await graphed.embed(TEXTS), expected) < 0.01
-    alone = [(await graphed.embed([text]))[0] for text in TEXTS]
-    assert largest_angle(alone, expected) < 0.01
+    expected = await packed.embed(TEXTS)
+    assert largest_angle(expected, await padded.embed(TEXTS)) < 0.01
+    for served in (packed, graphed):
+        assert largest_angle(await served.embed(TEXTS), expected) < 0.01
+        assert largest_angle([(await served.embed([text]))[0] for text in TEXTS], expected) < 0.01
 
 
 async def test_the_budget_is_found_on_the_device(minilm: Path):
@@ -159,10 +151,8 @@ async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
     served.runner.copier = copier = SlowCopier(served.runner.device, Offload())
     batches = [Batch(tuple(await served.ask([text] * 4, [(TokenEmbed(),)] * 4))) for text in TEXTS]
     expected = [await awaited([served.runner.launch(batch)]) for batch in batches]
-    copier.slow = True
-    first = served.runner.launch(batches[0])
-    copier.slow = False
-    handles = [first, *(served.runner.launch(batch) for batch in batches[1:])]
+    copier.slow = 1
+    handles = [served.runner.launch(batch) for batch in batches]
     for rows, (rows_expected,) in zip(await awaited(handles), expected, strict=True):
         assert largest_difference(rows, rows_expected) == 0
 

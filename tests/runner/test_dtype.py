@@ -6,40 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.model_families import TEXTS, ServedModel, load
+from tests.models.model_families import TEXTS, ServedModel
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
-DTYPES: list[Dtype] = ["float32", "bfloat16"]
 
 
-@pytest.fixture(scope="module", params=DTYPES)
-def served(request: pytest.FixtureRequest, minilm: Path) -> ServedModel:
-    return ServedModel(minilm, dtype=request.param)
-
-
-def test_the_model_is_loaded_in_the_type_asked_for_and_says_so(served: ServedModel):
-    types = {parameter.dtype for parameter in served.runner.backbone.model.parameters()}
-    assert types == {getattr(torch, served.dtype)}
-    assert f"{served.dtype} on cpu" in served.runner.describe()
-
-
-async def test_rows_of_every_type_are_of_unit_length_in_float32_and_point_where_its_rows_do(
-    served: ServedModel, minilm: Path
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
+async def test_the_model_computes_in_the_type_asked_for_and_its_rows_are_of_unit_length_in_float32(
+    minilm: Path, dtype: Dtype
 ):
     """They are normalised after they have left the model's type."""
+    served, computed_in = ServedModel(minilm, dtype=dtype), resolve_dtype(dtype, CPU)
+    assert {parameter.dtype for parameter in served.runner.backbone.model.parameters()} == {computed_in}
+    assert f"{computed_in} on cpu".removeprefix("torch.") in served.runner.describe()
     rows, exact = await served.embed(TEXTS), await ServedModel(minilm).embed(TEXTS)
     assert {row.dtype for row in rows} == {np.dtype(np.float32)}
     assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-6)
     assert min(float(a @ b) for a, b in zip(rows, exact, strict=True)) >= 0.999
-
-
-def test_auto_is_what_the_processor_is_good_at(minilm: Path):
-    expected = torch.bfloat16 if cpu_features.has_native_bfloat16() else torch.float32
-    assert {parameter.dtype for parameter in load(minilm, dtype="auto").backbone.model.parameters()} == {expected}
 
 
 GPU = torch.device("cuda", 0)

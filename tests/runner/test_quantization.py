@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import client_of, listening, running
 from tests.models.model_families import TEXTS, ServedModel, load, write_family
@@ -89,24 +88,6 @@ def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypat
     refusal = r"--dtype int8: in int8 the model's output differs too much from float32: cosine 0\.99\d\d on average, "
     with pytest.raises(ModelLoadError, match=refusal):
         load(model, cache_dir="", **INT8)
-
-
-@pytest.mark.parametrize("backend", ["torch", "compile"])
-def test_int8_is_by_openvino_alone(backend: str, model: Path):
-    with pytest.raises(ModelLoadError, match=r"--dtype int8: .* on CPU only and without --backend"):
-        load(model, cache_dir="", **INT8 | {"backend": backend})
-
-
-def test_neither_int8_nor_openvino_is_for_a_gpu():
-    from trio_pool_serve.runner.computation import refuse_impossible
-    from trio_pool_serve.runner.loaded_model import LoadingParams
-
-    backbone: Any = None
-    params = LoadingParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
-    with pytest.raises(ModelLoadError, match="on CPU only"):
-        refuse_impossible(backbone, ModelConfig(dtype="int8"), params)
-    with pytest.raises(ModelLoadError, match="--backend openvino computes on CPU, not on cuda"):
-        refuse_impossible(backbone, ModelConfig(backend="openvino"), params)
 
 
 def test_sample_prompts_are_a_model_s_own_inputs_and_none_serves_for_both(model: Path):

@@ -13,9 +13,7 @@ from tests.models.classifier_families import PROMPTS, write_classifier
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.runner.cuda import varlen
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
-from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
-from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 
 CPU = torch.device("cpu")
@@ -57,19 +55,16 @@ def packed(path: Path) -> ServedModel:
     return serve_packed(ServedModel(path))
 
 
-async def test_mixed_lengths_agree_shuffled_and_alone(padded: ServedModel, packed: ServedModel):
-    expected = await padded.embed(TEXTS)
-    alone = [(await packed.embed([text]))[0] for text in TEXTS]
-    assert largest_difference(alone, expected) < TOLERANCE
-    texts = random.Random(7).sample([*TEXTS, *TEXTS], 2 * len(TEXTS))
-    assert largest_difference(await packed.embed(texts), await padded.embed(texts)) < TOLERANCE
-
-
-async def test_vectors_and_token_vectors_agree(padded: ServedModel, packed: ServedModel):
+async def test_vectors_and_token_vectors_of_mixed_lengths_agree_shuffled_and_alone(
+    padded: ServedModel, packed: ServedModel
+):
     wanted = (Embed(), TokenEmbed())
-    theirs, ours = await padded.values(TEXTS, *wanted), await packed.values(TEXTS, *wanted)
-    for index in range(2):
-        assert largest_difference([row[index] for row in ours], [row[index] for row in theirs]) < TOLERANCE
+    texts = random.Random(7).sample([*TEXTS, *TEXTS], 2 * len(TEXTS))
+    theirs, together = await padded.values(texts, *wanted), await packed.values(texts, *wanted)
+    alone = [(await packed.values([text], *wanted))[0] for text in texts]
+    for ours in (together, alone):
+        for index in range(2):
+            assert largest_difference([row[index] for row in ours], [row[index] for row in theirs]) < TOLERANCE
 
 
 async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed: ServedModel):
@@ -79,19 +74,6 @@ async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed
     batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.array(row, dtype=np.int32))) for row in rows))
     theirs, ours = await padded.runner.launch(batch), await packed.runner.launch(batch)
     assert largest_difference([row[0] for row in ours], [row[0] for row in theirs]) < TOLERANCE
-
-
-async def test_no_token_of_padding_is_computed(packed: ServedModel):
-    seen: list[torch.Size] = []
-
-    def note(module: Any, args: Any, output: torch.Tensor) -> None:
-        seen.append(output.shape[:2])
-
-    hook = packed.runner.backbone.model.get_input_embeddings().register_forward_hook(note)
-    requests = await packed.requests(TEXTS)
-    await packed.runner.launch(Batch(tuple(requests)))
-    hook.remove()
-    assert seen == [(1, sum(request.tokens for request in requests))]
 
 
 @pytest.mark.parametrize("name", PADDED)
@@ -115,16 +97,16 @@ def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
         packed_backbone(served)
 
 
-async def test_a_row_that_brings_embeddings_is_packed_too(minilm: Path):
-    served = serve_packed(ServedModel(minilm))
-    assert served.runner.compute.takes_embeds
-    requests = await served.requests(TEXTS[:2])
-    prompt = requests[0].prompt
-    table = served.runner.backbone.embed(torch.from_numpy(prompt.token_ids.astype(np.int64)))
-    embeds = table.detach().float().numpy()
-    of_embeds = PoolingRequest(RenderedPrompt(np.zeros(len(embeds), dtype=np.int32), embeds=embeds))
-    rows = await served.runner.launch(Batch((of_embeds, requests[1])))
-    assert largest_difference([row[0] for row in rows], await served.embed(TEXTS[:2])) < TOLERANCE
+async def test_a_row_that_brings_embeddings_is_packed_too(padded: ServedModel, packed: ServedModel):
+    """Its ids stand for nothing, not even for padding, which RoBERTa gives no position."""
+    computed_packed: Any = packed.runner.compute
+    assert computed_packed.takes_embeds
+    requests = await packed.requests(TEXTS[:2])
+    ids = requests[0].prompt.token_ids
+    embeds = packed.runner.backbone.embed(torch.from_numpy(ids.astype(np.int64))).detach().float().numpy()
+    of_embeds = PoolingRequest(RenderedPrompt(np.full_like(ids, padded.runner.pad_token_id), embeds=embeds))
+    rows = await packed.runner.launch(Batch((of_embeds, requests[1])))
+    assert largest_difference([row[0] for row in rows], await padded.embed(TEXTS[:2])) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert", "distilbert"])
@@ -146,46 +128,21 @@ async def test_a_row_that_is_not_attended_to_as_a_whole_is_computed_beside_packe
     assert largest_difference([row[0] for row in rows], [row[0] for row in expected]) < TOLERANCE
 
 
-@pytest.mark.parametrize("rule", ["counted", "past padding"])
-def test_positions_begin_anew_with_each_row(rule: Any):
-    prompts = [RenderedPrompt(np.array(row, dtype=np.int32)) for row in ([5, 1, 6], [7], [1, 8])]
-    shape = PackedShape(tokens=8, rows=4, longest=3)
-    forward = ForwardPass([PoolingRequest(prompt) for prompt in prompts], 1, CPU)
-    inputs = PackedInputs.of_buffer(shape, fill(shape, forward, rule))
-    expected = {"counted": [0, 1, 2, 0, 0, 1, 0, 0], "past padding": [2, 1, 3, 2, 1, 2, 0, 0]}
-    assert inputs.ids.tolist() == [[5, 1, 6, 7, 1, 8, 1, 1]]
-    assert inputs.positions.tolist() == [expected[rule]]
-    assert inputs.segments.tolist() == [[0] * 8]
-    assert inputs.begins.tolist() == [0, 3, 4, 6, 6]
-
-
-def test_embeddings_have_positions_though_their_ids_are_padding():
-    embeds = RenderedPrompt(np.zeros(2, dtype=np.int32), embeds=np.ones((2, 4), dtype=np.float32))
-    shape = PackedShape(tokens=2, rows=1, longest=2)
-    forward = ForwardPass([PoolingRequest(embeds)], 0, CPU)
-    inputs = PackedInputs.of_buffer(shape, fill(shape, forward, "past padding"))
-    assert inputs.positions.tolist() == [[1, 2]]
-
-
-def test_attention_without_a_parameter_for_shared_keys_is_used(monkeypatch: pytest.MonkeyPatch):
-    """That of torch 2.11."""
+def test_attention_needs_windows_but_no_parameter_for_shared_keys(monkeypatch: pytest.MonkeyPatch):
+    """The attention of torch 2.11 has windows, and no such parameter."""
     heads: list[tuple[int, int]] = []
 
     def attend(query: Any, key: Any, *_: Any, scale: float, window_size: tuple[int, int]) -> torch.Tensor:
         heads.append((query.shape[1], key.shape[1]))
         return query
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
     monkeypatch.setattr(varlen, "_flash_parameters", varlen._flash_parameters.__wrapped__)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value, scale: query)
+    assert not varlen.has_flash()
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
     assert varlen.has_flash()
     query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8)
     bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
     rows, _ = varlen.flash_attention(torch.nn.Identity(), query, key, key, None, 1.0, is_causal=False, **bounds)
     assert rows.shape == (1, 3, 4, 8)
     assert heads == [(4, 2)]
-
-
-def test_attention_without_windows_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value, scale: query)
-    monkeypatch.setattr(varlen, "_flash_parameters", varlen._flash_parameters.__wrapped__)
-    assert not varlen.has_flash()

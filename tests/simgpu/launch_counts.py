@@ -40,18 +40,6 @@ class LaunchCounts:
     synchronisations: int
     peak_share: float | None
 
-    @classmethod
-    def of(cls, activity: Activity, peak_share: float | None) -> "LaunchCounts":
-        """Return those of an activity."""
-        return cls(
-            launches=activity.launches,
-            to_device_bytes=activity.to_device_bytes,
-            to_host_bytes=activity.to_host_bytes,
-            blocking_copies=len(activity.blocking_copies),
-            synchronisations=len(activity.synchronisations),
-            peak_share=None if peak_share is None else round(peak_share, 2),
-        )
-
 
 @frozen
 class Launched:
@@ -77,8 +65,16 @@ async def launch(kind: Kind, path: Path, way: Way, batch: Batch) -> Launched:
             gc.collect()
             MEMORY.peak = MEMORY.in_use
             await runner.launch(uneven_batch(runner, kind, budget))
-            share = (MEMORY.peak - before) / promised
-        return Launched(activity, LaunchCounts.of(activity, share), rows)
+            share = round((MEMORY.peak - before) / promised, 2)
+        counts = LaunchCounts(
+            launches=activity.launches,
+            to_device_bytes=activity.to_device_bytes,
+            to_host_bytes=activity.to_host_bytes,
+            blocking_copies=len(activity.blocking_copies),
+            synchronisations=len(activity.synchronisations),
+            peak_share=share,
+        )
+        return Launched(activity, counts, rows)
 
 
 def uneven_batch(runner: TransformerRunner, kind: Kind, budget: int) -> Batch:

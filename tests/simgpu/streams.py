@@ -97,9 +97,6 @@ class Stream:
 class Event:
     """As ``torch.cuda.Event``. Waiting for it is the one way to wait that is no fault."""
 
-    waits: "list[Event]" = []  # noqa: RUF012  (cleared by the tests that read it)
-    """Those that were waited for."""
-
     def __init__(self, *, enable_timing: bool = False, blocking: bool = False) -> None:
         self.blocking = blocking
         self.device = current_device()
@@ -115,7 +112,6 @@ class Event:
     def synchronize(self) -> None:
         """Wait for what was on the stream when the event was recorded."""
         with LOCK:
-            Event.waits.append(self)
             if current_device() != self.device:
                 for activity in activities():
                     activity.races.append(f"a thread of device {current_device()} waits for device {self.device}")

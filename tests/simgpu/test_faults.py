@@ -1,9 +1,6 @@
 """Faults of code for GPUs that cost memory, time or the whole device, each shown by what the device is asked to do."""
 
-import gc
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +14,10 @@ from tests.models.model_families import ServedModel, write_family
 from tests.simgpu.activity import watched
 from tests.simgpu.memory import MEMORY
 from tests.simgpu.serving import BATCH_TOKENS, KINDS, WAYS, on_simulated_device
-from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.worker import Worker
-from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.device_memory import full_batch
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, SparseEmbed
 
 
@@ -157,55 +149,3 @@ def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
         MEMORY.capacity = MEMORY.in_use + 4096
         with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
             runner.prepare(BATCH_TOKENS)
-
-
-async def compute_all(engine: Engine, batch: Sequence[PoolingRequest]) -> list[BaseException | None]:
-    errors: list[BaseException | None] = [None] * len(batch)
-
-    async def compute(index: int) -> None:
-        try:
-            await engine.submit(batch[index])
-        except OutOfDeviceMemoryError as error:
-            errors[index] = error
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(batch)):
-            nursery.start_soon(compute, index)
-    return errors
-
-
-@asynccontextmanager
-async def serving_bert(folder: Path, max_batch_tokens: int) -> AsyncIterator[tuple[Engine, int]]:
-    """Run an engine on the simulated device; give it, and the bytes that a row of 48 tokens needs."""
-    path = write_family(folder / "bert", "bert")
-    with on_simulated_device():
-        offload = Offload(launch=1)
-        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
-        needed = await trio.to_thread.run_sync(peak_of, runner, rows(48))
-        config = SchedulingConfig(max_batch_tokens=max_batch_tokens)
-        engine = Engine(Worker(lambda: runner, offload, Metrics().of_engine("bert"), config))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            await engine.wait_ready()
-            gc.collect()
-            yield engine, needed
-            nursery.cancel_scope.cancel()
-
-
-async def test_out_of_memory_while_serving_splits_the_batch_and_the_budget_recovers(tmp_path: Path):
-    async with serving_bert(tmp_path, BATCH_TOKENS) as (engine, _):
-        whole = MEMORY.peak - MEMORY.in_use
-        MEMORY.capacity = MEMORY.in_use + whole // 3  # another process takes the rest
-        assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
-        assert engine.statistics().failed_batches > 0
-        assert engine.statistics().batch_token_budget < BATCH_TOKENS
-        MEMORY.capacity = None
-        while engine.statistics().batch_token_budget < BATCH_TOKENS:
-            assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
-
-
-async def test_the_row_that_does_not_fit_fails_alone(tmp_path: Path):
-    async with serving_bert(tmp_path, 64) as (engine, needed):
-        MEMORY.capacity = MEMORY.in_use + needed // 2
-        errors = await compute_all(engine, rows(2, 48, 2, 3).requests)
-    assert [error is None for error in errors] == [True, False, True, True]

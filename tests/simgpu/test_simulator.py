@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tests.simgpu.activity import Activity, SimulatedFaultError, watched
 from tests.simgpu.device import MODULE, simulated_device
-from tests.simgpu.memory import MEMORY
 
 
 @pytest.fixture
@@ -136,31 +135,3 @@ def test_what_waits_cannot_be_captured(device: torch.device, what: str):
         MODULE.graph(graph, stream=MODULE.Stream(), capture_error_mode="thread_local"),
     ):
         WAITS[what](rows)
-
-
-# -- memory -----------------------------------------------------------------------------------------------
-
-
-def test_memory_is_counted_once_for_a_tensor_and_its_views(device: torch.device):
-    gc.collect()
-    before = MEMORY.in_use
-    rows = torch.zeros(1024, device=device)
-    views = rows.view(2, 512), rows[:7]
-    assert MEMORY.in_use - before == 4096
-    del rows
-    gc.collect()
-    assert MEMORY.in_use - before == 4096
-    del views
-    gc.collect()
-    assert MEMORY.in_use == before
-
-
-def test_more_than_there_is_is_out_of_memory(device: torch.device):
-    gc.collect()
-    MEMORY.capacity = MEMORY.in_use + 4096
-    kept = torch.zeros(512, device=device)
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.zeros(1024, device=device)
-    del kept
-    gc.collect()
-    torch.zeros(1024, device=device)

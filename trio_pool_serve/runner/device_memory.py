@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
 from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+
+T = TypeVar("T")
 
 MESSAGES = (
     "defaultcpuallocator:",  # torch on CPU: a RuntimeError
@@ -30,6 +33,22 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__  # a capture that ends because of it raises an error of its own
     return False
+
+
+def computed_or_out_of_memory(compute: Callable[[], T], release: Callable[[], object] = lambda: None) -> T:
+    """Return the result of ``compute``. Raises ``OutOfDeviceMemoryError`` if memory does not suffice for it.
+
+    ``release``, which returns memory that is kept for later, is called before that is raised.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())
+    # Here the error is gone, and with it what its traceback kept: the tensors of the pass.
+    release()
+    raise OutOfDeviceMemoryError(reason)
 
 
 logger = logging.getLogger(__name__)

@@ -89,8 +89,13 @@ class ForwardPass(Rows):
             return states.at(states.cells), states.lengths
         prompts = [request.prompt for request in self.requests]
         kept = [np.ones(len(one.token_ids), dtype=np.bool_) if one.kept is None else one.kept for one in prompts]
-        counts = np.array([np.count_nonzero(of_row) for of_row in kept])
-        return states.at(states.cells[np.concatenate(kept)]), counts
+        return self.states_where(kept)
+
+    def states_where(self, chosen: Sequence[npt.NDArray[np.bool_]]) -> tuple[Tensor, Indices]:
+        """Return the states of the chosen tokens of all rows, [tokens, width], and the number of each row's."""
+        states = self.required_states
+        counts = np.array([np.count_nonzero(of_row) for of_row in chosen])
+        return states.at(states.cells[np.concatenate(chosen)]), counts
 
     def select(self, rows: Sequence[int]) -> "ForwardPass":
         """Return the rows at these indices, which may repeat; nothing is copied."""

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from attrs import Factory, define, evolve, field, frozen
 
-from trio_pool_serve.errors import NotFiniteError, OutOfDeviceMemoryError, RunnerDeadError
-from trio_pool_serve.runner.device_memory import fit_budget, is_out_of_memory
+from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
+from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Head, HeadRows
 from trio_pool_serve.runner.loaded_model import Backbone
 from trio_pool_serve.runner.output_copy import OutputCopier
@@ -99,16 +99,9 @@ class TransformerRunner:
             if threads != torch.get_num_threads():
                 torch.set_num_threads(threads)
         try:
-            return self._launch(batch)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                if isinstance(error, torch.AcceleratorError):
-                    raise RunnerDeadError(f"the device failed: {error}") from error
-                raise
-            reason = " ".join(str(error).split())
-        # Here the error is gone, and with it what its traceback kept: the tensors of the pass.
-        release_caches(self.device)
-        raise OutOfDeviceMemoryError(reason)
+            return computed_or_out_of_memory(partial(self._launch, batch), partial(release_caches, self.device))
+        except torch.AcceleratorError as error:
+            raise RunnerDeadError(f"the device failed: {error}") from error
 
     def _launch(self, batch: Batch) -> PooledBatch:
         outputs = self._compute(batch)
@@ -121,9 +114,18 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Try the heads; set ``embeds_width``, too."""
+        """Try the heads; set ``embeds_width``, too, if rows of token embeddings give the same output as their ids."""
         self.try_heads()
-        if self._accepts_embeds():
+        # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
+        ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
+        if self.backbone.embeds_width and accepts_embeds(
+            self.backbone,
+            self.backbone,
+            (ids, ids[: len(ids) // 2]),
+            PROBE_TOLERANCE,
+            pad_token_id=self.pad_token_id,
+            device=self.device,
+        ):
             self.embeds_width = self.backbone.embeds_width
 
     @torch.inference_mode()
@@ -184,21 +186,6 @@ class TransformerRunner:
         handles = [self.launch(batch) for batch in batches]
         torch.get_device_module(self.device).synchronize(self.device)
         del handles
-
-    def _accepts_embeds(self) -> bool:
-        """Return whether rows of token embeddings give the same output as their ids."""
-        if not self.backbone.embeds_width:
-            return False
-        # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
-        ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
-        return accepts_embeds(
-            self.backbone,
-            self.backbone,
-            (ids, ids[: len(ids) // 2]),
-            PROBE_TOLERANCE,
-            pad_token_id=self.pad_token_id,
-            device=self.device,
-        )
 
     @property
     def on_cpu(self) -> bool:

@@ -14,7 +14,6 @@ from trio_pool_serve.runner.forward_pass import Head
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
-    LastTokenLogits,
     RowLogits,
     TokenClassificationHead,
     activation_functions,
@@ -71,7 +70,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     of_tokens: TokenwiseLogits
     if isinstance(getattr(model, "score", None), nn.Linear):
         linear, where = model.score.float(), "by the last token"
-        of_row, of_tokens = LastTokenLogits(linear), linear
+        of_row, of_tokens = (lambda rows: linear(rows.last_states().float())), linear
     elif folder.spec.of_tokens:
         (of_row, of_tokens), where = encoder_logits(model), "for each input or token"
     else:

@@ -14,16 +14,18 @@ later batch writes.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from trio_pool_serve.errors import OutOfDeviceMemoryError
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill, shape_of
-from trio_pool_serve.runner.device_memory import is_out_of_memory
+from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.torch_device import release_caches
@@ -140,8 +142,9 @@ class GraphedBackbone:
         return self.packed.divide(forward, self._replay)
 
     def _replay(self, forward: ForwardPass) -> RowStates:
-        graph = self._graph_for(forward)
-        if graph is None:
+        wanted = shape_of(forward.lengths)
+        graph = next((graph for graph in self._graphs if wanted.fits(graph.shape)), None)
+        if graph is None or forward.has_embeds:
             return self.packed.compute_packed(forward)
         graph.inputs.copy_(fill(graph.shape, forward, self.packed.rule), non_blocking=True)
         graph.replay()
@@ -156,13 +159,11 @@ class GraphedBackbone:
         """
         try:
             for shape in shapes:
-                try:
-                    self._graphs.insert(0, self._capture(shape))
-                    continue
-                except Exception as error:
-                    if not is_out_of_memory(error):
-                        raise
-                release_caches(self.device)  # here the error is gone, and the tensors that its traceback kept
+                with suppress(OutOfDeviceMemoryError):
+                    graph = computed_or_out_of_memory(
+                        partial(self._capture, shape), partial(release_caches, self.device)
+                    )
+                    self._graphs.insert(0, graph)
         except Exception:
             self.clear()
             raise
@@ -182,9 +183,3 @@ class GraphedBackbone:
         inputs = PackedInputs.of_buffer(shape, buffer)
         output, replay = self.backend.capture(lambda: self.packed.compute(inputs))
         return Graph(shape, buffer, output, replay)
-
-    def _graph_for(self, forward: ForwardPass) -> Graph | None:
-        if forward.has_embeds:
-            return None
-        wanted = shape_of(forward.lengths)
-        return next((graph for graph in self._graphs if wanted.fits(graph.shape)), None)

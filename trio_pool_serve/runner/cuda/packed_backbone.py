@@ -216,10 +216,9 @@ def pack_backbone(
     packed = PackedBackbone(backbone, attention, pad_token_id)
     try:
         packed.fit(max_tokens=max_tokens, device=device)
-    except CannotPackError:
-        packed.close()
-        raise
     except Exception as error:
         packed.close()
+        if isinstance(error, CannotPackError):
+            raise
         raise CannotPackError(f"its code does not support packed rows: {error!r}") from error
     return packed

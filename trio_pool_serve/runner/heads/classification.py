@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -90,16 +89,13 @@ class TokenClassificationHead:
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
         """Return rows [tokens, labels], input after input."""
-        states, counts = self._kept_states(forward)
+        if self.step_token_id is None:
+            states, counts = forward.kept_states()
+        else:
+            is_step = [request.prompt.token_ids == self.step_token_id for request in forward.requests]
+            states, counts = forward.states_where(is_step)
         rows = _activate(self.logits(states.float()), [param.activation for param in params], self.functions, counts)
         return HeadRows(rows, lambda array: list(split_tokens(array, counts)))
-
-    def _kept_states(self, forward: ForwardPass) -> tuple[Tensor, Indices]:
-        if self.step_token_id is None:
-            return forward.kept_states()
-        steps = [request.prompt.token_ids == self.step_token_id for request in forward.requests]
-        states = forward.required_states
-        return states.at(states.cells[np.concatenate(steps)]), np.array([of_row.sum() for of_row in steps])
 
 
 class RowsOfStates(Protocol):
@@ -117,17 +113,6 @@ class RowsOfStates(Protocol):
 
 RowLogits: TypeAlias = Callable[[RowsOfStates], Tensor]
 """Maps rows to logits [rows, labels]."""
-
-
-@frozen(eq=False)
-class LastTokenLogits:
-    """The logits of a decoder's classifier: ``score``, a linear layer in float32, on the last token's state."""
-
-    score: Callable[[Tensor], Tensor]
-
-    def __call__(self, rows: RowsOfStates) -> Tensor:
-        """Return logits [rows, labels]."""
-        return self.score(rows.last_states().float())
 
 
 class SelectedLogits(nn.Module):

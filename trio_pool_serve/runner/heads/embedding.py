@@ -13,7 +13,7 @@ from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows, HostArray
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.torch_device import to_device
-from trio_pool_serve.types import Embed, EmbedChunks, PooledValue, RenderedPrompt, TokenEmbed
+from trio_pool_serve.types import Embed, EmbedChunks, PooledValue, TokenEmbed
 
 
 @frozen(eq=False)
@@ -42,18 +42,15 @@ class ChunkEmbeddingHead:
     def __call__(self, forward: ForwardPass, params: Sequence[EmbedChunks]) -> HeadRows:
         """Return rows [chunks, d], document after document."""
         states = forward.required_states
-        chunks = [_chunks_of(request.prompt) for request in forward.requests]
+        prompts = [request.prompt for request in forward.requests]
+        # A prompt without chunks is one.
+        chunks = [[[0, len(one.token_ids)]] if one.chunks is None else one.chunks for one in prompts]
         counts = np.array([len(of_row) for of_row in chunks])
         begins, ends = np.concatenate(chunks).astype(np.int64).T
         of_chunks = RowStates(states.flat, np.repeat(states.begins, counts) + begins, ends - begins)
         pooled = self.pooler(of_chunks, np.zeros_like(begins))
         rows = truncate_and_normalize(pooled, params, normalizes=self.pooler.normalizes, repeats=counts)
         return HeadRows(rows, _splitter(params, counts, rows.shape[-1]))
-
-
-def _chunks_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
-    """Return the first token of each chunk and the one after its last; a prompt without chunks is one."""
-    return np.array([[0, len(prompt.token_ids)]], dtype=np.int32) if prompt.chunks is None else prompt.chunks
 
 
 @frozen(eq=False)

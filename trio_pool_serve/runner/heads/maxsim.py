@@ -12,12 +12,10 @@ from torch import Tensor
 
 from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
+from trio_pool_serve.runner.openvino.heads import EMPTY_SCORE
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import MaxSim, TokenEmbed
-
-EMPTY_SCORE = -1e9
-"""Score of a document without kept tokens: below every real score, and the same as in sentence-transformers."""
 
 
 @frozen(eq=False)

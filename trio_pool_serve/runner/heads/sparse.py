@@ -35,11 +35,7 @@ def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
-    found: list[PooledValue] = []
-    for row in array:
-        (indices,) = np.nonzero(row)
-        found.append(SparseVector(indices.astype(np.int32), row[indices]))
-    return found
+    return [SparseVector(indices.astype(np.int32), row[indices]) for row in array for indices in np.nonzero(row)]
 
 
 def compact(weights: Tensor) -> HeadRows:

@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.batch_rows import Rows
-from trio_pool_serve.runner.device_memory import is_out_of_memory
+from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
@@ -65,14 +66,7 @@ class OpenVinoRunner:
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute the rows. Raises ``OutOfDeviceMemoryError``, or ``RuntimeError`` for other errors of OpenVINO."""
-        try:
-            return CopiedBatch(self._compute_all(batch.requests))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = " ".join(str(error).split())
-        # Here the error is gone, and with it what its traceback kept.
-        raise OutOfDeviceMemoryError(reason)
+        return CopiedBatch(computed_or_out_of_memory(partial(self._compute_all, batch.requests)))
 
     def _compute_all(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
         """Return the rows' values. Rows of token embeddings are computed by torch."""

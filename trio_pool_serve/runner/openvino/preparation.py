@@ -121,14 +121,14 @@ class Preparation:
             width = loaded.backbone.model.config.get_text_config().hidden_size * self._traced.poolings
             write_graph(convert_modules(modules, width), folder / MODULES)
         if self._dtype == "int8":
-            model = self._quantize(convert(self._traced), folder)
-        else:
-            model = self._take_exported(folder) or self._compare(convert(self._traced), folder)
+            self._quantize(convert(self._traced), folder)
+        elif not self._take_exported(folder):
+            self._compare(convert(self._traced), folder)
         runner = self._runner(folder)
         if self.config.backend == "auto" and self._dtype != "int8" and self.may_time:
-            model = self._time(runner, model)
-        prompt = RenderedPrompt(short_batch(loaded.backbone, self.params.max_tokens, self._marker)[0].token_ids)
-        return replace(model, check=Check.of(prompt, runner.value_of(prompt)))
+            self._time(runner)
+        prompt = RenderedPrompt(all_batches(loaded.backbone, self.params.max_tokens, self._marker)[0][0].token_ids)
+        return replace(self._model, check=Check.of(prompt, runner.value_of(prompt)))
 
     @property
     def _dtype(self) -> str:
@@ -162,10 +162,10 @@ class Preparation:
         params = CompileParams(PRECISIONS[self._model.dtype_of(self._dtype)], cores=torch.get_num_threads())
         return OpenVinoRunner.of_folder(folder, self._model, params)
 
-    def _take_exported(self, folder: Path) -> ConvertedModel | None:
-        """Return the record of a conversion whose backbone is the exported file; ``None`` if that is not usable."""
+    def _take_exported(self, folder: Path) -> bool:
+        """Return whether the exported file is the backbone of the conversion, which it is if it is usable."""
         if self.exported is None:
-            return None
+            return False
         name = f"{self.exported.parent.name}/{self.exported.name}"
         try:
             graph = ExportedGraph.read(self.exported, self.loaded.backbone.output)
@@ -173,28 +173,28 @@ class Preparation:
         except OSError:
             raise
         except Exception as error:
-            origin, self._model = f"not from {name}: {_reason(error)}", self._describe()
+            self._model = replace(self._describe(), origin=f"not from {name}: {_reason(error)}")
         else:
-            origin = f"from {name}"
-        logger.info("the model is converted %s", origin)
-        self._model = replace(self._model, origin=origin)
-        return self._model if origin == f"from {name}" else None
+            self._model = replace(self._model, origin=f"from {name}")
+        logger.info("the model is converted %s", self._model.origin)
+        return self._model.origin == f"from {name}"
 
-    def _compare(self, graph: ov.Model, folder: Path) -> ConvertedModel:
+    def _compare(self, graph: ov.Model, folder: Path) -> None:
+        """Write the graph. Raises ``UnusableGraphError`` if its output is not near the model's in float32."""
         write_graph(graph, folder / GRAPH)
         batches = all_batches(self.loaded.backbone, self.params.max_tokens, self._marker)
         cosine = self._cosine(folder, batches)
         if self._dtype == "bfloat16" and MIN_COSINE["bfloat16"] > cosine >= LEAST_COSINE:
             of_torch = agreement(self.by_torch, self._exact, batches).min()
             if 1 - cosine <= WORSE * (1 - of_torch):
-                return self._model
+                return
         if cosine >= MIN_COSINE[self._dtype]:
-            return self._model
+            return
         reason = f"OpenVINO's output differs: cosine {cosine:.5f}"
         if self._dtype == "bfloat16" and self.config.dtype != "bfloat16":
             self._model = replace(self._model, why_float32=f"in bfloat16 {reason}")
             if self._cosine(folder, batches) >= MIN_COSINE["float32"]:
-                return self._model
+                return
             self._model = replace(self._model, why_float32="")
         raise UnusableGraphError(reason)
 
@@ -202,7 +202,8 @@ class Preparation:
         """Return the lowest cosine of the written graph's outputs with float32."""
         return float(agreement(self._runner(folder), self._exact, batches).min())
 
-    def _quantize(self, graph: ov.Model, folder: Path) -> ConvertedModel:
+    def _quantize(self, graph: ov.Model, folder: Path) -> None:
+        """Write the graph in int8. Raises ``UnusableGraphError`` if its output is not near the model's in float32."""
         calibration, texts = self.sample_prompts()
         held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 
@@ -223,10 +224,10 @@ class Preparation:
                 f"in int8 the model's output differs too much from float32: cosine {found.mean():.4f} on average, "
                 f"where {MIN_INT8_COSINE} is the least"
             )
-        return replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
+        self._model = replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
 
-    def _time(self, runner: OpenVinoRunner, model: ConvertedModel) -> ConvertedModel:
-        """Return the record with the result of a trial of speed; an unreliable one does not count against bfloat16."""
+    def _time(self, runner: OpenVinoRunner) -> None:
+        """Note the result of a trial of speed; an unreliable one does not count against bfloat16."""
         trial = try_speed(
             runner.launch,
             self.by_torch.launch,
@@ -234,9 +235,8 @@ class Preparation:
             vocab_size=self.loaded.backbone.vocab_size,
             max_tokens=self.params.max_tokens,
         )
-        if trial.ratio > MAX_RATIO and not (trial.is_steady or model.why_float32):
-            return model
-        return replace(model, time_ratio=trial.ratio)
+        if trial.ratio <= MAX_RATIO or trial.is_steady or self._model.why_float32:
+            self._model = replace(self._model, time_ratio=trial.ratio)
 
 
 def in_float32(loaded: LoadedModel) -> LoadedModel:
@@ -254,7 +254,7 @@ def _reason(error: Exception) -> str:
 
 
 SHORT = (33, 12, 5, 1)
-"""Lengths of the rows of a batch; none is the length of the converter's example."""
+"""Lengths of the rows of the short batch; none is the length of the converter's example."""
 
 LONG_COST = 1e11
 """Tokens times parameters of the longest row to compare on: about two seconds of torch on two cores."""
@@ -263,21 +263,18 @@ BEYOND_WINDOW = 40
 """Tokens of a row beyond the window of the model's sliding attention."""
 
 
-def short_batch(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[RenderedPrompt]:
-    """Return short rows of random tokens, the same on each call; every third token is ``marker``, if any."""
-    return _random_rows(backbone, [min(length, max_tokens) for length in SHORT], marker)
-
-
 def all_batches(backbone: Backbone, max_tokens: int, marker: int | None = None) -> list[list[RenderedPrompt]]:
-    """Return ``short_batch`` and one with a row that is as long as the model allows, or as time allows.
+    """Return a batch of short rows, and one with a row that is as long as the model allows, or as time allows.
 
-    Beside it is a short row, whose padding lies beyond the window of sliding attention.
+    Beside it is a short row, whose padding lies beyond the window of sliding attention. The tokens are random, and the
+    same on each call; every third is ``marker``, if there is one.
     """
     of_text = backbone.model.config.get_text_config()
     window = getattr(of_text, "sliding_window", None) or getattr(of_text, "local_attention", None) or 0
     affordable = max(64, int(LONG_COST / backbone.parameters), window + BEYOND_WINDOW)
     long = min(max_tokens, LONGEST_COMPARED, affordable)
-    return [short_batch(backbone, max_tokens, marker), _random_rows(backbone, [long, min(3, max_tokens)], marker)]
+    short = [min(length, max_tokens) for length in SHORT]
+    return [_random_rows(backbone, lengths, marker) for lengths in (short, [long, min(3, max_tokens)])]
 
 
 def _random_rows(backbone: Backbone, lengths: Sequence[int], marker: int | None) -> list[RenderedPrompt]:
