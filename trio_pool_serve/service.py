@@ -165,7 +165,7 @@ class Service:
 
         Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; waiting requests fail.
         """
-        await self.api_keys.start(self.offload)
+        await self.api_keys.load(self.offload)
         task_status.started()
         try:
             # ModelLoadError first: it makes tasks that wait for the engine raise EngineDeadError.

@@ -14,7 +14,6 @@ from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.errors import JobField
 
 PACKAGE = Path(trio_pool_serve.__file__).parent
-ENDPOINTS = [(dialect.name, endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints]
 
 
 @pytest.mark.parametrize("package", ["tasks", "rendering", "models"])
@@ -30,13 +29,13 @@ def test_below_the_api_errors_have_the_job_s_names_only(package):
     assert not calls
 
 
-@pytest.mark.parametrize(("dialect", "endpoint"), ENDPOINTS, ids=[f"{d} {e.paths[0]}" for d, e in ENDPOINTS])
-def test_each_name_is_a_field_of_the_request(dialect, endpoint):
-    fields = attrs.fields_dict(endpoint.wire)
-    assert set(endpoint.field_names) <= set(get_args(JobField))
-    for names in endpoint.field_names.values():
-        for name in (names,) if isinstance(names, str) else names or ():
-            assert name in fields
+def test_each_name_is_a_field_of_the_request():
+    for dialect in DIALECTS:
+        for endpoint in dialect.endpoints:
+            assert set(endpoint.field_names) <= set(get_args(JobField))
+            for names in endpoint.field_names.values():
+                names = {names} if isinstance(names, str) else {*(names or ())}
+                assert names <= attrs.fields_dict(endpoint.wire).keys(), endpoint.paths
 
 
 LONG = "hello " * 100
@@ -58,12 +57,7 @@ ERRORS = [
     ("/pooling", {"prompt_embeds": "AAAA"}, "prompt_embeds", "--enable-prompt-embeds"),
     ("/rerank", {"query": "a", "documents": [LONG]}, None, "truncated (truncate_prompt_tokens)"),
     ("/rerank", {"query": "a", "documents": ["b"], "instruction": "x" * 1000}, "instruction", "at most"),
-    (
-        "/score",
-        {"text_1": "a", "text_2": "b", "max_tokens_per_query": -1},
-        "max_tokens_per_query",
-        "max_tokens_per_query",
-    ),
+    ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_query": -1}, "max_tokens_per_query", "must be"),
     ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "max_tokens_per_doc"),
     ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding", "max_length"),
     ("/rerank", {"query": "a", "documents": ["b"], "padding": "max_length"}, "padding", "max_length"),

@@ -1,7 +1,6 @@
 """Files whose bytes are on the disk."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,3 @@ def test_a_full_disk_is_an_error_with_the_path(small_disk):
     with pytest.raises(StorageFullError, match=f"{small_disk}/file: No space left on device"):
         file.append(os.urandom(4 * 2**20))
     file.close()
-
-
-def test_a_read_only_disk_is_an_error_with_the_path(small_disk):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StorageError, match=f"{small_disk}/file: Read-only file system"):
-        open_appended(small_disk / "file", 0)

@@ -136,7 +136,7 @@ class ApiKeys:
     Keys are looked up by their SHA-256. The time of a lookup may depend on the digest, which a client cannot steer
     towards another key's: so it reveals nothing about other keys.
 
-    The keys of ``--api-keys-file`` are known once ``start`` has returned.
+    The keys of ``--api-keys-file`` are known once ``load`` has returned.
     """
 
     network: NetworkConfig
@@ -205,22 +205,18 @@ class ApiKeys:
             raise ValueError(f"--api-keys-file {path}: one of its keys is among those of --api-key.")
         return of_file
 
-    async def start(self, offload: Offload) -> None:
-        """Read the file, if there is one. Raises ``ModelLoadError``. Cancellation: as ``load``."""
-        try:
-            await self.load(offload)
-        except (ValueError, OSError) as error:
-            raise ModelLoadError(str(error)) from error
-
     async def load(self, offload: Offload) -> None:
         """Read the file, if there is one, in a thread.
 
-        Raises as ``read_file``, without changing the keys. Cancellation: as soon as the thread has finished; nothing is
-        changed.
+        Raises ``ModelLoadError``, without changing the keys. Cancellation: as soon as the thread has finished; nothing
+        is changed.
         """
         if self.network.api_keys_file is None:
             return
-        of_file = await offload.run("postprocess", self.read_file)
+        try:
+            of_file = await offload.run("postprocess", self.read_file)
+        except (ValueError, OSError) as error:
+            raise ModelLoadError(str(error)) from error
         await trio.lowlevel.checkpoint_if_cancelled()
         self._by_digest = {**of_file, **self._of_flags}
         now = trio.current_time()
@@ -238,7 +234,7 @@ class ApiKeys:
             return
         try:
             await self.load(offload)
-        except (ValueError, OSError) as error:
+        except ModelLoadError as error:
             logger.error("the API keys stay as they were: %s", error)  # noqa: TRY400  (the message says it all)
         else:
             logger.info("the API keys have been read again: there are %d", len(self._by_digest))

@@ -1,15 +1,14 @@
 """The event of each request, over real HTTP."""
 
+import json
 import logging
 from collections.abc import AsyncIterator
-from functools import partial
 
 import attrs
 import pytest
-import trio
 
-from tests.api.serving import serving, until, until_launching
-from tests.conftest import client_of, running, wait_idle
+from tests.api.serving import connect, serving, until, until_launching
+from tests.conftest import running, wait_idle
 from tests.tables import each
 from trio_pool_serve.service import Service
 
@@ -105,23 +104,15 @@ async def test_without_the_access_log_only_failures_are_logged(config, scripted,
     assert [event.status for event in events(caplog)] == [500]
 
 
-async def leave_early(url: str, scripted, body: dict, *, after_head: bool) -> None:
-    async with client_of(url) as client:
-        if after_head:
-            async with client.stream("POST", "/v1/embeddings", json=body) as streamed:
-                assert streamed.status_code == 200
-                await until_launching(scripted)
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(client.post, "/v1/embeddings", json=body))
-            await until_launching(scripted)
-            nursery.cancel_scope.cancel(reason="the test leaves")
-
-
 @pytest.mark.parametrize(("streams", "status"), [(False, None), (True, 200)])
 async def test_a_client_that_leaves_is_told_from_one_that_was_answered(url, scripted, caplog, streams, status):
     scripted.gate.clear()
-    await leave_early(url, scripted, {**EMBED, "stream": streams}, after_head=streams)
+    body = json.dumps({**EMBED, "stream": streams})
+    async with await connect(url) as stream:
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        await stream.send_all((head + body).encode())
+        await until_launching(scripted)
+        assert not streams or (await stream.receive_some()).startswith(b"HTTP/1.1 200")
     event = await only_event(caplog)
     scripted.gate.set()
     assert (event.status, event.outcome) == (status, "client left")

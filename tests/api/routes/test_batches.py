@@ -13,10 +13,11 @@ import trio
 
 from tests.api.serving import key_file_of, serving
 from tests.conftest import client_of
-from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line
+from tests.runs.requests.line_files import ENDPOINT, decoded, encoded, line, rows
 from trio_pool_serve.access import api_keys
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
 from trio_pool_serve.runs.batch_api import batch_store
+from trio_pool_serve.runs.batch_api.stored_records import FINAL
 from trio_pool_serve.service import Service
 
 
@@ -45,10 +46,6 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield one
 
 
-def rows(number: int) -> bytes:
-    return encoded([line(each) for each in range(number)])
-
-
 async def uploaded(client: openai.AsyncOpenAI, content: bytes, **options) -> openai.types.FileObject:
     return await client.files.create(file=("rows.jsonl", content), purpose="batch", **options)
 
@@ -63,12 +60,16 @@ async def created(client: openai.AsyncOpenAI, content: bytes, **options) -> open
     return await created_for(client, (await uploaded(client, content)).id, **options)
 
 
-async def ended(client: openai.AsyncOpenAI, batch: openai.types.Batch) -> openai.types.Batch:
+async def reached(client: openai.AsyncOpenAI, batch: openai.types.Batch, condition) -> openai.types.Batch:
     with trio.fail_after(60):
-        while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
-            await trio.sleep(0.01)
+        while not condition(batch):
+            await trio.sleep(0.002)
             batch = await client.batches.retrieve(batch.id)
     return batch
+
+
+async def ended(client: openai.AsyncOpenAI, batch: openai.types.Batch) -> openai.types.Batch:
+    return await reached(client, batch, lambda found: found.status in FINAL)
 
 
 async def content_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict]:
@@ -137,6 +138,7 @@ WRONG = {
     "nothing": (b"", [(None, "empty_file")]),
     "blank lines": (b"\n \r\n\n", [(None, "empty_file")]),
     "a line that is too long": (encoded([line(1), line(2, input="x" * 9000)]), [(2, "line_too_long")]),
+    "not UTF-8": (encoded([line(1)]).replace(b"row-1", b"\xff"), [(1, "invalid_json_line")]),
     "two things": (b"{\n" + encoded([raw(url="/x")]), [(1, "invalid_json_line"), (2, "url_mismatch")]),
 }
 
@@ -166,8 +168,12 @@ async def test_requests_that_are_wrong_are_refused(client):
         with pytest.raises(openai.BadRequestError) as caught:
             await created_for(client, file.id, **changes)
         assert caught.value.body["param"] == param
-    with pytest.raises(openai.BadRequestError):
-        await client.files.create(file=("x", b"{}"), purpose="fine-tune")
+    expires = {"anchor": "created_at", "seconds": 3600}
+    for options in ({"purpose": "fine-tune"}, {"purpose": "batch", "expires_after": {**expires, "seconds": 10}}):
+        with pytest.raises(openai.BadRequestError):
+            await client.files.create(file=("x", b"{}"), **options)
+    file = await uploaded(client, b"{}", expires_after=expires)
+    assert file.expires_at == file.created_at + 3600
     await assert_missing(client, "file-0", "batch_0")
 
 
@@ -225,10 +231,9 @@ async def test_an_idempotency_key_creates_one_batch(client):
 
 
 async def test_a_cancelled_batch_keeps_what_was_committed(client, scripted, service):
-    batch = await created(client, rows(2000))
-    with trio.fail_after(60):
-        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    batch = await reached(
+        client, await created(client, rows(2000)), lambda found: found.request_counts and found.request_counts.completed
+    )
     scripted.gate.clear()
     cancelled = await client.batches.cancel(batch.id)
     assert cancelled.status in ("cancelling", "cancelled")
@@ -250,9 +255,7 @@ async def test_a_cancelled_batch_keeps_what_was_committed(client, scripted, serv
 async def test_a_batch_that_expires_has_the_other_lines_among_its_errors(client, scripted, service):
     scripted.gate.clear()
     batch = await created(client, rows(700), completion_window="1m")
-    with trio.fail_after(60):
-        while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    await reached(client, batch, lambda found: found.status == "in_progress")
     scope = service.batches._opened.runner._scopes[batch.id]
     assert 30 < scope.deadline - trio.current_time() <= 60
     scope.deadline = trio.current_time()
@@ -285,13 +288,6 @@ async def test_ranges_of_a_file(url, client):
             assert (answer.status_code, answer.content) == (200, bytes(range(100)))
         head = await http.head(f"/v1/files/{file.id}/content")
         assert (head.status_code, head.headers["content-length"], head.content) == (200, "100", b"")
-
-
-async def test_files_may_expire(client):
-    file = await uploaded(client, b"{}", expires_after={"anchor": "created_at", "seconds": 3600})
-    assert file.expires_at == file.created_at + 3600
-    with pytest.raises(openai.BadRequestError):
-        await uploaded(client, b"{}", expires_after={"anchor": "created_at", "seconds": 10})
 
 
 async def test_what_one_key_has_does_not_exist_for_another(config, scripted):

@@ -37,11 +37,8 @@ def bearer(key: str) -> dict[str, str]:
 async def test_only_keys_with_admin_change_models_and_all_may_list_them(tmp_path: Path):
     async with changing(tmp_path, network=NetworkConfig(api_keys_file=key_file_of(tmp_path, KEYS))) as live:
         client, body = live.client, {"model": str(tmp_path / "b"), "name": "b"}
-        for refused in (
-            await client.post("/v1/models", json=body, headers=bearer("user")),
-            await client.delete("/v1/models/a", headers=bearer("user")),
-        ):
-            assert (refused.status_code, refused.json()["error"]["type"]) == (403, "PermissionDeniedError")
+        for method, path in (("POST", "/v1/models"), ("DELETE", "/v1/models/a")):
+            assert (await client.request(method, path, headers=bearer("user"))).status_code == 403
         assert (await client.post("/v1/models", json=body)).status_code == 401
         assert (await client.post("/v1/models", json=body, headers=bearer("operator"))).status_code == 200
         listed = await client.get("/v1/models", headers=bearer("user"))
@@ -57,12 +54,12 @@ async def test_only_keys_with_admin_change_models_and_all_may_list_them(tmp_path
 async def test_without_the_setting_there_is_no_such_method(config, scripted):
     config = evolve(config, network=NetworkConfig(api_key="admin-key"))
     async with serving(config, scripted) as (service, client):
+        client.headers.update(ADMIN)
         (name,) = service.served
-        for refused in (
-            await client.post("/v1/models", json={"model": name}, headers=ADMIN),
-            await client.delete(f"/v1/models/{name}", headers=ADMIN),
-        ):
+        for method, path in (("POST", "/v1/models"), ("DELETE", f"/v1/models/{name}")):
+            refused = await client.request(method, path)
             assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+        assert (await document(client))["paths"]["/v1/models"].keys() == {"get"}
 
 
 async def test_without_api_keys_nobody_changes_models(config, scripted):
@@ -77,6 +74,12 @@ def test_the_command_refuses_the_setting_without_api_keys():
     with pytest.raises(ValueError, match="--model-api requires --api-key"):
         check_references(read_config(["m", "--model-api"]))
     check_references(read_config(["m", "--model-api", "--api-key", "k"]))
+
+
+@pytest.fixture
+async def changed(tmp_path):
+    async with changing(tmp_path) as live:
+        yield live
 
 
 B = b'{"model": "b", '
@@ -103,12 +106,6 @@ async def test_a_body_that_is_not_understood_is_refused_before_anything_is_loade
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
     assert said in answer.json()["error"]["message"]
     assert changed.loader.loads == {"a": 1}
-
-
-@pytest.fixture
-async def changed(tmp_path):
-    async with changing(tmp_path) as live:
-        yield live
 
 
 async def test_a_long_body_is_refused(changed):
@@ -165,12 +162,7 @@ async def test_the_card_has_the_time_of_the_last_use_and_the_memory(changed):
     assert await changed.metric('trio_pool_serve_model_memory_bytes{model="a",of="resident"}') == 123
 
 
-async def test_the_document_lists_the_routes_only_where_they_are_served(changed, config, scripted):
+async def test_the_document_lists_the_routes_where_they_are_served(changed):
     changed.client.headers.update(ADMIN)
-    found = (await document(changed.client))["paths"]
-    assert {"get", "post"} <= found["/v1/models"].keys()
-    assert {"get", "delete"} <= found["/v1/models/{name}"].keys()
-    assert found["/v1/models"]["post"]["requestBody"]["required"] is True
+    assert (await document(changed.client))["paths"]["/v1/models"]["post"]["requestBody"]["required"] is True
     await assert_described(changed.client, changed.service.config, changed.service)
-    async with serving(config, scripted) as (_service, client):
-        assert (await document(client))["paths"]["/v1/models"].keys() == {"get"}

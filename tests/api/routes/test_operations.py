@@ -160,10 +160,12 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
         await assert_probes(client, "ready")
 
 
-def know_probe(service: Service) -> None:
-    """Give the device a row to probe it by, as loaded runners have."""
+@pytest.fixture
+def probed(service: Service) -> Service:
+    """A service whose device has a row to probe it by, as loaded runners have."""
     worker = service.default.engine.worker
     worker.facts = attrs.evolve(worker.facts, probe_request=PROBE)
+    return service
 
 
 @pytest.mark.parametrize(
@@ -173,14 +175,12 @@ def know_probe(service: Service) -> None:
         *((path, False) for path in ("/readyz", "/readyz?deep=false", "/readyz?deeper=1", "/livez?deep=1")),
     ],
 )
-async def test_a_deep_probe_computes_one_row_and_others_none(client, service, scripted, path, computes):
-    know_probe(service)
+async def test_a_deep_probe_computes_one_row_and_others_none(client, probed, scripted, path, computes):
     assert (await client.get(path)).status_code == 200
     assert [batch.requests for batch in scripted.batches] == [(PROBE,)] * computes
 
 
-async def test_many_deep_probes_share_one_row(url, service, scripted):
-    know_probe(service)
+async def test_many_deep_probes_share_one_row_also_if_the_first_client_leaves(url, probed, scripted):
     statuses: list[int] = []
 
     async def probe() -> None:
@@ -189,26 +189,28 @@ async def test_many_deep_probes_share_one_row(url, service, scripted):
 
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(probe)
+            await until_launching(scripted)
+            leaving.cancel_scope.cancel()
         for _ in range(10):
             nursery.start_soon(probe)
-        await until_launching(scripted)
         scripted.gate.set()
     await probe()
     assert statuses == [200] * 11
     assert scripted.rows == [1]
 
 
-async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_the_queue(client, service, scripted):
-    know_probe(service)
-    service.default.probe.timeout_s = 0.05
-    async with wedged(service, scripted):
+async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_the_queue(client, probed, scripted):
+    probed.default.probe.timeout_s = 0.05
+    async with wedged(probed, scripted):
         for _ in range(3):
             answer = await client.get("/readyz?deep=true")
             assert (answer.status_code, answer.json()["status"]) == (503, "failing")
             assert "not come back" in answer.json()["reason"]
             for path in ("/livez", "/readyz", "/health"):
                 assert (await client.get(path)).status_code == 200
-        assert service.default.engine.statistics().queued_rows == 0
+        assert probed.default.engine.statistics().queued_rows == 0
 
 
 def fail(batch):
@@ -220,26 +222,12 @@ def not_finite(batch):
 
 
 @pytest.mark.parametrize("on_launch", [fail, not_finite])
-async def test_a_deep_probe_tells_that_rows_fail_or_that_numbers_are_not_finite(client, service, scripted, on_launch):
-    know_probe(service)
+async def test_a_deep_probe_tells_that_rows_fail_or_that_numbers_are_not_finite(client, probed, scripted, on_launch):
     scripted.on_launch = on_launch
     answer = await client.get("/readyz?deep=true")
     assert (answer.status_code, answer.json()["status"]) == (503, "failing")
     assert on_launch is fail or "not finite" in answer.json()["reason"]
     assert "broken" not in answer.text
-
-
-async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, service, scripted):
-    know_probe(service)
-    scripted.gate.clear()
-    async with client_of(url) as client, trio.open_nursery() as leaving:
-        leaving.start_soon(client.get, "/readyz?deep=true")
-        await until_launching(scripted)
-        leaving.cancel_scope.cancel()
-    scripted.gate.set()
-    async with client_of(url) as client:
-        assert (await client.get("/readyz?deep=true")).status_code == 200
-    assert scripted.rows == [1]
 
 
 def samples(text: str) -> dict[str, float]:
@@ -291,16 +279,12 @@ async def test_load_tells_engines_and_limiters_and_counts_running_requests_for_t
     assert (await client.get("/load")).json()["server_load"] == 0
 
 
-async def test_processes_that_render_templates_are_told_of_with_the_limiters(config, scripted):
+async def test_processes_that_render_templates_and_the_version_are_told(config, scripted):
     config = attrs.evolve(config, threads=ThreadsConfig(renderer_num_workers=3))
-    async with serving(config, scripted) as (service, client):
+    async with serving(config, scripted) as (_service, client):
         idle = {"capacity": 3, "borrowed": 0, "waiting": 0, "killed": 0}
         assert (await client.get("/load")).json()["workers"] == {"template": idle}
         found = samples((await client.get("/metrics")).text)
         for name, value in idle.items():
             assert found[f'worker_{name}{{of="template"}}'] == value
-        assert "template: <WorkerProcesses 0/3+0, 0 killed>" in repr(service)
-
-
-async def test_version_is_the_package_s(client):
-    assert (await client.get("/version")).json() == {"version": trio_pool_serve.__version__}
+        assert (await client.get("/version")).json() == {"version": trio_pool_serve.__version__}

@@ -54,16 +54,21 @@ def data(config: Config) -> Path:
     return config.batch.data_dir
 
 
-UNUSABLE = "The server cannot use its data folder. Its log says why."
-
-
 def left_in(data: Path) -> list[str]:
     """Return the names of all that is stored beside the database."""
     return sorted(each.name for each in [*(data / "files").glob("*"), *(data / "uploads").glob("*")])
 
 
-async def upload(client: httpx.AsyncClient, content: bytes, **options) -> httpx.Response:
-    return await client.post("/v1/files", content=content, headers=HEADERS, **options)
+async def upload(client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes]) -> httpx.Response:
+    return await client.post("/v1/files", content=content, headers=HEADERS)
+
+
+async def assert_unusable(client: httpx.AsyncClient) -> None:
+    """Nothing can be stored, and the rest is served."""
+    answer = await upload(client, BEGIN + b"x" + END)
+    said = "The server cannot use its data folder. Its log says why."
+    assert (answer.status_code, answer.json()["error"]["message"]) == (507, said)
+    assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
 
 
 async def stored(client: httpx.AsyncClient, content: bytes) -> dict:
@@ -74,18 +79,13 @@ async def stored(client: httpx.AsyncClient, content: bytes) -> dict:
     return answer.json()
 
 
-async def test_an_upload_is_stored_as_it_was_sent(client, data):
+async def test_an_upload_is_stored_as_it_was_sent_and_missing_once_its_bytes_were_removed(client, data):
     content = random.Random(0).randbytes(3_000_000) + b"\r\n--" + BOUNDARY[:-1].encode() + b"\r\n"
     file = await stored(client, content)
     assert left_in(data) == [file["id"]]
-
-
-async def test_a_file_whose_bytes_were_removed_is_not_found(client, data):
-    file = await stored(client, b"{}")
     (data / "files" / file["id"]).unlink()
     answer = await client.get(f"/v1/files/{file['id']}/content")
-    assert answer.status_code == 404
-    assert file["id"] in answer.json()["error"]["message"]
+    assert (answer.status_code, file["id"] in answer.json()["error"]["message"]) == (404, True)
 
 
 WRONG = {
@@ -180,8 +180,7 @@ async def test_an_upload_is_not_kept_in_memory_and_other_routes_refuse_such_bodi
             yield piece
         yield END
 
-    answer = await client.post("/v1/files", content=pieces(), headers=HEADERS, timeout=120)
-    assert answer.json()["bytes"] == size
+    assert (await upload(client, pieces())).json()["bytes"] == size
     assert peak - before < size / 4
     large = b" " * (50 * 2**20)
     for path in ("/v1/embeddings", "/v1/batches"):
@@ -206,11 +205,8 @@ async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(co
     (tmp_path / "file").write_text("")
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=tmp_path / "file" / "data"))
     async with serving(config, scripted) as (_service, client):
-        answer = await upload(client, BEGIN + b"x" + END)
-        assert answer.status_code == 507
-        assert answer.json()["error"]["message"] == UNUSABLE
+        await assert_unusable(client)
         assert f"{tmp_path / 'file' / 'data'}: Not a directory" in caplog.text
-        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         (tmp_path / "file").unlink()
         await stored(client, b"x")
 
@@ -227,10 +223,8 @@ async def test_uploads_to_a_folder_that_was_removed_are_refused_or_kept(config, 
         answer = await upload(client, BEGIN + b"refused" + END)
         kept = {answer.json()["id"]} if answer.status_code == 200 else set()  # the server may have noticed by itself
         if not kept:
-            assert answer.status_code == 507
-            assert answer.json()["error"]["message"] == (
-                "Someone has removed or replaced what was in the server's data folder."
-            )
+            said = "Someone has removed or replaced what was in the server's data folder."
+            assert (answer.status_code, answer.json()["error"]["message"]) == (507, said)
         with trio.fail_after(30):
             while (last := await upload(client, BEGIN + b"kept" + END)).status_code != 200:
                 assert last.status_code in (503, 507)
@@ -240,18 +234,12 @@ async def test_uploads_to_a_folder_that_was_removed_are_refused_or_kept(config, 
         assert (await client.get(f"/v1/files/{last.json()['id']}/content")).content == b"kept"
 
 
-@pytest.mark.parametrize("name", ["files", "uploads"])
-async def test_a_folder_in_it_that_is_removed_is_made_again(client, data, name):
-    await stored(client, b"x")
-    shutil.rmtree(data / name)
-    await stored(client, b"y")
-
-
-async def test_a_start_without_the_folder_of_uploads_makes_it(config, scripted, data):
-    for content in (b"x", b"y"):
+async def test_a_folder_in_it_that_is_removed_is_made_again_at_once_and_at_the_next_start(config, scripted, data):
+    for _ in range(2):
         async with serving(config, scripted) as (_service, client):
-            await stored(client, content)
-            shutil.rmtree(data / "uploads")
+            for name in ("files", "uploads"):
+                await stored(client, b"x")
+                shutil.rmtree(data / name)
 
 
 def remount(disk: Path, how: str) -> None:
@@ -276,9 +264,7 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
     with caplog.at_level(logging.WARNING):
         async with serving(config, scripted) as (service, client):
             await until(lambda: f"not served by this process: {data} is read-only" in caplog.text)
-            answer = await upload(client, BEGIN + b"x" + END)
-            assert (answer.status_code, answer.json()["error"]["message"]) == (507, UNUSABLE)
-            assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+            await assert_unusable(client)
             remount(small_disk, "rw")
             await stored(client, b"x")
 

@@ -13,7 +13,7 @@ import trio
 
 from tests.api.serving import until
 from tests.conftest import running, wait_idle
-from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line
+from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line, rows
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import BatchConfig, Config
@@ -80,10 +80,6 @@ async def in_progress(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
 
 async def ended(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
     return await reached(batches, batch, lambda found: found.status in FINAL)
-
-
-def rows(number: int) -> bytes:
-    return encoded([line(each) for each in range(number)])
 
 
 async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted, small_disk, monkeypatch, caplog):

@@ -19,6 +19,10 @@ def encoded(lines: list[dict]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
+def rows(number: int) -> bytes:
+    return encoded([line(each) for each in range(number)])
+
+
 def written(path: Path, lines: list[dict]) -> Path:
     path.write_bytes(encoded(lines))
     return path

@@ -4,15 +4,14 @@ import json
 import random
 from functools import partial
 
-import attrs
 import pytest
 import trio
-import trio.testing
 from hypothesis import example, given
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from tests.runs.requests.line_files import cancelled_before, encoded, line, written
-from trio_pool_serve.errors import DrainingError, EngineProcessDiedError
+from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.requests.line_results import (
     LineComputer,
@@ -25,7 +24,6 @@ from trio_pool_serve.runs.requests.request_lines import (
     WINDOW_BYTES,
     WINDOW_INPUTS,
     WINDOW_LINES,
-    LineError,
     decode_line,
     line_windows,
     read_window,
@@ -42,15 +40,10 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
-        self.unavailable = 0
 
     async def respond_all(self, lines, submitter) -> list[LineResponse]:
-        await trio.lowlevel.checkpoint()
         self.requests.append([each.request_id for each in lines])
-        if self.unavailable:
-            self.unavailable -= 1
-            raise DrainingError("draining")
-        for _ in range(random.randrange(5)):
+        for _ in range(random.randrange(1, 6)):
             await trio.lowlevel.checkpoint()
         return [
             LineResponse(
@@ -73,21 +66,18 @@ class RunOfLines:
         await trio.lowlevel.checkpoint()
         self.committed.append(position)
 
-    async def go(self, *, errors: str | None = "errors", error_of=lambda _: None, **changes) -> bool:
-        """Run to the end, or to a pause; return whether the end was reached."""
-        computer = LineComputer(
-            respond_all=self.server.respond_all, submitter=Submitter(), digest="d", created=7, error_of=error_of
-        )
-        files = self.folder / "output", errors and self.folder / errors
+    async def go(self, **options) -> bool:
+        """Run to the end; return whether it was reached."""
         run = Run(
             windows=partial(line_windows, self.folder / "input", MAX_LINE_BYTES),
-            computer=computer,
-            open_sink=partial(LineFiles.open, openai_result, *files),
+            computer=LineComputer(respond_all=self.server.respond_all, submitter=Submitter(), digest="d", created=7),
+            open_sink=partial(LineFiles.open, openai_result, self.folder / "output", self.folder / "errors"),
             commit=self.commit,
             offload=Offload(),
             should_pause=lambda: False,
+            **options,
         )
-        return (await attrs.evolve(run, **changes).run(self.committed[-1])).is_finished
+        return (await run.run(self.committed[-1])).is_finished
 
     @property
     def written(self) -> tuple[bytes, bytes]:
@@ -158,13 +148,6 @@ async def test_a_run_that_is_cut_off_at_each_of_its_steps_writes_the_same_bytes_
     assert {tuple(each) for each in parts.server.requests} == expected
 
 
-async def test_windows_that_the_server_cannot_compute_now_are_computed_again(run, autojump_clock):
-    run.server.unavailable = 7
-    assert await run.go()
-    assert run.committed[-1].completed + run.committed[-1].failed == 1499
-    assert len(run.server.requests) == len(run.committed) - 1 + 7
-
-
 async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_clock):
     run = RunOfLines(tmp_path, encoded([line(number) for number in range(40)]))
     poisoned, respond_all = request_id_of("d", 1), run.server.respond_all
@@ -180,25 +163,6 @@ async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_
     output, errors = ([json.loads(each) for each in part.splitlines()] for part in run.written)
     assert [each["custom_id"] for each in output] == [f"row-{number}" for number in range(40) if number != 1]
     assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("row-1", 500)]
-
-
-async def test_a_server_that_stays_unavailable_ends_the_run_at_its_last_commit(run, autojump_clock):
-    run.server.unavailable = 1000
-    with pytest.raises(DrainingError):
-        await run.go()
-    assert run.committed == [Position()]
-
-
-def test_a_line_that_is_not_utf_8_is_refused_wherever():
-    data = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "\xff"}}'
-    refused = decode_line(3, data)
-    assert refused.error.code == "invalid_json_line"
-
-
-async def test_lines_that_are_refused_are_not_computed(run):
-    assert await run.go(error_of=lambda _: LineError("batch_expired", "over"))
-    assert run.server.requests == []
-    assert run.committed[-1].failed == 1499
 
 
 # -- windows --------------------------------------------------------------------------------------------------
@@ -255,12 +219,12 @@ async def test_owners_take_turns_and_each_has_its_own_in_order():
     async def work(owner: str, number: int) -> None:
         async with turns.turn(owner, number):
             order.append((owner, number))
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
 
     async with trio.open_nursery() as nursery, turns.turn("z", 0):
         for owner, number in [("a", 3), ("a", 1), ("a", 2), ("b", 9), ("b", 4), ("c", 5)]:
             nursery.start_soon(work, owner, number)
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
         assert turns.is_wanted_by_others("a")
     assert order == [("a", 1), ("b", 4), ("c", 5), ("a", 2), ("b", 9), ("a", 3)]
     assert not turns.is_wanted_by_others("")
@@ -279,9 +243,9 @@ async def test_a_turn_that_is_no_longer_waited_for_is_the_next_one_s():
     async with trio.open_nursery() as nursery, turns.turn("z", 9):
         for number in range(3):
             nursery.start_soon(work, number)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         scopes[0].cancel()
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
     assert worked == [1, 2]
     async with turns.turn("b", 0):
         pass
