@@ -83,8 +83,7 @@ class LineResponder:
         return [response for response in responses if response is not None]
 
     async def _respond(self, line: LineRequest, submitter: Submitter, member: WindowMember) -> LineResponse:
-        found, decoded = self.routes.find("POST", self.routes.path_of_route(line.path)), None
-        handler = found if isinstance(found, TaskHandler) else None
+        handler, decoded = self._handler_of(line.path), None
         timings = RequestTimings(on_tokens=None if submitter.usage is None else submitter.usage.take_tokens)
         reservation = Reservation(self.service.memory, submitter.client)
         context = RequestContext(timings, submitter.client, reservation=reservation)
@@ -148,6 +147,10 @@ class LineResponder:
                 f"The response to a line of a batch must be JSON, not {response.content_type}.", param="encoding_format"
             )
         return response
+
+    def _handler_of(self, path: str) -> TaskHandler | None:
+        handler = self.routes.find("POST", self.routes.path_of_route(path))
+        return handler if isinstance(handler, TaskHandler) else None
 
 
 class _NotJsonError(InvalidRequestError):
