@@ -112,6 +112,13 @@ def test_an_image_has_as_many_tokens_as_its_tower_computes(paths: dict[str, Path
     assert format_of(paths[name]).processor(PICTURES[0]).tokens == (tokens,)
 
 
+@pytest.mark.parametrize("name", ["clip", "colpali"])
+def test_a_text_with_an_image_is_refused_by_models_that_read_either(paths: dict[str, Path], name: str):
+    images = format_of(paths[name])
+    with pytest.raises(InvalidRequestError, match="an input cannot have both"):
+        images.expand(np.array([1, 2], dtype=np.int32), [images.processor(PICTURES[0])])
+
+
 def test_each_placeholder_becomes_as_many_tokens_as_its_image_has(paths: dict[str, Path]):
     images = format_of(paths["qwen2_vl"])
     placeholder = placeholder_of(paths["qwen2_vl"])
