@@ -65,7 +65,7 @@ async def test_a_child_that_cannot_be_started_is_started_once_it_can(scarcity, c
 async def test_a_child_that_sends_an_invalid_message_is_ended_and_may_be_told_to_drain():
     async with open_child(CHILD, Job(GARBAGE), Said) as child:
         assert await child.status() is None
-        await _send(child, Drain())  # its channel is closed already
+        await _send(Drain(), child)  # its channel is closed already
         assert await child.wait() == "left with status 7"
 
 
