@@ -21,7 +21,7 @@ from trio_pool_serve.engine.planned_window import planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.runner.batch_rows import Rows
-from trio_pool_serve.runs.tables.table_run import WINDOW_ROWS
+from trio_pool_serve.runs.tables.table_windows import WINDOW_ROWS
 from trio_pool_serve.types import Batch, PoolingRequest
 
 WINDOWS = 8

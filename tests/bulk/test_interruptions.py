@@ -25,7 +25,7 @@ import sys
 from trio_pool_serve.bulk import commands
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TextOptions
 from trio_pool_serve.runs.journal import Journal
-from trio_pool_serve.runs.tables import table_run
+from trio_pool_serve.runs.tables import table_windows
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.runs.tables.output_table import LineOutput, PartFolder
 from trio_pool_serve.processes.child_process import flush_and_leave
@@ -70,7 +70,7 @@ for kind in (LineOutput, PartFolder):
     around(kind, "commit", "commit")
 Journal.commit = commit
 OwnEngine.compute = compute
-table_run.WINDOW_ROWS = 64
+table_windows.WINDOW_ROWS = 64
 options = commands.TableOptions(
     run=RunOptions(model=model, rows_per_file=128, on_error="skip"),
     text=TextOptions(truncate=True),

@@ -28,7 +28,7 @@ from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_run import RowResult
+from trio_pool_serve.runs.tables.table_windows import RowResult
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model

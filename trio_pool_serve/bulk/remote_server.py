@@ -28,7 +28,7 @@ from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServ
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_run import RowResult
+from trio_pool_serve.runs.tables.table_windows import RowResult
 
 ROWS_PER_REQUEST = 64
 

@@ -18,7 +18,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn, VectorDtype
-from trio_pool_serve.runs.tables.table_run import RowResult
+from trio_pool_serve.runs.tables.table_windows import RowResult
 
 
 def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:

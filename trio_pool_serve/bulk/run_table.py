@@ -32,7 +32,7 @@ from trio_pool_serve.runs.tables.input_table import InputTable, open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
-from trio_pool_serve.runs.tables.table_run import OnError, TableFiles, TableWindows
+from trio_pool_serve.runs.tables.table_windows import OnError, TableFiles, TableWindows
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 

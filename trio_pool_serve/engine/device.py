@@ -150,7 +150,7 @@ class Device(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many more batches may be launched now, if it is available."""
+        """How many more batches may be launched now, if it is available: see ``LaunchThread`` and ``RemoteDevice``."""
 
     @property
     def is_available(self) -> bool:

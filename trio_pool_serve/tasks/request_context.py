@@ -12,7 +12,10 @@ from trio_pool_serve.types import Client
 
 @frozen(eq=False)
 class RequestContext:
-    """The client of a request, its deadline in seconds of trio's clock, its timings and its memory."""
+    """The client of a request, its deadline in seconds of trio's clock, its timings and its memory.
+
+    ``api/http/dispatch.py`` computes the deadline of a request over HTTP.
+    """
 
     timings: RequestTimings = Factory(RequestTimings)
     client: Client = Factory(Client)

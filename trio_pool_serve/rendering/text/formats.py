@@ -1,6 +1,7 @@
 """How a kind of model renders a text, and two texts together.
 
-Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template.
+Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template
+(``rendering/chat/pair_templates.py``). ``ModelKind.pair_format`` says which format a kind has.
 """
 
 from collections.abc import Mapping
