@@ -81,7 +81,7 @@ def require_finite(outputs: Outputs) -> None:
     arrays = [value.values if isinstance(value, SparseVector) else value for value in values]
     # One by one, 64 vectors of 384 numbers take five times as long.
     vectors = np.concatenate([_NONE, *(each for each in arrays if each.ndim == 1)])
-    if not all(np.isfinite(each).all() for each in (vectors, *(each for each in arrays if each.ndim > 1))):
+    if not all(np.isfinite(each).all() for each in (vectors, *(each for each in arrays if each.ndim != 1))):
         raise NotFiniteError("The model computed numbers for an input that are not finite.")
 
 

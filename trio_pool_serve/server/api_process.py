@@ -21,6 +21,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, Ready, Reload
 from trio_pool_serve.server.listener import drain, serve_listeners
+from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import configure_logging
 
@@ -34,6 +35,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     forbid_torch()
     service = Service(config, socket_folder=Path(job.socket_folder), api_worker=job.number)
     configure_process(service)
+    tls = open_tls(service)  # before anything is loaded
     stop = trio.Event()
     loading = trio.CancelScope()
     try:
@@ -58,7 +60,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 if job.joins:
                     with loading:
                         await service.wait_ready()
-                await serve_listeners(service, listening, stop)
+                await serve_listeners(service, listening, stop, tls)
                 nursery.cancel_scope.cancel(reason="drained")
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))

@@ -17,7 +17,7 @@ from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
-from trio_pool_serve.server.tls import Certificates
+from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
@@ -53,6 +53,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
     from trio_pool_serve.server.listener import serve_listeners
 
     configure_process(service)
+    tls = open_tls(service)  # before anything is loaded
     stop = trio.Event()
     with open_listening(config.network) as listening:
         async with open_process_nursery() as nursery:
@@ -62,7 +63,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
                 await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
             nursery.start_soon(_announce, service, url_of(listening, config.network))
-            await serve_listeners(service, listening, stop)
+            await serve_listeners(service, listening, stop, tls)
             nursery.cancel_scope.cancel(reason="drained")
 
 

@@ -31,7 +31,7 @@ from trio_pool_serve.server.early_refusals import CLIENT_LEFT, EarlyRefusals, Re
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.listening_socket import send_refusal
 from trio_pool_serve.server.server_context import Connections, ServerContext
-from trio_pool_serve.server.tls import Certificates, open_tls
+from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -238,13 +238,14 @@ def hypercorn_config(config: Config) -> HypercornConfig:
     return settings
 
 
-async def serve_listeners(service: Service, listening: socket.socket, stop: trio.Event) -> None:
+async def serve_listeners(
+    service: Service, listening: socket.socket, stop: trio.Event, tls: Certificates | None
+) -> None:
     """Serve on the socket until ``stop`` is set, then drain; after a crash, with a new listener and a new app.
 
     Cancellation: at once, except for hypercorn's writes.
     """
-    settings, tls = hypercorn_config(service.config), open_tls(service)
-    connections = Connections.of(service)
+    settings, connections = hypercorn_config(service.config), Connections.of(service)
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()

@@ -72,7 +72,7 @@ async def feed_watchdog(gather: Callable[[], Awaitable[list[Snapshot]]], batch_t
     once.
     """
     period_us, own_pid = os.environ.get("WATCHDOG_USEC", ""), str(os.getpid())
-    if not period_us.isdigit() or os.environ.get("WATCHDOG_PID", own_pid) != own_pid:
+    if not period_us.isdigit() or not int(period_us) or os.environ.get("WATCHDOG_PID", own_pid) != own_pid:
         return
     while True:
         if is_computing(await gather(), batch_timeout_s):

@@ -198,8 +198,9 @@ class PackedBackbone:
             raise CannotPackError("its rows depend on one another")
         if self.backbone.embeds_width:
             self.takes_embeds = True
+            without_padding = [row[row != self.pad_token_id] for row in rows[2:]]  # some models know it by its id
             self.takes_embeds = accepts_embeds(
-                self, self.backbone, rows[2:], tolerance, pad_token_id=self.pad_token_id, device=device
+                self, self.backbone, without_padding, tolerance, pad_token_id=self.pad_token_id, device=device
             )
 
 

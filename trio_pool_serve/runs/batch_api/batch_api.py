@@ -38,7 +38,7 @@ RETRY_S = 1.0
 """Pause before another attempt to open a folder that another process owns."""
 
 SHORT_RETRY_S = 0.05
-"""The same pause while a request waits."""
+"""The least pause between two attempts."""
 
 DAY_S = 24 * 3600.0
 
@@ -110,6 +110,7 @@ class BatchApi:
                 await self._own_once()
                 self._note_attempt()
                 self._hurry = trio.Event()
+                await trio.sleep(SHORT_RETRY_S)  # however many requests wait
                 with trio.move_on_after(RETRY_S if isinstance(self._failure, StorageInUseError) else RETRY_PAUSE_S):
                     await self._hurry.wait()
         finally:
@@ -152,7 +153,6 @@ class BatchApi:
             raise self._failure
         if trio.current_time() >= deadline:
             raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
-        await trio.sleep(SHORT_RETRY_S)
 
     async def _exists(self) -> bool:
         return await self.offload.run("files", self.folder.exists)

@@ -1,6 +1,6 @@
 """``/tokenize`` and ``/detokenize``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -78,24 +78,34 @@ class TokenizeResponse:
 async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens
-    kept: list[bool] | msgspec.UnsetType = msgspec.UNSET
     if call.wire.input_type is not None and isinstance(call.job, str):
         computed = await computed_tokens(call.model, call.job, call.context, call.wire.input_type)
-        ids, pieces, kept = computed.ids, computed.pieces, computed.kept
+        encode = partial(_encode_tokens, call, computed.ids, computed.pieces, computed.kept)
+        return await call.encode(encode, rows=len(computed.ids), nbytes=sum(map(len, computed.pieces)))
+    if isinstance(call.job, ChatPrompt):
+        tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
     else:
-        if isinstance(call.job, ChatPrompt):
-            tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
-        else:
-            (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
-        ids, pieces = [token.id for token in tokens], [token.piece for token in tokens]
+        (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
+    ids, pieces = (token.id for token in tokens), (token.piece for token in tokens)
+    encode = partial(_encode_tokens, call, ids, pieces)  # reads them in a thread if there are many
+    return await call.encode(encode, rows=len(tokens), nbytes=sum(len(token.piece) for token in tokens))
+
+
+def _encode_tokens(
+    call: Call[TokenizeRequest, str | ChatPrompt],
+    ids: Iterable[int],
+    pieces: Iterable[str],
+    kept: list[bool] | msgspec.UnsetType = msgspec.UNSET,
+) -> HttpResponse:
+    tokens = list(ids)
     response = TokenizeResponse(
-        count=len(ids),
+        count=len(tokens),
         max_model_len=call.model.renderer.max_model_len,
-        tokens=ids,
-        token_strs=pieces if call.wire.return_token_strs else None,
+        tokens=tokens,
+        token_strs=list(pieces) if call.wire.return_token_strs else None,
         kept=kept,
     )
-    return await call.encode(partial(HttpResponse.json, response), rows=len(ids), nbytes=sum(map(len, pieces)))
+    return HttpResponse.json(response)
 
 
 @frozen(kw_only=True)
