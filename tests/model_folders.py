@@ -31,6 +31,10 @@ TRANSFORMER = ("sentence_transformers.base.modules.transformer.Transformer", "")
 POOLING = ("sentence_transformers.models.Pooling", "1_Pooling")
 
 
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY[word] for word in text.split()]
+
+
 def modules_json(*entries: tuple[str, str]) -> list[dict[str, object]]:
     """The content of modules.json: a type and a path for each module."""
     numbered = enumerate(entries)

@@ -10,7 +10,7 @@ import trio
 from tokenizers import Tokenizer as Backend
 from trio.testing import wait_all_tasks_blocked
 
-from tests.model_folders import VOCABULARY
+from tests.model_folders import VOCABULARY, ids_of
 from tests.tensors import numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
@@ -42,10 +42,6 @@ def renderer(tokenizer: Tokenizer) -> Renderer:
 def make_renderer(tokenizer: Tokenizer, offload: Offload | None = None, **settings) -> Renderer:
     settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": len(VOCABULARY)} | settings
     return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), offload or Offload())
-
-
-def ids_of(text: str) -> list[int]:
-    return [VOCABULARY[word] for word in text.split()]
 
 
 def words(count: int) -> str:

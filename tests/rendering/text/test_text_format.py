@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model_folders import VOCABULARY, write_late_interaction_folder, write_lookup_folder
-from tests.rendering.test_renderer import ids_of
+from tests.model_folders import VOCABULARY, ids_of, write_late_interaction_folder, write_lookup_folder
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
