@@ -1,8 +1,11 @@
 """Model folders that tests build: real tokenizer and config files, random weights."""
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 WORDS = [f"w{n}" for n in range(200)] + ["hello", "world", "query", "passage", ":"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -33,6 +36,12 @@ POOLING = ("sentence_transformers.models.Pooling", "1_Pooling")
 
 def ids_of(text: str) -> list[int]:
     return [VOCABULARY[word] for word in text.split()]
+
+
+def numpy_file(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
 
 
 def modules_json(*entries: tuple[str, str]) -> list[dict[str, object]]:

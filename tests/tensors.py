@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tests.model_folders import numpy_file
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 
 WIDTH = 16
@@ -28,12 +29,6 @@ def as_safetensors(tensor: Tensor) -> bytes:
 
 def as_npy(tensor: Tensor) -> bytes:
     return numpy_file(tensor.numpy())
-
-
-def numpy_file(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
 
 
 FORMS: Mapping[str, Callable[[Tensor], bytes]] = {

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from tests.tensors import FORMS, MAX_ROWS, ROWS, WIDTH, as_npy, numpy_file
+from tests.model_folders import numpy_file
+from tests.tensors import FORMS, MAX_ROWS, ROWS, WIDTH, as_npy
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.prompt_embeds import DECODE_CHUNK_CHARACTERS, EmbedsFormat

@@ -10,8 +10,7 @@ import trio
 from tokenizers import Tokenizer as Backend
 from trio.testing import wait_all_tasks_blocked
 
-from tests.model_folders import VOCABULARY, ids_of
-from tests.tensors import numpy_file
+from tests.model_folders import VOCABULARY, ids_of, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer

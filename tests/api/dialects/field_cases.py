@@ -7,7 +7,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from tests.tensors import WIDTH, numpy_file
+from tests.model_folders import numpy_file
+from tests.tensors import WIDTH
 
 LONG = " ".join(f"w{n}" for n in range(600))
 
