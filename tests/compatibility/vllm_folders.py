@@ -86,7 +86,7 @@ BARE = each_built_once(
     cross_encoder=of_class("BertForSequenceClassification", num_labels=1),
     classifier=of_class("BertForSequenceClassification", id2label=LABELS),
     token_classifier=of_class("BertForTokenClassification", id2label=LABELS),
-    # Its head has weights of its own: vLLM does not find those that are shared.
+    # Its head has weights of its own: vLLM does not find shared ones.
     sparse=of_class("BertForMaskedLM", tie_word_embeddings=False),
     generative_reranker=of_class("Qwen3ForCausalLM", lambda: reranker_tokenizer(JUDGE), **CHAT),
 )

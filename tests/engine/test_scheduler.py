@@ -270,7 +270,7 @@ def test_planned_batches_are_taken_whole_in_order_when_no_other_row_waits():
     other = entry(60)
     queue.put_nowait(*first, *second, other)
     assert (len(queue), queue.tokens) == (1, 60), "planned rows do not count as waiting"
-    assert list(queue) == [other, *first, *second], "those that fail with the engine"
+    assert list(queue) == [other, *first, *second], "rows that fail with the engine"
     assert [take_any(queue, 64) for _ in range(4)] == [[other], first, second, []]
 
 

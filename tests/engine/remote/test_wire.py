@@ -305,7 +305,7 @@ def test_params_that_are_defined_elsewhere_arrive_as_they_were_sent():
 
 
 def typed(*lengths: int) -> list[RenderedPrompt]:
-    """Return rows of two tokens with so many type ids each."""
+    """Return rows of two tokens with this number of type ids each."""
     return [RenderedPrompt(ROW.token_ids, type_ids=np.ones(length, np.int32)) for length in lengths]
 
 
