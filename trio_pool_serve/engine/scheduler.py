@@ -28,7 +28,7 @@ import trio
 from attrs import define, field
 from trio.lowlevel import ParkingLot
 
-from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, length_class
+from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.waiting_rows import (
     FAIRNESS,
@@ -112,19 +112,12 @@ class Scheduler:
             client = clients.get(request.client) or clients.setdefault(
                 request.client, WaitingClient(request.client, next(self._turns), self._virtual_time)
             )
-            clock = client.virtual_time
             group = groups.get(request.group) or RequestGroup()
             if request.group:  # 0 is a group of this row alone
                 groups[request.group] = group
-            group.rows += 1
-            wait = FAIRNESS * tokens
-            if group.virtual_deadline > clock:
-                wait += group.virtual_deadline - clock
-            group.virtual_deadline = clock + wait
-            wait_tokens = 1 << (wait - 1).bit_length()
-            entry.virtual_deadline = clock + wait_tokens
-            key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
-            waiting = client.classes.get(key) or client.classes.setdefault(key, QueueClass(client, *key))
+            wait_tokens = group.add(tokens, client.virtual_time)
+            entry.virtual_deadline = client.virtual_time + wait_tokens
+            waiting = client.class_of(entry, wait_tokens)
             arrived[entry] = waiting
             waiting.entries[entry] = None
             if tokens > SHORT_TOKENS:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from attrs import Factory, define, field
 
+from trio_pool_serve.engine.batching import length_class
 from trio_pool_serve.engine.queue_entry import QueueEntry
 
 FAIRNESS = 8
@@ -31,6 +32,11 @@ class WaitingClient:
     def rank(self) -> int:
         """The rank of its most urgent rows."""
         return min(rank for rank, *_ in self.classes)
+
+    def class_of(self, entry: QueueEntry, wait_tokens: int) -> "QueueClass":
+        """Return the queue class of an entry, a new one if none of its entries waits."""
+        key = entry.request.rank, entry.request.priority, length_class(entry.tokens), wait_tokens, entry.key
+        return self.classes.get(key) or self.classes.setdefault(key, QueueClass(self, *key))
 
 
 @define(eq=False)
@@ -64,6 +70,12 @@ class RequestGroup:
 
     rows: int = 0
     virtual_deadline: int = 0
+
+    def add(self, tokens: int, clock: int) -> int:
+        """Count a row that arrives at its client's ``clock``; return its wait in tokens, rounded up."""
+        self.rows += 1
+        self.virtual_deadline = max(self.virtual_deadline, clock) + FAIRNESS * tokens
+        return 1 << (self.virtual_deadline - clock - 1).bit_length()
 
 
 @define(eq=False)

@@ -14,7 +14,7 @@ from trio_pool_serve.types import Client
 class RequestContext:
     """The client of a request, its deadline in seconds of trio's clock, its timings and its memory.
 
-    ``api/http/dispatch.py`` computes the deadline of a request over HTTP.
+    ``api/http/deadline.py`` computes the deadline of a request over HTTP.
     """
 
     timings: RequestTimings = Factory(RequestTimings)

@@ -1,7 +1,6 @@
 """Finds the endpoint for a path and the fields of a body, and calls it under a deadline."""
 
 import codecs
-import math
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ import msgspec
 import trio
 from attrs import define, evolve, field, fields_dict, frozen
 
+from trio_pool_serve.api.http.deadline import set_deadline
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
 from trio_pool_serve.api.http.json_body import (
     cut_payloads,
@@ -141,7 +141,7 @@ class TaskHandler:
 
     def refuse_undecoded(self, request: HttpRequest) -> None:
         """Raise ``OverloadedError`` if no model could take a request, or if the model that its body names cannot."""
-        self._set_deadline(request)
+        set_deadline(request, self.service.config.time_limits.request_timeout_s)
         _refuse(self.service, request, request.body.buffer)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
@@ -149,7 +149,7 @@ class TaskHandler:
         service, is_background = self.service, request.client.is_background
         request.is_task = True
         service.require_open()
-        timeout_s = self._set_deadline(request)
+        timeout_s = set_deadline(request, service.config.time_limits.request_timeout_s)
         service.running_tasks += not is_background
         reservation = request.reservation = Reservation(service.memory, request.client)
         is_answered = False
@@ -169,14 +169,6 @@ class TaskHandler:
         if not is_background:
             service.metrics.total.observe(request.timings.total_s)
         return response
-
-    def _set_deadline(self, request: HttpRequest) -> float:
-        """Set the deadline of a request, and return how many seconds it has in all."""
-        # Background work waits for as long as other clients' requests are computed.
-        limit_s = math.inf if request.client.is_background else self.service.config.time_limits.request_timeout_s
-        timeout_s = min(_client_timeout_s(request), limit_s)
-        request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
-        return timeout_s
 
     async def _respond(self, request: HttpRequest, reservation: Reservation) -> HttpResponse:
         service = self.service
@@ -280,19 +272,6 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
             f"This request would wait for about {waits_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
             retry_after_s=retry_after_s(wait_s, max_queue_s),
         )
-
-
-def _client_timeout_s(request: HttpRequest) -> float:
-    header = request.header(b"x-request-timeout")
-    if header is None:
-        return math.inf
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise InvalidRequestError(f"X-Request-Timeout must be a number of seconds above 0, not {header!r}.")
-    return seconds
 
 
 def decode_body(
