@@ -155,7 +155,7 @@ class Client:
 
     ``number`` identifies it in queues: below 2⁶³, the same in all processes. ``may_outrank``: its priorities count
     against other clients' too, not only among its own requests. ``is_background``: its requests are never refused, and
-    their planned rows are computed when no other rows wait.
+    their rows are computed after all others, or beside them at idle priority.
     """
 
     label: str = ""
@@ -205,7 +205,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each client
     request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone. After
     ``deadline``, in seconds of trio's clock, nobody waits for the row. A row with ``planned`` is background work: it is
-    computed in exactly that batch, when no other rows wait.
+    computed in exactly that batch.
     """
 
     prompt: RenderedPrompt

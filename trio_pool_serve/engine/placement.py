@@ -46,7 +46,8 @@ def has_gpu(
 def replicas_of(config: Config, gpus: int = 1) -> int:
     """Return the maximum number of batches of each model computed at a time, each in its own thread or process.
 
-    ``gpus`` is the number of GPUs for the models, if they are computed on GPUs.
+    ``gpus`` is the number of GPUs for the models, if they are computed on GPUs. OpenVINO on a CPU may find that more
+    are faster when it loads the model.
     """
     processes = config.processes
     if processes.replica_range is not None:

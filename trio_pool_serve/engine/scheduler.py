@@ -11,8 +11,8 @@ starves. If any row has waited for ``max_age_s``, the oldest opens every second 
 
 The rows nearest in length to the first one fill the batch, if they have the same key. There are three lanes. Short rows
 go anywhere. Long rows may be left to devices that already compute long ones. While small requests arrive, long work
-(long rows and the rest of large requests) gets short batches of its own. Planned batches are taken when nothing else
-waits, exactly as they were planned.
+(long rows and the rest of large requests) gets short batches of its own. Planned batches are taken exactly as they
+were planned, when the dispatcher asks for one.
 
 Nothing is sorted: all rows of a queue class wait equally long, so only the first of each is compared.
 """

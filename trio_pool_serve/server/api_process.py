@@ -20,7 +20,8 @@ from trio_pool_serve.processes.child_process import (
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, Ready, Reload
-from trio_pool_serve.server.listener import drain, serve_listeners
+from trio_pool_serve.server.draining import drain
+from trio_pool_serve.server.listener import serve_listeners
 from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import configure_logging

@@ -15,6 +15,7 @@ from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.api_workers import serve_by_workers
+from trio_pool_serve.server.draining import drain
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
@@ -71,8 +72,6 @@ async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> N
     """Drain at the first signal; exit if that takes too long."""
     await ending.wait()
     notify(*STOPPING)
-    from trio_pool_serve.server.listener import drain  # ``_serve_alone`` has imported it
-
     await drain(service, stop)
     leave(0)
 

@@ -1,4 +1,4 @@
-"""Error responses: the one table from error to status, and bodies as the dialects write them."""
+"""Error responses: the one table from error to status. Each dialect writes the bodies of its own."""
 
 import logging
 import math

@@ -121,7 +121,7 @@ EngineStatus: TypeAlias = Loaded | LoadFailed | Snapshot
 
 MAX_RESTARTS = 10
 """Maximum restarts in a row of an engine process that dies within a minute of being ready. With the pauses between them
-they take about three minutes, in which a missing resource may return."""
+(``RestartBackoff``) they take about three minutes, in which a missing resource may return."""
 
 RETRY_FAILED_S = 300.0
 """Pause before a failed place is tried again: its problem may have been fixed."""

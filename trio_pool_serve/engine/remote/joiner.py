@@ -5,7 +5,7 @@ so a lone row beside another process's thousands is in the next pass. Then batch
 API processes in proportion to the clients that wait there. Only rows with equal keys are joined, within the token
 budget and the padding that ``BatchBudget`` allows. Nothing waits for more rows to arrive.
 
-A planned batch is computed when nothing else waits, and a suspect batch alone; neither is joined or split.
+A planned batch is computed when the dispatcher asks for one, and a suspect batch alone; neither is joined or split.
 """
 
 from collections import OrderedDict

@@ -18,7 +18,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
-from trio_pool_serve.rendering.text.excerpt import encode_input
+from trio_pool_serve.rendering.text.length_limit import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 

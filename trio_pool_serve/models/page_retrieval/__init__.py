@@ -15,20 +15,15 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.dual_encoder import ImageTower, tower_processor
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.late_interaction import (
-    KeptTokens,
-    LateInteraction,
-    ScoringMask,
-    kept_tokens_of,
-    scoring_mask,
-)
+from trio_pool_serve.models.late_interaction import LateInteraction
+from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder, ModelKind
 from trio_pool_serve.models.vision_language import ImagePatches, grid_processor, read_patches, reject_placeholders
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
-from trio_pool_serve.rendering.text.excerpt import too_long
 from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

@@ -27,7 +27,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
-from trio_pool_serve.rendering.text.excerpt import too_long
+from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}

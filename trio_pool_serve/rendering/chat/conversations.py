@@ -32,7 +32,7 @@ from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import Reservation
-from trio_pool_serve.rendering.text.excerpt import too_long
+from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 

@@ -8,8 +8,8 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.text.excerpt import encode_input
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, shorten
+from trio_pool_serve.rendering.text.length_limit import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

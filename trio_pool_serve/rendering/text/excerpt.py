@@ -20,8 +20,7 @@ import re
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.prompts import RenderingParams, TruncationSide
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 
 CHARACTERS_PER_TOKEN = 8
@@ -106,28 +105,6 @@ def encode_excerpt(
     return encode(most)
 
 
-def encode_input(
-    tokenizer: Tokenizer,
-    text: str,
-    params: RenderingParams,
-    max_model_len: int,
-    taken: int,
-    kind: str = "special",
-    *,
-    positions: bool = False,
-) -> tuple[Excerpt, int]:
-    """Tokenise enough of an input; return also how many tokens of it are kept besides ``taken`` ones of a kind.
-
-    Raises ``ContextLengthError`` if the input is too long and must not be truncated, and as ``available_tokens``.
-    """
-    keep = available_tokens(params, max_model_len, taken, kind)
-    excerpt = encode_excerpt(tokenizer, text, keep, params.truncation_side, positions=positions)
-    if params.truncate_to is None and not excerpt.fits(keep):
-        length = excerpt.tokens + taken
-        raise too_long(f"{length}" if excerpt.is_whole else f"more than {length}", max_model_len)
-    return excerpt, keep
-
-
 def _cut(text: str, characters: int, side: TruncationSide) -> str:
     """Return the ``characters`` that remain after cutting at ``side``."""
     return text[:characters] if side == "right" else text[-characters:]
@@ -148,24 +125,3 @@ def _ignores_cut(tokenizer: Tokenizer, at_cut: str, side: TruncationSide) -> boo
     ids = tokenizer.finish(encoded, keep, side, add_special_tokens=False)
     moved = (tokenizer.encode(_cut(at_cut, len(at_cut) - shift, side)) for shift in SHIFTS)
     return all(np.array_equal(ids, tokenizer.finish(each, keep, side, add_special_tokens=False)) for each in moved)
-
-
-def available_tokens(params: RenderingParams, max_model_len: int, taken: int, kind: str = "special") -> int:
-    """Return how many tokens remain for an input after ``taken`` ones of a kind. Raises ``InvalidRequestError``."""
-    limit = min(max_model_len, params.truncate_to or max_model_len)
-    if limit <= taken:
-        raise InvalidRequestError(
-            f"Truncating to {limit} tokens leaves none for the input after {taken} {kind} tokens.",
-            field="truncate_to",
-        )
-    return limit - taken
-
-
-def too_long(length: str, limit: int) -> ContextLengthError:
-    """Return the error for an input of ``length`` tokens."""
-    # Clients know the error by OpenAI's wording of the first sentence, and vLLM's of the last.
-    return ContextLengthError(
-        f"This model's maximum context length is {limit} tokens. However, an input has {length} tokens. "
-        "Please reduce the length of the input, or have it truncated ({truncate_to}).",
-        field="prompts",
-    )

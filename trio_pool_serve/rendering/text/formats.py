@@ -10,7 +10,8 @@ from typing import Protocol
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
-from trio_pool_serve.rendering.text.excerpt import Excerpt, available_tokens, encode_excerpt, too_long
+from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
+from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

@@ -12,8 +12,9 @@ from attrs import define, field
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
-from trio_pool_serve.rendering.text.excerpt import encode_excerpt, encode_input, too_long
+from trio_pool_serve.rendering.text.excerpt import encode_excerpt
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat, shorten
+from trio_pool_serve.rendering.text.length_limit import encode_input, too_long
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
