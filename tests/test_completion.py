@@ -55,13 +55,16 @@ def read_until(terminal: int, marker: bytes) -> bytes:
     return shown
 
 
+def printed_script(shell: str) -> bytes:
+    command = [sys.executable, "-m", "trio_pool_serve", "completion", shell]
+    return subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True).stdout
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_a_shell_completes_commands_flags_and_values(tmp_path: Path, shell: str):
     flags, load = SHELLS[shell]
-    command = [sys.executable, "-m", "trio_pool_serve", "completion", shell]
-    printed = (await trio.run_process(command, capture_stdout=True, cwd=ROOT)).stdout
     script = tmp_path / "_cyclopts_trio-pool-serve"  # as the function in it is called
-    script.write_bytes(printed)
+    script.write_bytes(printed_script(shell))
     with interactive([debian_program(shell), *flags], tmp_path) as terminal:
 
         async def show(keys: bytes, marker: bytes) -> str:
@@ -75,3 +78,12 @@ async def test_a_shell_completes_commands_flags_and_values(tmp_path: Path, shell
             shown = await show(keys + b"\n", b">\r\n")
             (line,) = (line for line in shown.splitlines() if line.startswith("ran<"))
             assert " ".join(line.removeprefix("ran<").removesuffix(">").split()) == completed
+
+
+def test_fish_lists_what_completes_a_line(tmp_path: Path):
+    asked = [f"complete -C 'trio-pool-serve {completed[:-1]}'\n".encode() for completed in TYPED.values()]
+    script = printed_script("fish") + b"".join(asked)
+    command, env = [debian_program("fish"), "--no-config"], {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    listed = subprocess.run(command, input=script, stdout=subprocess.PIPE, env=env, check=True).stdout.decode()
+    words = [line.partition("\t")[0] for line in listed.splitlines()]
+    assert words == [completed.split()[-1] for completed in TYPED.values()]
