@@ -4,6 +4,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import pytest
 
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
@@ -99,3 +100,14 @@ def serve_as(service: Service, spec: ModelSpec, **changes: Any) -> None:
 def become(service: Service, spec: ModelSpec) -> None:
     """Have a running service take its model for one of another kind, with prompts for every input type."""
     serve_as(service, spec, prompts=PROMPTS)
+
+
+def served_as(spec: ModelSpec, **changes: Any) -> Any:
+    """Return a fixture ``service``: a ready service whose model is of another kind."""
+
+    @pytest.fixture
+    async def service(service: Service) -> Service:
+        serve_as(service, spec, **changes)
+        return service
+
+    return service

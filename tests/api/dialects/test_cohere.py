@@ -4,27 +4,21 @@ import base64
 
 import httpx
 import numpy as np
-import pytest
 
-from tests.api.scripted_models import LONG, Able, array_of, become, vector_of
+from tests.api.scripted_models import LONG, PROMPTS, Able, array_of, become, served_as, vector_of
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.models.classification import SequenceClassifier
-from trio_pool_serve.service import Service
 
 VERSION_1 = {"version": "1"}
 VERSION_2 = {"version": "2"}
 DOCUMENTS = ["w1", "hello world", "hello"]
 """Read after "passage :", as queries are after "query :": each shares three tokens with any query."""
 
-
-@pytest.fixture
-async def service(service: Service) -> Service:
-    become(service, Able())
-    return service
+service = served_as(Able(), prompts=PROMPTS)
 
 
 async def floats(client: httpx.AsyncClient, **body) -> list[list[float]]:

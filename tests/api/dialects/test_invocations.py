@@ -1,15 +1,9 @@
 """``/invocations``: each body is answered as by the route that its fields tell."""
 
-import pytest
-
-from tests.api.scripted_models import Everything, Labeller, serve_as
+from tests.api.scripted_models import Everything, Labeller, serve_as, served_as
 from tests.tables import each
 
-
-@pytest.fixture
-async def service(service):
-    serve_as(service, Everything())
-    return service
+service = served_as(Everything())
 
 
 SAME = [

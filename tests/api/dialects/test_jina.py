@@ -5,18 +5,13 @@ import base64
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import LONG, Able, array_of, become, vector_of
+from tests.api.scripted_models import LONG, PROMPTS, Able, array_of, served_as, vector_of
 from tests.api.serving import refused, vectors
 from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.service import Service
 
-
-@pytest.fixture
-async def service(service: Service) -> Service:
-    become(service, Able())
-    return service
+service = served_as(Able(), prompts=PROMPTS)
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["alone", "in a list"])

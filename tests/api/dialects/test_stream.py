@@ -8,7 +8,7 @@ import trio
 
 from tests.api.scripted_models import vector_of
 from tests.api.serving import post, refused, until
-from tests.conftest import assert_idle, full_queue, wait_idle
+from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
 from trio_pool_serve.types import Batch
 
@@ -71,14 +71,6 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
 @each("wrong", [{"input": []}, {"dimensions": 99}, {"encoding_format": "bytes"}, {"encoding_format": "bytes_only"}])
 async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service, wrong):
     assert (await refused(client, **{"input": "hello", "stream": True, **wrong}))["param"] == next(iter(wrong))
-    assert_idle(service)
-
-
-async def test_a_full_queue_is_answered_by_a_status(client, service):
-    with full_queue(service):
-        answer = await client.post("/v1/embeddings", json={"input": "hello", "stream": True})
-    assert answer.status_code == 429
-    assert answer.headers["retry-after"]
     assert_idle(service)
 
 

@@ -95,12 +95,3 @@ async def test_a_model_that_only_ranks_says_what_it_needs(config):
 )
 async def test_what_cannot_be_embedded_is_422(embedding: Served, body):
     assert await embedding.refused("/", **body) == (422, "Validation")
-
-
-async def test_no_sentences_are_empty(embedding: Served):
-    assert await embedding.refused("/", inputs={"source_sentence": "hello", "sentences": []}) == (400, "Empty")
-
-
-@each("inputs", [[5], [[5]], ["a", "b", "c"]])
-async def test_what_cannot_be_classified_is_422(classifying: Served, inputs):
-    assert await classifying.refused("/", inputs=inputs) == (422, "Validation")

@@ -1,9 +1,8 @@
 """What vLLM's routes have in common, and its tokens; over real sockets, with a scripted runner."""
 
 import httpx
-import pytest
 
-from tests.api.scripted_models import Everything, serve_as
+from tests.api.scripted_models import Everything, served_as
 from tests.api.serving import post, refused
 from tests.conftest import wait_idle
 from tests.model_folders import VOCABULARY
@@ -26,11 +25,7 @@ BODIES = {
 }
 COMPUTED = [path for path in BODIES if "tokenize" not in path]
 
-
-@pytest.fixture
-async def service(service):
-    serve_as(service, Everything())
-    return service
+service = served_as(Everything())
 
 
 async def assert_still_serving(client: httpx.AsyncClient, service: Service, path: str) -> None:

@@ -7,7 +7,16 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as, vector_of
+from tests.api.scripted_models import (
+    Everything,
+    Judge,
+    Labeller,
+    LateInteraction,
+    SparseOnly,
+    serve_as,
+    served_as,
+    vector_of,
+)
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
@@ -16,11 +25,7 @@ from trio_pool_serve.types import Classify, Embed
 
 HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))
 
-
-@pytest.fixture
-async def service(service):
-    serve_as(service, Everything())
-    return service
+service = served_as(Everything())
 
 
 def matrix(ids: list[int], dimensions: int = 8) -> list[list[float]]:

@@ -4,16 +4,12 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import Dots, serve_as, vector_of
+from tests.api.scripted_models import Dots, served_as, vector_of
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
 
-
-@pytest.fixture
-async def service(service):
-    serve_as(service, Dots())
-    return service
+service = served_as(Dots())
 
 
 def product(query: str, document: str, prompt: str = "query : ") -> float:

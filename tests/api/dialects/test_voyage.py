@@ -5,12 +5,11 @@ import base64
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import LONG, Able, array_of, become, vector_of
+from tests.api.scripted_models import LONG, PROMPTS, Able, array_of, served_as, vector_of
 from tests.api.serving import post, refused, vectors
 from tests.conftest import assert_idle
 from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.service import Service
 
 DOCUMENTS = ["w1", "hello world", "hello"]
 """Read after "passage :", as queries are after "query :": each shares three tokens with any query."""
@@ -23,11 +22,7 @@ AS_THE_CLIENT_SENDS = {
     "encoding_format": "base64",
 }
 
-
-@pytest.fixture
-async def service(service: Service) -> Service:
-    become(service, Able())
-    return service
+service = served_as(Able(), prompts=PROMPTS)
 
 
 # -- embeddings -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import Able, become
+from tests.api.scripted_models import PROMPTS, Able, become, served_as
 from tests.api.serving import post, refused, serving, vectors
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
@@ -18,7 +18,6 @@ from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.rendering.text.chunk_tokens import MAX_OVERLAP
-from trio_pool_serve.service import Service
 from trio_pool_serve.types import EmbedChunks
 
 CHUNKS = ["hello ", "world w1", " w2"]
@@ -34,10 +33,7 @@ class Chunkable(Able):
     pools_chunks = True
 
 
-@pytest.fixture
-async def service(service: Service) -> Service:
-    become(service, Chunkable())
-    return service
+service = served_as(Chunkable(), prompts=PROMPTS)
 
 
 def vector_of(*words: str) -> list[float]:

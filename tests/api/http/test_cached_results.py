@@ -10,7 +10,7 @@ import trio
 
 from tests.api.scripted_models import Able, become
 from tests.api.serving import serving, until
-from tests.conftest import assert_idle, make_slow, running, wait_idle
+from tests.conftest import make_slow, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, ProcessesConfig, SchedulingConfig
 from trio_pool_serve.engine.planned_window import PlannedWindow
@@ -40,20 +40,6 @@ async def embed(client: httpx.AsyncClient, texts: list[str], **fields) -> tuple[
 
 def computed(runner: ScriptedRunner) -> int:
     return sum(runner.rows)
-
-
-async def test_a_request_computes_what_is_not_known_of_it(config, scripted):
-    async with serving(config, scripted) as (service, client):
-        _, known = await embed(client, WORDS[:7])
-        assert known == "0/7"
-        vectors, known = await embed(client, WORDS)
-        assert known == "7/10"
-        assert computed(scripted) == 10
-        again, known = await embed(client, WORDS[::-1])
-        assert known == "10/10"
-        assert again == vectors[::-1]
-        assert computed(scripted) == 10
-        assert_idle(service)
 
 
 async def test_every_task_and_encoding_has_the_same_answer_from_the_cache(config, scripted):

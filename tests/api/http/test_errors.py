@@ -22,9 +22,7 @@ BAD_BODIES = {
     "ids and lists": (b'{"input": [5, [5]]}', "input"),
     "an id past 64 bits": (b'{"input": [123456789012345678901234567890]}', "input"),
     "dimensions a text": (b'{"input": "hello", "dimensions": "three"}', "dimensions"),
-    "an unknown encoding": (b'{"input": "hello", "encoding_format": "hex"}', "encoding_format"),
     "bits of 3 dimensions": (b'{"input": "hello", "embed_dtype": "binary", "dimensions": 3}', "embed_dtype"),
-    "truncation of neither side": (b'{"input": "hello", "truncation_side": "top"}', "truncation_side"),
     "an unknown prompt": (b'{"input": "hello", "prompt_name": "poem"}', "prompt_name"),
 }
 
