@@ -244,16 +244,6 @@ async def test_calls_are_not_refused_however_much_waits(model: AsyncModel):
         assert len(await model.embed(["hello"] * 200)) == 200
 
 
-async def test_concurrent_calls_are_batched_together(model: AsyncModel, scripted: ScriptedRunner):
-    scripted.gate.clear()
-    async with trio.open_nursery() as nursery:
-        for _ in range(8):
-            nursery.start_soon(model.embed, ["hello"])
-        await trio.testing.wait_all_tasks_blocked()
-        scripted.gate.set()
-    assert len(scripted.batches) < 8
-
-
 # -- opening and closing ------------------------------------------------------------------------------
 
 

@@ -141,11 +141,6 @@ def test_long_work_has_full_batches_when_no_small_request_has_come_for_long():
     assert len(take(queue, 2048, 100)) == 2048 // 34
 
 
-def test_a_large_request_alone_has_full_batches_from_the_start():
-    queue = queue_of(*[entry(34, group=1) for _ in range(200)])
-    assert len(take(queue, 2048, 100)) == 2048 // 34
-
-
 def test_small_requests_that_devices_compute_for_other_processes_keep_batches_of_long_work_short():
     queue = queue_of(*[entry(34, group=2) for _ in range(2048)])
     assert len(take(queue, 2048, 100)) == 2048 // 34, "no small request has come"
@@ -510,15 +505,7 @@ class QueueModel(RuleBasedStateMachine):
         assert not self.admission.sizes
 
 
-def run_model(examples: int, steps: int) -> None:
+@pytest.mark.parametrize(("examples", "steps"), [(60, 40), pytest.param(500, 60, marks=pytest.mark.slow)])
+def test_the_queue_does_what_a_list_would(examples: int, steps: int):
     quiet = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(QueueModel, settings=quiet)
-
-
-def test_the_queue_does_what_a_list_would():
-    run_model(examples=60, steps=40)
-
-
-@pytest.mark.slow
-def test_the_queue_does_what_a_list_would_for_long():
-    run_model(examples=500, steps=60)

@@ -24,12 +24,6 @@ def last_row(scripted) -> list[int]:
     return rows_of(scripted)[-1].prompt.token_ids.tolist()
 
 
-async def test_usage_counts_what_was_read_not_what_was_sent(service):
-    assert (await embed(service, words(50), "hello", truncate_to=5)).prompt_tokens == 5 + 3
-    assert (await embed(service, "hello", add_special_tokens=False)).prompt_tokens == 1
-    assert (await embed(service, "hello", prompt_name="query")).prompt_tokens == 5
-
-
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
     answer = await embed(service, TokensPrompt(np.array([9, 8, 7])), prompt_name="query")
     assert (last_row(scripted), answer.prompt_tokens) == ([9, 8, 7], 3)
@@ -65,14 +59,6 @@ async def test_the_default_prompt_name_holds_for_those_who_name_none(tmp_path, s
 
 
 # -- truncation ---------------------------------------------------------------------------------------
-
-
-async def test_minus_one_truncates_to_the_models_maximum(service, scripted):
-    with pytest.raises(ContextLengthError):
-        await embed(service, words(150))
-    for limit in (-1, 64):
-        assert (await embed(service, words(150), truncate_to=limit)).prompt_tokens == 64
-        assert last_row(scripted) == ids_of(words(62))
 
 
 async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service):

@@ -106,20 +106,6 @@ TOO_LONG = words(63)
 OUTSIDE = TokensPrompt(np.array([10_000]))
 
 
-async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(floor):
-    counts = [(7 * n) % 12 + 1 for n in range(60)]
-    floor.runner.gate.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(open_gate_when_queued, floor, len(counts))
-        rows = await floor.compute(*(words(count, first=n) for n, count in enumerate(counts)))
-    for n, (count, row) in enumerate(zip(counts, rows, strict=True)):
-        ids = [VOCABULARY[word] for word in ("[CLS]", *words(count, first=n).split(), "[SEP]")]
-        assert row.values[0][0] == row.tokens == len(ids)
-        assert row.values[0][1] == sum(ids)
-    assert 1 < len(floor.runner.batches) < 60
-    await floor.assert_idle()
-
-
 async def test_texts_and_token_ids_may_be_mixed_and_no_prompts_are_no_rows(floor):
     rows = await floor.compute("hello", TokensPrompt(np.array([5, 6, 7, 8])))
     assert [row.tokens for row in rows] == [row.values[0][0] for row in rows] == [3, 4]

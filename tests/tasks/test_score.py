@@ -7,7 +7,7 @@ import trio
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
-from tests.tasks.scripted_jobs import ids_of, read, rows_of, scores
+from tests.tasks.scripted_jobs import ids_of, rows_of, scores
 from trio_pool_serve.errors import (
     ContextLengthError,
     EmptyInputError,
@@ -114,15 +114,6 @@ async def test_as_many_queries_as_documents_are_scored_one_by_one(service):
     each = await scores(service, ["hello", "w1 w2"], ["world", "w3"])
     alone = [await scores(service, [query], [text]) for query, text in (("hello", "world"), ("w1 w2", "w3"))]
     assert each.values.tolist() == [found.values[0] for found in alone]
-
-
-@pytest.mark.parametrize(
-    ("params", "query"), [({}, "query : hello"), ({"input_params": InputParams(instruction="w9 ")}, "w9 hello")]
-)
-async def test_the_models_instruction_or_the_clients_own_is_for_the_query_alone(service, scripted, params, query):
-    serve_as(service, Dots())
-    await scores(service, ["hello"], ["world"], **params)
-    assert read(scripted) == sorted([ids_of(query), ids_of("world")])
 
 
 async def test_each_side_is_cut_to_its_own_limit(service, scripted):

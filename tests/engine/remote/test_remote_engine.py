@@ -26,7 +26,6 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import (
-    CopiedBatch,
     Embed,
     PoolingOutput,
     PoolingParams,
@@ -233,12 +232,6 @@ async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, engine, wr
     assert engine.worker.links[0].hello is hello, "it is the same connection"
 
 
-async def test_a_batch_with_too_few_answers_fails_alone(replica, engine):
-    replica.runner.on_launch = lambda batch: CopiedBatch([]) if batch.requests[0].tokens == 2 else None
-    assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
-    assert (await engine.submit(request(5))).values[0][1] == 5
-
-
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
     async with replica.live():
         stream = await replica.connect()
@@ -258,12 +251,6 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         async with asking(replica) as engine:
             await engine.wait_ready()
             assert (await engine.submit(request(5))).values[0][1] == 5, "a number that is used twice ends nothing"
-
-
-async def test_rows_of_more_than_one_frame_are_all_computed(replica, engine, monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.remote.frames.FULL_FRAME_ROWS", 7)
-    outputs = await engine.submit_all([request(index) for index in range(50)])
-    assert [output.values[0][1] for output in outputs] == list(range(50))
 
 
 async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
