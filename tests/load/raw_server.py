@@ -1,10 +1,10 @@
 """A server whose bytes a test writes itself."""
 
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 
 import trio
 from attrs import define, field
@@ -57,10 +57,24 @@ async def reset(_: RawServer, stream: trio.SocketStream) -> None:
 
 
 @asynccontextmanager
-async def raw_server(respond: Callable[[RawServer, trio.SocketStream], Awaitable[None]]) -> AsyncIterator[RawServer]:
-    server = RawServer(respond)
+async def listening(
+    serve: Callable[[trio.abc.Stream], Awaitable[None]], ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve connections to a port of this machine, by TLS with a context, until the block is left; gives the port."""
+    listener: trio.abc.Listener
+    (listener,) = listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    if ssl_context is not None:
+        listener = trio.SSLListener(listener, ssl_context, https_compatible=True)
     async with trio.open_nursery() as nursery:
-        (listener,) = await nursery.start(partial(trio.serve_tcp, server.serve, 0, host="127.0.0.1"))
-        server.port = listener.socket.getsockname()[1]
-        yield server
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        yield listeners[0].socket.getsockname()[1]
         nursery.cancel_scope.cancel(reason="the test is over")
+
+
+@asynccontextmanager
+async def raw_server(
+    respond: Callable[[RawServer, trio.SocketStream], Awaitable[None]], ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[RawServer]:
+    server = RawServer(respond)
+    async with listening(server.serve, ssl_context) as server.port:
+        yield server

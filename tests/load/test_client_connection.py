@@ -1,15 +1,14 @@
 """The load generator's connection reads every form of response, and says how one failed."""
 
 import ssl
-from contextlib import suppress
-from functools import partial
 
+import attrs
 import pytest
 import trio
 import trio.testing
 import trustme
 
-from tests.load.raw_server import ANSWER, RawServer, answering, raw_server, reset
+from tests.load.raw_server import ANSWER, answering, raw_server, reset
 from trio_pool_serve.load.client_connection import (
     CUT,
     KEPT_BODY,
@@ -18,7 +17,6 @@ from trio_pool_serve.load.client_connection import (
     RESET,
     ClientConnection,
     NoResponseError,
-    Target,
     request_bytes,
 )
 
@@ -105,19 +103,11 @@ async def test_tls_is_spoken_and_certificates_are_checked():
     authority = trustme.CA()
     ours, theirs = ssl.create_default_context(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(theirs)
-    server = RawServer(answering(ANSWER))
-
-    async def serve(stream: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError):  # the client does not trust it
-            await server.serve(trio.SSLStream(stream, theirs, server_side=True, https_compatible=True))
-
-    async with trio.open_nursery() as nursery:
-        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
-        target = Target(host="127.0.0.1", port=listener.socket.getsockname()[1], tls=ours)
+    async with raw_server(answering(ANSWER), theirs) as server:
+        target = attrs.evolve(server.target, tls=ours)
         with pytest.raises(trio.BrokenResourceError) as raised:
             await ClientConnection.open(target)
         assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
         authority.configure_trust(ours)
         async with await ClientConnection.open(target, keeps_body=True) as connection:
             assert (await connection.ask(request_bytes("/"))).body == b"hello"
-        nursery.cancel_scope.cancel(reason="the test is over")

@@ -9,17 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import trio
 from attrs import define
 
 from tests.conftest import client_of
 from tests.costs import charge
-from tests.server.server_process import ENGINE_PROCESS, ROOT, ServerProcess
-
-LIMIT_S = 300.0
-"""So that what never comes back ends the test: what else the machine does decides how long it takes."""
+from tests.server.server_process import ENGINE_PROCESS, ROOT, ServerProcess, until
 
 CLUSTER_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """Ray's workers have a niceness of 15 by default: beside other tests they would get next to no time."""
@@ -105,11 +101,6 @@ def ray_cluster(folder: Path, *, port: int = 0, **env: str) -> Iterator[ClusterP
             process.stdout.close()
 
 
-async def ask(server: ServerProcess, *ids: int) -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post("/v1/embeddings", json={"input": list(ids)})
-
-
 async def load_of(server: ServerProcess) -> dict:
     async with client_of(server.url) as client:
         (model,) = (await client.get("/load")).json()["models"].values()
@@ -118,9 +109,11 @@ async def load_of(server: ServerProcess) -> dict:
 
 async def until_load(server: ServerProcess, is_so: Callable[[dict], bool]) -> None:
     """Wait until what the engine processes have said of the model is so."""
-    with trio.fail_after(LIMIT_S):
-        while not is_so(await load_of(server)):  # noqa: ASYNC110  (another process)
-            await trio.sleep(0.05)
+
+    async def holds() -> bool:
+        return is_so(await load_of(server))
+
+    await until(holds)
 
 
 async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> None:
@@ -158,9 +151,3 @@ async def leaving_nothing(server: ServerProcess, cluster: ClusterProcess) -> Asy
     yield
     await server.drain()
     await until(lambda: cluster.is_empty)
-
-
-async def until(condition) -> None:
-    with trio.fail_after(LIMIT_S):
-        while not condition():  # noqa: ASYNC110  (other processes)
-            await trio.sleep(0.05)

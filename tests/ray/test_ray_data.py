@@ -189,44 +189,29 @@ def running(address: str, model: str, source: Path, folder: Path) -> Iterator["s
         program.wait()
 
 
-def wait_until_begun(program: "subprocess.Popen[bytes]", folder: Path) -> None:
-    """Wait until its actors have committed some parts, but not all."""
-    wait_until(lambda: complete_parts(folder) > 2 or program.poll() is not None)
-    assert program.poll() is None
-
-
-def end_of(program: "subprocess.Popen[bytes]", folder: Path) -> list[dict[str, Any]]:
-    assert program.wait(300) == 0
-    return json.loads((folder / "done.json").read_text())
-
-
-def check_rows(folder: Path, uninterrupted: Path) -> None:
-    (folder / "done.json").unlink()
-    assert files_in(folder) == files_in(uninterrupted)
-    tables = [pa.dataset.dataset(path).to_table() for path in folder.glob("*.parquet")]
-    ids = [row for table in tables for row in table["id"].to_pylist()]
-    assert sorted(ids, key=int) == [str(number) for number in range(N_ROWS)]
-
-
 @pytest.mark.slow
-def test_a_run_whose_actors_are_killed_goes_on_in_others(driver, model, source, uninterrupted, tmp_path):
-    before = actors()
-    with running(driver.address, model, source, tmp_path) as program:
-        wait_until_begun(program, tmp_path)
-        for actor in actors() - before:
-            os.kill(actor, signal.SIGKILL)
+def test_runs_whose_driver_is_killed_and_then_the_actors_of_the_next_are_completed_by_others(
+    driver, model, source, uninterrupted, tmp_path
+):
+    def wait_for_more_than(parts: int) -> None:
+        wait_until(lambda: complete_parts(tmp_path) > parts or program.poll() is not None)
+        assert program.poll() is None
         assert complete_parts(tmp_path) < complete_parts(uninterrupted)
-        check(end_of(program, tmp_path))
-    check_rows(tmp_path, uninterrupted)
 
-
-@pytest.mark.slow
-def test_a_run_whose_driver_is_killed_is_gone_on_with_by_the_next(driver, model, source, uninterrupted, tmp_path):
     with running(driver.address, model, source, tmp_path) as program:
-        wait_until_begun(program, tmp_path)
+        wait_for_more_than(2)
+    wait_until(lambda: not actors())
     assert not (tmp_path / "done.json").exists()
     committed = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/part-0000[01].parquet")}
     with running(driver.address, model, source, tmp_path) as program:
-        check(end_of(program, tmp_path))
+        wait_for_more_than(complete_parts(tmp_path))
+        for actor in actors():
+            os.kill(actor, signal.SIGKILL)
+        assert program.wait(300) == 0
+    check(json.loads((tmp_path / "done.json").read_text()))
     assert {path: path.stat().st_mtime_ns for path in committed} == committed  # not computed again
-    check_rows(tmp_path, uninterrupted)
+    (tmp_path / "done.json").unlink()
+    assert files_in(tmp_path) == files_in(uninterrupted)
+    tables = [pa.dataset.dataset(path).to_table() for path in tmp_path.glob("*.parquet")]
+    ids = [row for table in tables for row in table["id"].to_pylist()]
+    assert sorted(ids, key=int) == [str(number) for number in range(N_ROWS)]

@@ -19,14 +19,11 @@ from tests.pipes import read, write
 from tests.ray.cluster_process import (
     ACTOR,
     HEAD,
-    LIMIT_S,
     ClusterProcess,
-    ask,
     asking,
     leaving_nothing,
     load_of,
     ray_cluster,
-    until,
     until_load,
     until_ready,
 )
@@ -37,9 +34,11 @@ from tests.server.server_process import (
     LAUNCHER,
     RAY_PROCESS,
     SCRIPTED,
+    START_LIMIT_S,
     ServerProcess,
     free_port,
     launched,
+    until,
 )
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import ProcessesConfig
@@ -117,7 +116,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
         answers: list[httpx.Response] = []
 
         async def slow() -> None:
-            answers.append(await ask(server, script.WAITS))
+            answers.append(await server.ask(script.WAITS))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slow)
@@ -149,12 +148,12 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
         answers: list[int] = []
 
         async def hold(*more: int) -> None:
-            answers.append((await ask(server, script.WAITS, *more)).status_code)
+            answers.append((await server.ask(script.WAITS, *more)).status_code)
 
         async with trio.open_nursery() as held:
             for more in ([5] * 31, []):  # one on each: the short row goes to where the long one is not
                 held.start_soon(hold, *more)
-                with trio.fail_after(LIMIT_S):
+                with trio.fail_after(START_LIMIT_S):
                     await read(pipes / "launched")
             await until_load(server, lambda load: of_two(load, "in_flight_batches") >= 1)
             await server.wait_logged("1 replicas in place of 2")
@@ -184,7 +183,7 @@ async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_
         assert [engine.environ()["OMP_NUM_THREADS"] for engine in engines] == ["2", "2"]
         first.kill()
         await until(lambda: not {*engines} & {*cluster.processes(ENGINE_PROCESS)})
-        answer = await ask(server, 5)  # there may be an engine by now
+        answer = await server.ask(5)  # there may be an engine by now
         assert answer.status_code in (200, 503)
         await until_ready(server, 2)
         await server.wait_computing()
@@ -197,7 +196,7 @@ async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_
 async def test_only_a_process_for_it_talks_to_ray(tmp_path, scripted_folder, cluster, api_workers):
     async with serving(tmp_path, scripted_folder, cluster, "--api-workers", str(api_workers)) as server:
         await until(lambda: len(server.processes(API_PROCESS)) == (api_workers if api_workers > 1 else 0))
-        assert (await ask(server, 5)).status_code == 200
+        assert (await server.ask(5)).status_code == 200
         launcher = psutil.Process(server.process.pid)
         family = [launcher, *launcher.children(recursive=True)]
         has_ray = [process for process in family if any("_raylet" in at.path for at in process.memory_maps())]
@@ -219,7 +218,7 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
 
     async def keep_asking(server: ServerProcess) -> None:
         while True:
-            statuses.append((await ask(server, 5)).status_code)
+            statuses.append((await server.ask(5)).status_code)
             await trio.sleep(0.02)
 
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:

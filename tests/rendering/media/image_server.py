@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 
 import trio
 from attrs import define, field
+
+from tests.load.raw_server import listening
 
 Answer = Callable[[trio.abc.Stream], Awaitable[None]]
 
@@ -74,12 +75,5 @@ class ImageServer:
 @asynccontextmanager
 async def serving(answers: dict[str, Answer], ssl_context=None) -> AsyncIterator[ImageServer]:
     server = ImageServer(answers)
-    open_listeners = trio.open_tcp_listeners
-    if ssl_context is not None:
-        open_listeners = partial(trio.open_ssl_over_tcp_listeners, ssl_context=ssl_context, https_compatible=True)
-    listeners = await open_listeners(0, host="127.0.0.1")
-    server.port = (listeners[0].transport_listener if ssl_context else listeners[0]).socket.getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, server.handle, listeners)
+    async with listening(server.handle, ssl_context) as server.port:
         yield server
-        nursery.cancel_scope.cancel()
