@@ -4,9 +4,10 @@ import gc
 import os
 import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 
 import httpx
@@ -106,15 +107,20 @@ def config(scripted_folder: Path) -> Config:
     return Config(models=(str(scripted_folder),))
 
 
+async def until(condition: Callable[[], object], within_s: float = 10, pause_s: float = 0.001) -> None:
+    """Wait for what has no event, such as what happens behind a socket; the condition may be asynchronous."""
+    with trio.fail_after(within_s):
+        while not (await holds if isawaitable(holds := condition()) else holds):  # noqa: ASYNC110
+            await trio.sleep(pause_s)
+
+
 @asynccontextmanager
 async def running(service: Service) -> AsyncIterator[Service]:
     """Run a service until the block is left; inside it is ready, and has looked for batches to go on with."""
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         await service.wait_ready()
-        with trio.fail_after(10):
-            while service.offload.statistics()["files"].borrowed:  # noqa: ASYNC110  (it looks for batches, in a thread)
-                await trio.sleep(0.001)
+        await until(lambda: not service.offload.statistics()["files"].borrowed)  # it looks for batches, in a thread
         yield service
         nursery.cancel_scope.cancel(reason="the test is over")
 

@@ -20,8 +20,6 @@ from pathlib import Path
 import psutil
 import pytest
 from attrs import frozen
-from rich.console import Console
-from rich.table import Table
 
 FOLDER = Path(__file__).parent / "process_starts"
 
@@ -173,17 +171,15 @@ class Report:
                 found.append(f"{directory} takes {more:.1f} more than is written. Most: {costly}")
         return found
 
-    def table(self) -> Table:
-        table = Table("directory", "tests", "s", "CPU s", "written", "processes", "written")
-        for column in table.columns[1:]:
-            column.justify = "right"
+    def table(self) -> list[str]:
         columns = [by_directory(each) for each in (tests, wall_s, cpu_s)]
         columns += [self.cpu_budget_s, by_directory(self.starts), by_directory(self.budget)]
-        for directory in [name for name, _ in columns[2].most_common()]:
-            table.add_row(directory, *(f"{column[directory]:.0f}" for column in columns))
-        table.add_section()
-        table.add_row("all", *(f"{column.total():.0f}" for column in columns))
-        return table
+        rows = {name: [column[name] for column in columns] for name, _ in columns[2].most_common()}
+        rows["all"] = [column.total() for column in columns]
+        head = "".join(f"{title:>11}" for title in ("tests", "s", "CPU s", "written", "processes", "written"))
+        return [f"{'directory':22}{head}"] + [
+            f"{name:22}{''.join(f'{number:11.0f}' for number in row)}" for name, row in rows.items()
+        ]
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
@@ -191,7 +187,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if report is None:
         return
     terminalreporter.section(f"costs of {config.getoption('--costs')}, on {machine()}")
-    Console(file=terminalreporter._tw._file, width=100).print(report.table())
+    for line in report.table():
+        terminalreporter.write_line(line)
     slowest = ", ".join(f"{file.removeprefix('tests/')} {seconds:.0f}" for file, seconds in wall_s.most_common(10))
     terminalreporter.write_line(f"longest, s: {slowest}")
     if not report.cpu_budget_s:

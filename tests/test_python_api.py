@@ -15,9 +15,8 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, Judge, LateInteraction, serve_as
-from tests.api.serving import until
 from tests.bulk.test_commands import CASES, ROWS, VALUES, WORDS
-from tests.conftest import client_of, full_queue, listening, wait_idle
+from tests.conftest import client_of, full_queue, listening, until, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import write_reranker

@@ -1,6 +1,6 @@
 """A server of one test, and the requests to it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,6 @@ async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple
 async def until_launching(scripted: ScriptedRunner) -> None:
     """Wait until a batch is being computed."""
     await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-
-
-async def until(condition: Callable[[], object], within_s: float = 10) -> None:
-    """Wait for something that has no event, such as what happens behind a socket."""
-    with trio.fail_after(within_s):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.001)
 
 
 async def post(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> Any:

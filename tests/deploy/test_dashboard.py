@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import client_of
 from tests.debian_programs import debian_program
-from tests.server.server_process import ENGINE_PROGRAM, ROOT, SCRIPTED, free_port, launched, started
+from tests.server.server_process import ENGINE_PROGRAM, ROOT, free_port, scripted, started
 
 MONITORING = ROOT / "deploy" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
@@ -113,7 +113,7 @@ async def test_every_query_of_every_panel_has_data(tmp_path: Path, scripted_fold
         *("--engine", "process", "--replicas", "1"),
     ]
     with started(engine, probes, tmp_path / "engine.log", {}) as host:
-        async with launched(tmp_path, *given, command=SCRIPTED) as server:
+        async with scripted(tmp_path, *given) as server:
             await host.wait_until("/readyz")
             prometheus = [
                 debian_program("prometheus"),

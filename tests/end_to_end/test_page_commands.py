@@ -19,7 +19,7 @@ from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
 from tests.models.model_families import write_family
 from tests.page_blocks import blocks_of
-from tests.server.server_process import ROOT, SCRIPTED, launched
+from tests.server.server_process import ROOT, scripted
 
 PROGRAM = "trio-pool-serve"
 COMMANDS = [line for block in blocks_of(ROOT / "docs/commands.md") for line in block.text.splitlines()]
@@ -76,7 +76,7 @@ def test_convert_says_what_was_decided_and_has_nothing_to_do_the_second_time(tmp
 
 @pytest.mark.slow
 async def test_bench_measures_a_server_and_compares_several(tmp_path: Path):
-    async with launched(tmp_path, str(write_scripted_folder(tmp_path / "model")), command=SCRIPTED) as server:
+    async with scripted(tmp_path, str(write_scripted_folder(tmp_path / "model"))) as server:
         for line in BENCHES:
             words = [server.url if word.startswith("http://127.0.0.1:800") else word for word in shlex.split(line)]
             urls = words.count(server.url)
@@ -106,7 +106,7 @@ async def test_a_key_with_admin_loads_a_model_and_deletes_it_as_the_page_does(tm
     keys.chmod(0o600)
     words = shlex.split(serve.replace("/models/all-MiniLM-L6-v2", minilm).replace("keys.toml", str(keys)))
     assert words[:2] == [PROGRAM, "serve"]
-    async with launched(tmp_path, *words[2:], command=SCRIPTED) as server, client_of(server.url) as client:
+    async with scripted(tmp_path, *words[2:]) as server, client_of(server.url) as client:
         moved = requests.replace("http://localhost:8000", server.url).replace("BAAI/bge-small-en-v1.5", bge)
         done = await trio.run_process(["bash", "-ec", moved], capture_stdout=True, capture_stderr=True)
         loaded, deleted = json_documents(done.stdout.decode())

@@ -26,11 +26,11 @@ from tests.server.server_process import (
     ENGINE_PROGRAM,
     LAUNCHER,
     ROOT,
-    SCRIPTED,
     ServerProcess,
     free_port,
     hypercorned,
     launched,
+    scripted,
     started,
 )
 
@@ -74,7 +74,7 @@ async def test_the_readme_serves_another_model_with_flags(tmp_path: Path):
     words = [str(folder) if word == "path/or/hub-id" else word for word in words_of(line)[1:]]
     words.remove("--port")
     words.remove("8080")
-    async with launched(tmp_path, *words, command=SCRIPTED) as server, client_of(server.url) as client:
+    async with scripted(tmp_path, *words) as server, client_of(server.url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     assert words_of(shows_help) == ["scripts/serve", "--help"]
     done = await trio.run_process([*LAUNCHER, "--help"], cwd=ROOT, capture_stdout=True)
@@ -131,7 +131,7 @@ async def test_the_page_of_the_batch_api_computes_a_file(tmp_path: Path):
     line = page.partition("A line is `")[2].partition("`")[0]
     (tmp_path / "requests.jsonl").write_text(line)
     folder = write_scripted_folder(tmp_path / "model")
-    async with launched(tmp_path, f"name={folder}", command=SCRIPTED) as server:
+    async with scripted(tmp_path, f"name={folder}") as server:
         printed = await printed_by("python", program.replace("sleep(5)", "sleep(0.1)"), server, tmp_path)
     (answer,) = [json.loads(each) for each in printed.splitlines() if each]
     assert (answer["custom_id"], answer["response"]["status_code"], answer["error"]) == ("row-1", 200, None)
@@ -163,7 +163,7 @@ async def test_the_page_of_hosts_computes_on_engines_and_changes_them(tmp_path: 
             command = [*ENGINE_PROGRAM, *words[2:]]
             await engines.enter_context(started(command, 0, tmp_path / f"{number}.log", {})).wait_logged("listening on")
         flags = [*words_of(moved(API))[2:], "--api-key", "console-key"]
-        async with launched(tmp_path, *flags, command=SCRIPTED) as server:
+        async with scripted(tmp_path, *flags) as server:
             headers = {"authorization": "Bearer console-key"}
             async with client_of(server.url) as client:
                 answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)

@@ -17,10 +17,10 @@ from tests.end_to_end.texts import SPECIMENS, varied_texts
 from tests.server.server_process import (
     API_PROCESS,
     ENGINE_PROCESS,
-    SCRIPTED,
     ServerProcess,
     hypercorned,
     launched,
+    scripted,
     serving,
 )
 
@@ -124,7 +124,7 @@ async def test_plain_hypercorn_without_a_model_gives_every_client_the_vectors_of
 async def test_a_unix_socket_serves_too(tmp_path, scripted_folder):
     socket = tmp_path / "server.sock"
     arguments = (str(scripted_folder), "--host", f"unix:{socket}", "--log-format", "text")
-    async with launched(tmp_path, *arguments, command=SCRIPTED, wait_ready=False) as server:
+    async with scripted(tmp_path, *arguments, wait_ready=False) as server:
         await server.wait_logged("curl --unix-socket")
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:

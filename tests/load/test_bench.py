@@ -18,6 +18,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from rich.console import Console
 
+from tests.conftest import until
 from tests.server.server_process import ROOT
 from trio_pool_serve.load import run_bench as module
 from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
@@ -124,10 +125,9 @@ async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
     command = [*BENCH, url, "--clients", "2", "--duration", "600", "--tokens", "4"]
     process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
+        await until(lambda: service.default.engine.statistics().batches >= 20, 120)
+        await trio.sleep(module.WARMUP_S)
         with trio.fail_after(120):
-            while service.default.engine.statistics().batches < 20:  # noqa: ASYNC110  (it has no event)
-                await trio.sleep(0.01)
-            await trio.sleep(module.WARMUP_S)
             process.send_signal(signal.SIGINT)
             shown, said = [b"".join([part async for part in stream]) for stream in (process.stdout, process.stderr)]
             assert await process.wait() == 128 + signal.SIGINT

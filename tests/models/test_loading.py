@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_a_head_whose_weights_are_missing_or_broken_is_an_error(tmp_path: Path, 
 # -- weights and settings of each kind --------------------------------------------------------------------------
 
 WEIGHTS, TABLE = "model.safetensors", "query_0_SparseStaticEmbedding/pytorch_model.bin"
+OF_DENSE = f"2_Dense/{WEIGHTS}"
 LOST, NORM = "encoder.layer.1.output.dense.weight", "encoder.layer.0.output.LayerNorm.weight"
 HEAD = "cls.predictions.transform.dense.weight"
 UNTIED = {"tie_word_embeddings": False}
@@ -163,26 +165,17 @@ def template(text: str) -> Callable[[Path], None]:
 UNFIT = [
     (write_bert, WEIGHTS, Path.unlink, "holds no weights"),
     (write_bert, WEIGHTS, lambda path: path.write_bytes(NOT_WEIGHTS), "transformers cannot load"),
-    (
-        write_bert,
-        WEIGHTS,
-        lacking(LOST),
-        f"lacks 1 weights, {LOST}",
-    ),  # transformers would fill them with random numbers
+    # transformers would fill them with random numbers
+    (write_bert, WEIGHTS, lacking(LOST), f"lacks 1 weights, {LOST}"),
     (write_bert, WEIGHTS, of_another_family, "The checkpoint lacks"),
-    *((write_bert, WEIGHTS, fill(LOST, float(number)), rf"{LOST} in .* not finite") for number in ("nan", "inf")),
+    *((write_bert, WEIGHTS, fill(LOST, number), rf"{LOST} in .* not finite") for number in (nan, inf)),
     (write_bert, WEIGHTS, fill(NORM, 3e38), r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"),
     *(
         (write_bert, "config.json", changed(**config), "transformers cannot load")
         for config in ({"intermediate_size": 40}, {"model_type": "telepathy"})
     ),
-    (with_dense, "2_Dense/model.safetensors", lacking("linear.bias"), r"cannot be loaded: (.|\n)*linear\.bias"),
-    (
-        with_dense,
-        "2_Dense/model.safetensors",
-        fill("linear.weight", float("nan")),
-        r"linear\.weight in .*2_Dense has numbers that are not finite",
-    ),
+    (with_dense, OF_DENSE, lacking("linear.bias"), r"cannot be loaded: (.|\n)*linear\.bias"),
+    (with_dense, OF_DENSE, fill("linear.weight", nan), r"linear\.weight in .*2_Dense has numbers that are not finite"),
     *(
         (classifier(name, head), WEIGHTS, lacking(lost), f"lacks [124] weights, {lost}")
         for name, head, lost in (

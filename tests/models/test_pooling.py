@@ -111,31 +111,22 @@ def model(tmp_path: Path) -> BuildModel:
     return lambda *modules: write_family(tmp_path / "model", "bert", modules=modules)
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        pytest.param([legacy_pooling("cls_token", "max_tokens", "mean_tokens")], id="three legacy switches"),
-        pytest.param([pooling(["lasttoken", "mean"]), UNIT_LENGTH], id="concatenation and normalize"),
-        pytest.param([pooling("mean"), dense()], id="dense"),
-        pytest.param([pooling("mean"), dense(weights_file="pytorch_model.bin")], id="dense from a .bin"),
-        pytest.param([pooling("mean"), dense(bias=False, activation=IDENTITY)], id="dense without bias"),
-        pytest.param(
-            [pooling("mean"), dense(activation="torch.nn.modules.activation.GELU")], id="dense with another activation"
-        ),
-        pytest.param([pooling("mean"), dense(use_residual=True)], id="dense with a residual"),
-        pytest.param(
-            [pooling("mean"), dense(HIDDEN, 12, use_residual=True)], id="dense with a residual of another width"
-        ),
-        pytest.param([pooling("mean"), LEGACY_DENSE], id="dense of old"),
-        pytest.param(
-            [pooling(["cls", "mean"]), dense(2 * HIDDEN, 40), dense(40, 16), UNIT_LENGTH],
-            id="two dense and normalize",
-        ),
-        pytest.param(
-            [pooling("mean"), UNIT_LENGTH, dense()], id="normalize in the middle",
-        ),
-    ],
-)  # fmt: skip
+HEADS = {
+    "three legacy switches": [legacy_pooling("cls_token", "max_tokens", "mean_tokens")],
+    "concatenation and normalize": [pooling(["lasttoken", "mean"]), UNIT_LENGTH],
+    "dense": [pooling("mean"), dense()],
+    "dense from a .bin": [pooling("mean"), dense(weights_file="pytorch_model.bin")],
+    "dense without bias": [pooling("mean"), dense(bias=False, activation=IDENTITY)],
+    "dense with another activation": [pooling("mean"), dense(activation="torch.nn.modules.activation.GELU")],
+    "dense with a residual": [pooling("mean"), dense(use_residual=True)],
+    "dense with a residual of another width": [pooling("mean"), dense(HIDDEN, 12, use_residual=True)],
+    "dense of old": [pooling("mean"), LEGACY_DENSE],
+    "two dense and normalize": [pooling(["cls", "mean"]), dense(2 * HIDDEN, 40), dense(40, 16), UNIT_LENGTH],
+    "normalize in the middle": [pooling("mean"), UNIT_LENGTH, dense()],
+}
+
+
+@pytest.mark.parametrize("modules", HEADS.values(), ids=HEADS)
 async def test_heads_agree(model: BuildModel, modules: list[Module]):
     path = model(*modules)
     assert largest_difference(await ServedModel(path).embed(TEXTS), reference(path).encode(list(TEXTS))) < TOLERANCE

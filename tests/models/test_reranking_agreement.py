@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.kept_folders import built_once
 from tests.lanes import sampled
+from tests.model_folders import write_json
 from tests.models.classifier_families import (
     LONG,
     PAIRS,
@@ -197,8 +198,7 @@ def write_process_reward(path: Path, *, sharded: bool = False) -> Path:
         for shard, part in shards.items():
             save_file(part, path / f"model-{shard}.safetensors", metadata={"format": "pt"})
         files = {name: f"model-{shard}.safetensors" for shard, part in shards.items() for name in part}
-        (path / "model.safetensors.index.json").write_text("{}")
-        edit_json(path / "model.safetensors.index.json", lambda _: {"metadata": {}, "weight_map": files})
+        write_json(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
     else:
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     remote = {
@@ -212,8 +212,14 @@ def write_process_reward(path: Path, *, sharded: bool = False) -> Path:
     return path
 
 
-async def steps_differ(ours: ServedModel, expected: Sequence[Any]) -> float:
+async def steps_differ(ours: ServedModel, logits: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """How far the model's numbers of each step are from the softmax of an input's logits at its steps."""
     assert ours.folder.spec.tasks == {"token_classify"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ours.path)
+    step = tokenizer.convert_tokens_to_ids("<extra_0>")
+    with torch.no_grad():
+        every_ids = [tokenizer(text, return_tensors="pt")["input_ids"] for text in SOLUTIONS]
+        expected = [logits(ids).softmax(dim=-1)[ids[0] == step] for ids in every_ids]
     largest = 0.0
     for together in (True, False):
         found = await ours.compute([TextPrompt(text) for text in SOLUTIONS], TokenClassify(), together=together)
@@ -232,20 +238,13 @@ async def test_a_process_reward_model_agrees(
 ):
     path = write_process_reward(tmp_path / "prm", sharded=sharded)
     ours = ServedModel(path, settings={"trust_remote_code": trust_remote_code})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.Qwen2Model.from_pretrained(path).eval()
     head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     weights: dict[str, Any] = {}
     for file in path.glob("*.safetensors"):
         weights |= load_file(file)
     head.load_state_dict({name[6:]: weight for name, weight in weights.items() if name.startswith("score.")})
-    expected = []
-    for text in SOLUTIONS:
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            judged = head(model(ids).last_hidden_state[0]).softmax(dim=-1)
-        expected.append(judged[ids[0] == tokenizer.convert_tokens_to_ids("<extra_0>")])
-    difference = await steps_differ(ours, expected)
+    difference = await steps_differ(ours, lambda ids: head(model(ids).last_hidden_state[0]))
     assert difference < TOLERANCE
     record_agreement("qwen2 process reward model", "token_classify", "formula of the model card", difference)
 
@@ -259,13 +258,7 @@ async def test_a_language_model_that_judges_steps_agrees(
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
     step, *words = tokenizer.convert_tokens_to_ids(["<extra_0>", "yes", "no"])
-    expected = []
-    for text in SOLUTIONS:
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            judged = model(ids).logits[0][:, words].softmax(dim=-1)
-        expected.append(judged[ids[0] == step])
     ours = ServedModel(path, settings={"pooler_config": json.dumps({"step_tag_id": step, "returned_token_ids": words})})
-    difference = await steps_differ(ours, expected)
+    difference = await steps_differ(ours, lambda ids: model(ids).logits[0][:, words])
     assert difference < TOLERANCE
     record_agreement(f"{family_of(name)} judge of steps", "token_classify", "formula of the model card", difference)

@@ -38,6 +38,7 @@ from tests.server.server_process import (
     ServerProcess,
     free_port,
     launched,
+    scripted,
     until,
 )
 from trio_pool_serve.cli import check_references, read_config
@@ -225,7 +226,7 @@ async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(t
         cluster = stack.enter_context(ray_cluster(tmp_path, port=port, **soon))
         cluster.add_node(2)
         by_ray = ("--engine", "ray", "--replicas", "2")
-        launch = launched(tmp_path, str(scripted_folder), *by_ray, command=SCRIPTED, env=soon | cluster.variables)
+        launch = scripted(tmp_path, scripted_folder, *by_ray, env=soon | cluster.variables)
         server = await stack.enter_async_context(launch)
         await until_ready(server, 2)
         for _ in range(4):

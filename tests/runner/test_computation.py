@@ -8,8 +8,7 @@ import pytest
 import torch
 import trio
 
-from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, load, write_family
-from tests.models.vision_families import write_clip
+from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.computation import refuse_impossible
@@ -52,11 +51,6 @@ async def test_masks_are_the_same_without_looking_at_them(tmp_path: Path, name: 
     skip_mask_checks(served.runner.backbone.model)
     assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
     assert largest_difference([(await served.embed([text]))[0] for text in TEXTS], alone) < TOLERANCE
-
-
-def test_a_model_that_sees_is_not_compiled(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match="--backend compile: models that read images"):
-        load(write_clip(tmp_path / "clip"), backend="compile")
 
 
 @pytest.mark.parametrize(

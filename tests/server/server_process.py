@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from inspect import isawaitable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ import psutil
 import trio
 from attrs import define
 
+from tests import conftest
 from tests.conftest import client_of
 from tests.costs import charge
 from tests.cpu_backend import BY_TORCH_FLAGS
@@ -56,10 +57,8 @@ def make_pipes(folder: Path) -> Path:
 
 
 async def until(condition: Callable[[], object], limit_s: float = START_LIMIT_S) -> None:
-    """Wait until a condition holds that has no event, as in another process; it may be asynchronous."""
-    with trio.fail_after(limit_s):
-        while not (await holds if isawaitable(holds := condition()) else holds):  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    """Wait until a condition holds, as in another process; that may take as long as a start."""
+    await conftest.until(condition, limit_s, pause_s=0.01)
 
 
 async def until_ended(processes: Iterable[psutil.Process]) -> None:
@@ -175,7 +174,7 @@ class ServerProcess:
 
 @contextmanager
 def started(
-    command: Sequence[str],
+    command: Sequence[str | Path],
     port: int,
     log_path: Path,
     env: dict[str, str],
@@ -190,7 +189,9 @@ def started(
         "HF_HUB_OFFLINE": "1",
         "TRIO_POOL_SERVE_MAX_QUEUE_S": "600",
         "XDG_STATE_HOME": str(log_path.parent / "state"),
+        "SCRIPT_PIPES": str(log_path.parent),
     }
+    log_path.parent.mkdir(exist_ok=True)
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -218,8 +219,8 @@ def started(
 @asynccontextmanager
 async def launched(
     tmp_path: Path,
-    *arguments: str,
-    command: Sequence[str] = LAUNCHER,
+    *arguments: str | Path,
+    command: Sequence[str | Path] = LAUNCHER,
     env: dict[str, str] | None = None,
     wait_ready: bool = True,
     stderr: int | None = None,
@@ -231,6 +232,9 @@ async def launched(
         if wait_ready:
             await server.wait_until("/readyz")
         yield server
+
+
+scripted = partial(launched, command=SCRIPTED)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.api.routes.test_uploads import BEGIN, END, HEADERS
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.runs.requests.line_files import ENDPOINT, encoded, line
-from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hypercorned, launched
+from tests.server.server_process import API_PROCESS, ServerProcess, hypercorned, scripted
 from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
 from trio_pool_serve.runs.batch_api.batch_api import RETRY_S
 
@@ -26,13 +26,9 @@ ROWS = 2048
 CONTENT = encoded([line(number) for number in range(ROWS)])
 
 
-@asynccontextmanager
-async def scripted(tmp_path: Path, folder: Path, *arguments: str, **options) -> AsyncIterator[ServerProcess]:
-    tmp_path.mkdir(exist_ok=True)  # noqa: ASYNC240
-    async with launched(
-        tmp_path, f"model={folder}", *arguments, command=SCRIPTED, env={"SCRIPT_PIPES": str(tmp_path)}, **options
-    ) as server:
-        yield server
+@pytest.fixture
+def model(scripted_folder: Path) -> str:
+    return f"model={scripted_folder}"
 
 
 def workers(count: int, data: Path) -> list[str]:
@@ -56,15 +52,15 @@ async def uninterrupted(client: openai.AsyncOpenAI, file_id: str) -> bytes:
     ("count", "number"), [(1, signal.SIGKILL), (3, signal.SIGKILL), (1, signal.SIGTERM)], keep=[(1, signal.SIGKILL)]
 )
 async def test_a_server_that_ends_leaves_its_batches_to_the_next_which_writes_the_same_bytes(
-    tmp_path, scripted_folder, count, number
+    tmp_path, model, count, number
 ):
     arguments = workers(count, tmp_path / "data")
-    async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
+    async with scripted(tmp_path / "first", model, *arguments) as server, client_at(server.url) as client:
         batch = await created(client, CONTENT)
         await until_committed(client, batch.id)
         server.signal(number)
         await server.wait_exit()
-    async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
+    async with scripted(tmp_path / "second", model, *arguments) as server, client_at(server.url) as client:
         known = await client.batches.retrieve(batch.id)
         assert known.status == "in_progress"
         assert 0 < known.request_counts.completed < ROWS
@@ -86,9 +82,9 @@ def owner_of(server: ServerProcess, data: Path) -> psutil.Process:
     return owner
 
 
-async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_folder):
+async def test_the_process_that_has_the_files_may_be_killed(tmp_path, model):
     data = tmp_path / "data"
-    async with scripted(tmp_path / "first", scripted_folder, *workers(3, data)) as server:
+    async with scripted(tmp_path / "first", model, *workers(3, data)) as server:
         await server.wait_joined(3, headers=KEY_ONE)
         async with client_at(server.url) as client:
             file = await uploaded(client, CONTENT)
@@ -130,10 +126,10 @@ async def connected_to(
 
 
 @pytest.mark.slow
-async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, scripted_folder):
+async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, model):
     data = tmp_path / "data"
     keys = ("--api-key", "one,two")
-    async with scripted(tmp_path / "first", scripted_folder, *workers(3, data), *keys) as server:
+    async with scripted(tmp_path / "first", model, *workers(3, data), *keys) as server:
         await server.wait_joined(3, headers=KEY_ONE)
         large = bytes(range(256)) * 20_000
         async with client_at(server.url, "one") as client:
@@ -171,10 +167,10 @@ async def slowly(pause_s: float) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.slow
-async def test_a_stopped_process_that_has_the_files_is_not_waited_for(tmp_path, scripted_folder):
+async def test_a_stopped_process_that_has_the_files_is_not_waited_for(tmp_path, model):
     """The kernel accepts connections for it. An upload that takes longer than the wait for it goes on."""
     data = tmp_path / "data"
-    async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
+    async with scripted(tmp_path / "first", model, *workers(2, data)) as server:
         await server.wait_joined(2, headers=KEY_ONE)
         async with client_at(server.url) as client:
             file = await uploaded(client, b"{}")
@@ -195,10 +191,10 @@ async def test_a_stopped_process_that_has_the_files_is_not_waited_for(tmp_path, 
 
 
 @pytest.mark.slow
-async def test_a_folder_that_is_removed_is_opened_again_by_one_of_the_processes(tmp_path, scripted_folder):
+async def test_a_folder_that_is_removed_is_opened_again_by_one_of_the_processes(tmp_path, model):
     """Whichever of them that is, all of them have what was stored since."""
     data = tmp_path / "data"
-    async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
+    async with scripted(tmp_path / "first", model, *workers(2, data)) as server:
         await server.wait_joined(2, headers=KEY_ONE)
         async with client_at(server.url) as client:
             await uploaded(client, b"{}")
@@ -214,18 +210,18 @@ async def test_a_folder_that_is_removed_is_opened_again_by_one_of_the_processes(
                 assert [each["id"] for each in (await http.get("/v1/files")).json()["data"]] == [kept.id]
         server.signal(signal.SIGKILL)
     async with (
-        scripted(tmp_path / "second", scripted_folder, *workers(2, data)) as server,
+        scripted(tmp_path / "second", model, *workers(2, data)) as server,
         client_at(server.url) as client,
     ):
         assert (await client.files.content(kept.id)).content == b"{}"
 
 
 @pytest.mark.slow
-async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted_folder):
+async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, model):
     arguments = workers(1, tmp_path / "data")
     async with (
-        scripted(tmp_path / "first", scripted_folder, *arguments) as one,
-        scripted(tmp_path / "second", scripted_folder, *arguments) as two,
+        scripted(tmp_path / "first", model, *arguments) as one,
+        scripted(tmp_path / "second", model, *arguments) as two,
     ):
         async with client_at(one.url) as client:
             await uploaded(client, b"{}")
@@ -243,12 +239,11 @@ async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted
 
 
 @pytest.mark.slow
-async def test_workers_of_plain_hypercorn_share_the_files(tmp_path, scripted_folder):
+async def test_workers_of_plain_hypercorn_share_the_files(tmp_path, model):
     env = {
-        "TRIO_POOL_SERVE_MODEL": f"model={scripted_folder}",
+        "TRIO_POOL_SERVE_MODEL": model,
         "TRIO_POOL_SERVE_DATA_DIR": str(tmp_path / "data"),
         "TRIO_POOL_SERVE_ENGINE": "local",
-        "SCRIPT_PIPES": str(tmp_path),
     }
     app = "tests.server.programs.scripted_asgi:app"
     async with hypercorned(tmp_path, app, "--workers", "2", env=env) as server:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import trio
 
-from tests.server.server_process import SCRIPTED, ServerProcess, launched, until
+from tests.server.server_process import ServerProcess, scripted, until
 
 BODY = b'{"input": "hello"}'
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -56,7 +56,7 @@ async def ask_until_refused(server: ServerProcess, answers: Counter, *, keep: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--engine", "local"), ("--engine", "process"), ("--api-workers", "2")])
 async def test_every_request_is_answered(tmp_path, scripted_folder, arguments):
-    async with launched(tmp_path, str(scripted_folder), "--replicas", "1", *arguments, command=SCRIPTED) as server:
+    async with scripted(tmp_path, scripted_folder, "--replicas", "1", *arguments) as server:
         answers: Counter[str] = Counter()
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:

@@ -24,7 +24,7 @@ from tests.server.server_process import (
     SCRIPTED,
     ServerProcess,
     free_port,
-    launched,
+    scripted,
     started,
     until,
 )
@@ -66,7 +66,7 @@ async def api(
 ) -> AsyncIterator[ServerProcess]:
     """Start ``trio-pool-serve serve`` over engines that are there already."""
     given = (f"m={folder}", "--engine-hosts", hosts, "--key-file", str(key_file), *arguments)
-    async with launched(tmp_path, *given, command=SCRIPTED) as server:
+    async with scripted(tmp_path, *given) as server:
         yield server
 
 
@@ -137,7 +137,7 @@ async def test_a_server_whose_own_engine_processes_have_all_failed_computes_on_i
     also_here = ("--engine", "process", "--replicas", "2")
     async with (
         engine(scripted_folder, key_file, address),
-        launched(tmp_path, *given, *also_here, command=SCRIPTED, env=fails) as server,
+        scripted(tmp_path, *given, *also_here, env=fails) as server,
         client_of(server.url) as client,
     ):
         await server.wait_logged("has failed, 0 of 2 replicas are left, and --engine-hosts")
@@ -245,7 +245,7 @@ async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_o
     other_key.write_text("another key that is long enough 123")
     async with one_host(tmp_path, scripted_folder, key_file) as (address, remote, _, client):
         given = (f"m={scripted_folder}", "--engine-hosts", address, "--key-file", str(other_key))
-        async with launched(tmp_path / "other", *given, command=SCRIPTED, wait_ready=False) as stranger:
+        async with scripted(tmp_path / "other", *given, wait_ready=False) as stranger:
             await stranger.wait_logged("the keys of the two ends differ")
             await remote.wait_logged("is refused: the keys of the two ends differ")
             assert (await stranger.get("/readyz")).status_code == 503

@@ -28,18 +28,13 @@ from tests.server.server_process import (
     ServerProcess,
     free_port,
     hypercorned,
-    launched,
+    scripted,
     started,
 )
 from trio_pool_serve.app import create_app
 from trio_pool_serve.service import Service
 
 ASGI = "tests.server.programs.scripted_asgi:app"
-
-
-def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
-    env = {"SCRIPT_PIPES": str(tmp_path), **options.pop("env", {})}
-    return launched(tmp_path, str(folder), *arguments, command=SCRIPTED, env=env, **options)
 
 
 # -- H1: one bad connection kills hypercorn's worker --------------------------------------------------
@@ -269,8 +264,8 @@ def loading(tmp_path: Path) -> Path:
 
 @sampled("number", [signal.SIGTERM, signal.SIGINT], keep=[signal.SIGTERM])
 async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, scripted_folder, loading, number):
-    arguments, env = (str(scripted_folder), "--engine", "local"), {"SCRIPT_LOADING": str(loading)}
-    async with launched(tmp_path, *arguments, command=SCRIPTED, env=env, wait_ready=False) as server:
+    arguments, env = (scripted_folder, "--engine", "local"), {"SCRIPT_LOADING": str(loading)}
+    async with scripted(tmp_path, *arguments, env=env, wait_ready=False) as server:
         assert await read(loading) == "loading"
         await server.wait_until("/livez")
         await server.wait_until("/readyz", 503)

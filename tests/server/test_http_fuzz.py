@@ -11,7 +11,7 @@ import trio
 
 from tests.conftest import client_of
 from tests.lanes import sampled
-from tests.server.server_process import SCRIPTED, ServerProcess, launched
+from tests.server.server_process import ServerProcess, scripted
 
 CORPUS = Path(__file__).parent / "corpus" / "http.txt"
 BODY = b'{"input": "hello"}'
@@ -110,6 +110,6 @@ async def check(server: ServerProcess, sent: list[bytes], seed: int) -> None:
 @sampled(("seed", "count"), [(1, 150), (2, 2000), (3, 2000)], keep=[(1, 150)])
 async def test_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder, seed, count):
     arguments = (str(scripted_folder), "--engine", "local", "--client-timeout-s", "2")
-    async with launched(tmp_path, *arguments, command=SCRIPTED) as server:
+    async with scripted(tmp_path, *arguments) as server:
         await check(server, [*(cases() if seed == 1 else ()), *mutated(seed, count)], seed)
         await server.drain()

@@ -9,7 +9,7 @@ import trio
 from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
 from tests.pipes import read
-from tests.server.server_process import SCRIPTED, launched
+from tests.server.server_process import scripted
 from tests.serving.changing_models import ADMIN
 
 
@@ -20,7 +20,7 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
     flags = (f"a={tmp_path / 'a'}", "--model-api", "--api-key", "admin-key", "--drain-timeout-s", "1")
     failures: list[httpx.HTTPError] = []
     async with (
-        launched(tmp_path, *flags, command=SCRIPTED, env={"SCRIPT_PIPES": str(tmp_path)}) as server,
+        scripted(tmp_path, *flags) as server,
         client_of(server.url) as client,
         trio.open_nursery() as nursery,
     ):
@@ -63,7 +63,7 @@ async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
 
     async with (
         trio.open_nursery() as nursery,
-        launched(tmp_path, *flags, command=SCRIPTED, env=env) as server,
+        scripted(tmp_path, *flags, env=env) as server,
         client_of(server.url) as client,
     ):
         nursery.start_soon(trio.serve_listeners, hang, listeners)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import client_of
 from tests.server.programs import script
-from tests.server.server_process import SCRIPTED, launched
+from tests.server.server_process import scripted
 
 SECRET = "SECRET-4711"
 WHOLE_LOG = "tests.server.programs.whole_log"
@@ -57,7 +57,7 @@ def marked(answer: httpx.Response) -> bool:
 async def test_no_input_and_no_path_is_in_an_error_or_in_a_log(tmp_path, scripted_folder):
     flags = ("--engine", "process", "--access-log", "--served-model-name", "model", "--plugins", WHOLE_LOG)
     async with (
-        launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED) as server,
+        scripted(tmp_path, scripted_folder, *flags) as server,
         client_of(server.url) as client,
     ):
         document = (await client.get("/openapi.json")).json()["paths"]

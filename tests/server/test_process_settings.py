@@ -10,7 +10,7 @@ import trio
 
 from tests.conftest import running
 from tests.server.programs import script
-from tests.server.server_process import API_PROCESS, ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from tests.server.server_process import API_PROCESS, ROOT, ServerProcess, hypercorned, scripted
 from trio_pool_serve.process_setup import SWITCH_INTERVAL_S, configure_process
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import NICENESS
@@ -86,7 +86,7 @@ async def test_a_server_that_computes_itself_sets_all_as_does_the_lifespan_under
 ):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     for starting in (
-        launched(tmp_path, str(scripted_folder), command=SCRIPTED),
+        scripted(tmp_path, scripted_folder),
         hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env),
     ):
         async with starting as server:
@@ -95,7 +95,7 @@ async def test_a_server_that_computes_itself_sets_all_as_does_the_lifespan_under
 
 async def test_an_engine_process_is_set_for_computing_and_an_api_process_for_rendering(tmp_path, scripted_folder):
     arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2")
-    async with launched(tmp_path, str(scripted_folder), *arguments, command=SCRIPTED) as server:
+    async with scripted(tmp_path, scripted_folder, *arguments) as server:
         assert await settings_where_computed(server) == [DEFAULT_SWITCH_INTERVAL_S, NICENESS, SPINS]
         assert (await server.post({"input": LONG_TEXT, "truncate_prompt_tokens": -1})).status_code == 200
         children = server.processes(API_PROCESS)

@@ -20,10 +20,9 @@ from tests.server.server_process import (
     API_PROCESS,
     ENGINE_PROCESS,
     ENGINE_PROGRAM,
-    SCRIPTED,
     ServerProcess,
     free_port,
-    launched,
+    scripted,
     started,
     until,
 )
@@ -106,7 +105,7 @@ async def test_processes_are_killed_and_stopped_at_random_and_every_answer_is_ri
         addresses = ",".join(host.address for host in hosts)
         arguments = ["--engine", "process", "--replicas", "1", "--api-workers", "3", "--engine-hosts", addresses]
         given = (f"m={scripted_folder}", *arguments, "--key-file", str(key_file))
-        server = await stack.enter_async_context(launched(tmp_path, *given, command=SCRIPTED))
+        server = await stack.enter_async_context(scripted(tmp_path, *given))
         clients = Clients(server.url)
         async with trio.open_nursery() as nursery:
             for seed in range(CLIENTS):

@@ -2,7 +2,7 @@
 
 import signal
 
-from tests.server.server_process import SCRIPTED, ServerProcess, launched
+from tests.server.server_process import ServerProcess, scripted
 
 
 async def status(server: ServerProcess, key: str) -> int:
@@ -14,7 +14,7 @@ async def test_keys_are_read_again_on_sighup_and_a_broken_file_changes_nothing(t
     keys.touch(0o600)
     keys.write_text("[a]\nkey = 'first'")
     flags = ("--api-keys-file", str(keys), "--engine", "local")
-    async with launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED) as server:
+    async with scripted(tmp_path, scripted_folder, *flags) as server:
         assert [await status(server, key) for key in ("first", "second")] == [200, 401]
         keys.write_text("[a]\nkey = 'second'")
         server.signal(signal.SIGHUP)

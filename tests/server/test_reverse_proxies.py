@@ -18,7 +18,7 @@ from attrs import define
 from tests.debian_programs import debian_program, nginx_command
 from tests.pipes import read, write
 from tests.server.programs import script
-from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started, until
+from tests.server.server_process import ROOT, ServerProcess, free_port, scripted, started, until
 
 AUTHORITY = trustme.CA()
 
@@ -81,14 +81,11 @@ async def proxied(
 ) -> AsyncIterator[list[Proxied]]:
     """Start two servers, and each proxy in front of both."""
     path = "/readyz" if wait_ready else "/livez"
-    given = (f"m={folder}", *arguments, "--engine", "local")
+    given = (f"m={folder}", *arguments, "--engine", "local", "--trusted-proxies", "127.0.0.1")
     async with AsyncExitStack() as stack:
         servers = []
         for name in ("first", "second"):
-            (tmp_path / name).mkdir()
-            launching = launched(
-                tmp_path / name, *given, "--trusted-proxies", "127.0.0.1", command=SCRIPTED, env=env, wait_ready=False
-            )
+            launching = scripted(tmp_path / name, *given, env=env, wait_ready=False)
             servers.append(await stack.enter_async_context(launching))
         for server in servers:
             await server.wait_until(path)

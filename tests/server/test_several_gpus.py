@@ -14,7 +14,7 @@ import trio
 
 from tests.pipes import read, write
 from tests.server.programs import script
-from tests.server.server_process import SCRIPTED, ServerProcess, launched
+from tests.server.server_process import ServerProcess, scripted
 from tests.simulated_gpus import EIGHT, LABELS, printing, write_nvidia_smi
 
 VISIBLE = "6,1"
@@ -31,13 +31,12 @@ async def served(
     root: Path, folder: Path, *arguments: str, device: str = "cuda", visible: str | None = None, **variables: str
 ):
     env = {
-        "SCRIPT_PIPES": str(root),
         "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
         **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}),
         **variables,
     }
     options = ("--engine", "process", "--device", device, *arguments)
-    async with launched(root, f"m={folder}", *options, command=SCRIPTED, env=env) as server:
+    async with scripted(root, f"m={folder}", *options, env=env) as server:
         yield server
 
 

@@ -19,17 +19,12 @@ from tests.server.server_process import (
     ENGINE_PROCESS,
     SCRIPTED,
     ServerProcess,
-    launched,
+    scripted,
     until,
     until_ended,
 )
 
-
-def scripted(pipes: Path, folder: Path, *arguments: str, command=SCRIPTED, **variables: str):
-    """Start a server whose engine processes compute by scripted runners."""
-    env = {"SCRIPT_PIPES": str(pipes), **variables}
-    return launched(pipes, str(folder), "--engine", "process", *arguments, command=command, env=env)
-
+BY_PROCESS = ("--engine", "process")
 
 # -- an engine process ---------------------------------------------------------------------------------
 
@@ -37,7 +32,7 @@ def scripted(pipes: Path, folder: Path, *arguments: str, command=SCRIPTED, **var
 async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_another_takes_its_place(
     pipes, scripted_folder
 ):
-    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--replicas", "1") as server:
         (engine,) = server.processes(ENGINE_PROCESS)
         async with server.waiting_request(pipes) as answers:
             engine.kill()
@@ -68,7 +63,7 @@ async def test_a_server_survives_when_its_user_may_start_no_more_processes(pipes
         for each in [server.process.pid, *(one.pid for one in server.processes(ENGINE_PROCESS))]:
             await trio.run_process([*as_other, "prlimit", "--pid", str(each), f"--nproc={processes}:"])
 
-    async with scripted(pipes, scripted_folder, "--replicas", "1", command=command) as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--replicas", "1", command=command) as server:
         await limit(server, 1)
         (engine,) = server.processes(ENGINE_PROCESS)
         engine.kill()
@@ -83,7 +78,7 @@ async def test_a_server_survives_when_its_user_may_start_no_more_processes(pipes
 
 @pytest.mark.slow
 async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--replicas", "1") as server:
         for how in (script.LOSES_THE_DEVICE, script.EXITS):
             (engine,) = server.processes(ENGINE_PROCESS)
             assert (await server.ask(how)).status_code == 503
@@ -98,7 +93,7 @@ async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder)
 @pytest.mark.slow
 async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
     arguments = ("--replicas", "1", "--api-workers", "2", "--batch-timeout-s", "10")
-    async with scripted(pipes, scripted_folder, *arguments) as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, *arguments) as server:
 
         async def stalls(reason: str) -> None:
             told: dict[str, str] = {}
@@ -131,7 +126,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_processes_are_replaced(
     pipes, scripted_folder, temporary
 ):
-    async with scripted(pipes, scripted_folder, "--replicas", "1", "--api-workers", "2") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--replicas", "1", "--api-workers", "2") as server:
         (folder,) = temporary.glob("trio_pool_serve-*")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         await server.wait_joined(2)
@@ -158,7 +153,7 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
 
 
 async def test_several_processes_answer_count_over_all_and_end_with_a_server_that_is_killed(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--api-workers", "2", "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
         await server.wait_joined(2)
         for number in range(40):
@@ -179,7 +174,7 @@ async def test_several_processes_answer_count_over_all_and_end_with_a_server_tha
 
 
 async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that_is_loading(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(server.processes(API_PROCESS)) == 2)
         one, other = server.processes(API_PROCESS)
         one.kill()
@@ -192,7 +187,7 @@ async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that
 
 @sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(pipes, scripted_folder, workers):
-    async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--api-workers", workers, "--replicas", "1") as server:
         family = server.family()
         async with server.waiting_request(pipes) as answers:
             for process in family:  # as systemd and terminals do
@@ -208,7 +203,7 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
 @pytest.mark.slow
 async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
     arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
-    async with scripted(pipes, scripted_folder, *arguments) as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, *arguments) as server:
         (engine,) = server.processes(ENGINE_PROCESS)
         engine.suspend()  # who has not met it yet, waits for it
         await server.wait_joined(2)
@@ -220,7 +215,7 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
 
 @sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
-    async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, "--api-workers", workers, "--replicas", "1") as server:
         family = server.family()
         async with server.waiting_request(pipes) as answers:
             server.signal()

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.debian_programs import debian_program
-from tests.server.server_process import ROOT, SCRIPTED, launched, started
+from tests.server.server_process import ROOT, SCRIPTED, scripted, started
 from trio_pool_serve.server.systemd import feed_watchdog, notify, take_passed_socket
 from trio_pool_serve.telemetry.snapshots import Snapshot
 
@@ -43,7 +43,7 @@ async def test_systemd_is_told_how_far_the_server_is_and_its_watchdog_is_fed(tmp
     env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"}
     arguments = (str(scripted_folder), "--api-workers", workers, "--replicas", "1")
     with notifications(address) as received:
-        async with launched(tmp_path, *arguments, command=SCRIPTED, env=env, wait_ready=False) as server:
+        async with scripted(tmp_path, *arguments, env=env, wait_ready=False) as server:
             assert await next_of(received) == ["STATUS=loading models"]
             ready = await next_of(received)
             assert ready[0] == "READY=1"

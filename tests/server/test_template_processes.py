@@ -8,7 +8,7 @@ import psutil
 import pytest
 import trio
 
-from tests.server.server_process import SCRIPTED, ServerProcess, hypercorned, launched
+from tests.server.server_process import ServerProcess, hypercorned, scripted
 
 LEAVE_LIMIT_S = 20
 CONVERSATION = {"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ messages[0].content }}"}
@@ -27,7 +27,7 @@ async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def by_launcher(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:
-    return launched(tmp_path, str(folder), "--trust-request-chat-template", command=SCRIPTED)
+    return scripted(tmp_path, folder, "--trust-request-chat-template")
 
 
 def by_hypercorn(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:

@@ -13,7 +13,7 @@ import trio
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.server.programs import script
-from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, free_port, launched, started
+from tests.server.server_process import ENGINE_PROCESS, free_port, launched, scripted, started
 from tests.unwritable_files import PIPE_BYTES, closed_pipe, full_disk, small_pipe, unread_pipe
 
 LIMIT_S = 60
@@ -34,7 +34,7 @@ async def test_a_server_whose_log_nobody_reads_answers_and_ends_and_the_log_lack
     """The pipe is full after a dozen requests."""
     unread, stderr = small_pipe()
     flags = ("--access-log", "--plugins", "tests.server.programs.whole_log")
-    async with launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED, stderr=stderr) as server:
+    async with scripted(tmp_path, scripted_folder, *flags, stderr=stderr) as server:
         os.close(stderr)
         with trio.fail_after(LIMIT_S):
             async with client_of(server.url) as client:
@@ -63,7 +63,7 @@ async def test_a_server_whose_log_nobody_reads_answers_and_ends_and_the_log_lack
 async def test_no_process_of_a_server_waits_until_its_log_is_read(tmp_path, scripted_folder, flags, token):
     """Failed requests are logged without ``--access-log``, by the API process and by the engine process."""
     with unread_pipe() as stderr:
-        async with launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED, stderr=stderr) as server:
+        async with scripted(tmp_path, scripted_folder, *flags, stderr=stderr) as server:
             with trio.fail_after(LIMIT_S):
                 async with client_of(server.url) as client:
                     await fill(client, token)

@@ -4,15 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 
-import h11
 import pytest
-import trio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.conftest import client_of, listening, running
+from tests.server.served_app import app, served_app
+from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.service import Service
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -23,26 +22,17 @@ class Collector:
     """Takes OTLP over HTTP."""
 
     def __init__(self) -> None:
-        self.paths: list[bytes] = []
+        self.paths: list[str] = []
         self.requests: list[ExportTraceServiceRequest] = []
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            connection = h11.Connection(h11.SERVER)
-            body = b""
-            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-                if event is h11.NEED_DATA:
-                    connection.receive_data(await stream.receive_some())
-                elif isinstance(event, h11.Request):
-                    self.paths.append(event.target)
-                elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
-                else:
-                    return
-            headers = [("content-length", "0"), ("connection", "close")]
-            for answer in (h11.Response(status_code=200, headers=headers), h11.EndOfMessage()):
-                await stream.send_all(connection.send(answer))
-            self.requests.append(ExportTraceServiceRequest.FromString(body))
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "http":
+            parts = [message := await receive()]
+            while message["more_body"]:
+                parts.append(message := await receive())
+            self.paths.append(scope["path"])
+            self.requests.append(ExportTraceServiceRequest.FromString(b"".join(part["body"] for part in parts)))
+        await app(scope, receive, send)
 
     @property
     def spans(self) -> list[Span]:
@@ -59,11 +49,9 @@ class Collector:
 async def collector(monkeypatch) -> AsyncIterator[Collector]:
     """A collector that services send to. They end before it, and send their last spans then."""
     collector = Collector()
-    async with trio.open_nursery() as nursery:
-        (listener,) = await nursery.start(partial(trio.serve_tcp, collector.serve, 0, host="127.0.0.1"))
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
+    async with served_app(collector, Connections()) as where:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{where.getsockname()[1]}")
         yield collector
-        nursery.cancel_scope.cancel(reason="the test is over")
 
 
 def values_of(span) -> dict[str, object]:
@@ -89,7 +77,7 @@ async def test_a_request_is_a_span_of_the_trace_that_its_client_began(config, sc
     ((status, told),) = await trace(config, scripted, (EMBED, brought))
     assert status == 200
     (span,) = collector.spans
-    assert collector.paths == [b"/v1/traces"]
+    assert collector.paths == ["/v1/traces"]
     assert (span.name, span.kind) == ("POST /v1/embeddings", Span.SPAN_KIND_SERVER)
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert told == f"00-{TRACE}-{span.span_id.hex()}-01"
@@ -148,7 +136,7 @@ async def test_opentelemetry_s_own_variables_decide(config, scripted, collector,
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     await trace(config, scripted, (EMBED, {}))
-    assert collector.paths == [b"/mine"]
+    assert collector.paths == ["/mine"]
     (request,) = collector.requests
     assert values_of(request.resource_spans[0].resource)["service.name"] == "mine"
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from attrs import define, field
 
+from tests.conftest import until
 from tests.server.server_process import ROOT
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.loop_thread import LoopThread
@@ -86,9 +87,7 @@ def test_calls_of_several_threads_run_at_the_same_time(loop):
 
     async def wait(_: Opened) -> int:
         meet.append(trio.current_time())
-        with trio.fail_after(10):
-            while len(meet) < 4:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: len(meet) == 4)
         return len(meet)
 
     with ThreadPoolExecutor(4) as callers:

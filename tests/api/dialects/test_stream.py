@@ -7,8 +7,8 @@ import httpx
 import trio
 
 from tests.api.scripted_models import vector_of
-from tests.api.serving import post, refused, until
-from tests.conftest import assert_idle, wait_idle
+from tests.api.serving import post, refused
+from tests.conftest import assert_idle, until, wait_idle
 from tests.tables import each
 from trio_pool_serve.types import Batch
 

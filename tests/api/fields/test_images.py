@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.api.serving import post, refused, until
+from tests.api.serving import post, refused
 from tests.api.serving import serving as scripted_server
-from tests.conftest import NO_AUTHORITIES, assert_idle, listening, running, wait_idle
+from tests.conftest import NO_AUTHORITIES, assert_idle, listening, running, until, wait_idle
 from tests.rendering.media.image_server import ImageServer, drips, says, serving
 from tests.rendering.media.images import GREEN, RED, ColourFormat, data_url, encoded
 from tests.scripted_runner import ScriptedRunner

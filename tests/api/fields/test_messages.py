@@ -19,8 +19,8 @@ from tests.api.scripted_models import (
     serve_as,
     vector_of,
 )
-from tests.api.serving import post, refused, serving, until
-from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
+from tests.api.serving import post, refused, serving
+from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, until, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
 from tests.scripted_runner import ScriptedRunner

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Able, become
-from tests.api.serving import serving, until
-from tests.conftest import make_slow, running, wait_idle
+from tests.api.serving import serving
+from tests.conftest import make_slow, running, until, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, ProcessesConfig, SchedulingConfig
 from trio_pool_serve.engine.planned_window import PlannedWindow

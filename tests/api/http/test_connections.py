@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.api.serving import connect, until, until_launching
-from tests.conftest import client_of, is_idle, listening, running
+from tests.api.serving import connect, until_launching
+from tests.conftest import client_of, is_idle, listening, running, until
 from trio_pool_serve.service import Service
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

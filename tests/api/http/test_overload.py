@@ -8,8 +8,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.api.serving import connect, key_file_of, refused, serving, until
-from tests.conftest import assert_idle, full_queue, is_idle, make_slow, reserving
+from tests.api.serving import connect, key_file_of, refused, serving
+from tests.conftest import assert_idle, full_queue, is_idle, make_slow, reserving, until
 from trio_pool_serve.api.http import dispatch, request_body
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.request import WAITED_S, HttpRequest

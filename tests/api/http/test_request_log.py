@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import attrs
 import pytest
 
-from tests.api.serving import connect, serving, until, until_launching
-from tests.conftest import running, wait_idle
+from tests.api.serving import connect, serving, until_launching
+from tests.conftest import running, until, wait_idle
 from tests.tables import each
 from trio_pool_serve.service import Service
 

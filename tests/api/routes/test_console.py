@@ -12,8 +12,8 @@ import trio
 from attrs import define, evolve
 
 from tests.api.scripted_models import Able, become
-from tests.api.serving import connect, key_file_of, serving, until
-from tests.conftest import client_of, listening
+from tests.api.serving import connect, key_file_of, serving
+from tests.conftest import client_of, listening, until
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.config import NetworkConfig
 

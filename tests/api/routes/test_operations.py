@@ -10,8 +10,8 @@ import pytest
 import trio
 
 import trio_pool_serve
-from tests.api.serving import serving, until, until_launching
-from tests.conftest import client_of, listening
+from tests.api.serving import serving, until_launching
+from tests.conftest import client_of, listening, until
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import ThreadsConfig, computing_config
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.api.serving import connect, serving, until
-from tests.conftest import assert_idle, running
+from tests.api.serving import connect, serving
+from tests.conftest import assert_idle, running, until
 from trio_pool_serve.api.http.upload_form import UploadForm
 from trio_pool_serve.api.routes.stored_files import MAX_FILE_BYTES
 from trio_pool_serve.app import create_app

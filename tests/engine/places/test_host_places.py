@@ -13,7 +13,8 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.engine.remote.replicas import Replica, keys_of, request, until
+from tests.conftest import until
+from tests.engine.remote.replicas import Replica, keys_of, request
 from tests.scripted_runner import described
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine

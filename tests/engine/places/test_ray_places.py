@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,6 +12,7 @@ import pytest
 import trio
 from attrs import define, field
 
+from tests import conftest
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import ProcessesConfig
 from trio_pool_serve.engine.places import ray_cluster as module
@@ -24,6 +26,7 @@ from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 
 LOADING_S, DOWN_AFTER_S = 5.0, 60.0
+until = partial(conftest.until, pause_s=0.1)  # in virtual time
 
 Loading: TypeAlias = Literal["loads", "fails", "dies"]
 
@@ -163,12 +166,6 @@ class Running:
         while True:
             self.queue.write(0, self.queue_s)
             await trio.sleep(0.5)
-
-
-async def until(condition: Callable[[], bool], limit_s: float) -> None:
-    with trio.fail_after(limit_s):
-        while not condition():  # noqa: ASYNC110  (in virtual time)
-            await trio.sleep(0.1)
 
 
 @pytest.fixture

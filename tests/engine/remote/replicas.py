@@ -139,12 +139,6 @@ def request(*ids: int, params: tuple[PoolingParams, ...] = EMBED) -> PoolingRequ
     return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), params)
 
 
-async def until(condition) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
-            await trio.sleep(0.001)
-
-
 async def outcome_of(engine: Engine, asked: PoolingRequest) -> PoolingOutput | Exception:
     try:
         return await engine.submit(asked)

@@ -10,7 +10,8 @@ import pytest
 import trio
 from attrs import Factory, define, field
 
-from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, until
+from tests.conftest import until
+from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.engine import Engine

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, request, until
+from tests.conftest import until
+from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, request
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import device_server, link
 from trio_pool_serve.engine.remote.link import (

@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from tests.conftest import until
 from tests.engine.engines import compute_window
-from tests.engine.remote.replicas import Replica, asking, frame_of, request, until
+from tests.engine.remote.replicas import Replica, asking, frame_of, request
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.refused_rows import REFUSAL

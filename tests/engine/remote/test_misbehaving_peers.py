@@ -9,7 +9,8 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from tests.engine.remote.replicas import asking, frame_of, outcome_of, request, until
+from tests.conftest import until
+from tests.engine.remote.replicas import asking, frame_of, outcome_of, request
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.wire import (

@@ -9,8 +9,9 @@ import trio
 from attrs import field, frozen
 from trio.testing import wait_all_tasks_blocked
 
+from tests.conftest import until
 from tests.engine.engines import Members, compute_window
-from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive, until
+from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive
 from tests.engine.remote.test_wire import alike, types_of
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import trio
 
+from tests.conftest import until
 from tests.rendering.chat.chat_folders import CHATML
 from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
@@ -284,9 +285,7 @@ async def test_a_process_that_is_killed_is_not_the_template_s_fault():
         (process,) = [child for child in psutil.Process().children() if "spawn_main" in "".join(child.cmdline())]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(killed, to)
-            with trio.fail_after(60):
-                while process.cpu_percent(interval=None) == 0.0:  # noqa: ASYNC110  (a process: there is no event)
-                    await trio.sleep(0.001)
+            await until(lambda: process.cpu_percent(interval=None), 60)
             process.kill()
         await assert_usable(to)
 

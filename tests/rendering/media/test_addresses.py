@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.conftest import until
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.addresses import MAX_CONCURRENT_LOOK_UPS, Resolver, is_own, is_public
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
@@ -108,12 +109,6 @@ async def test_an_address_in_disguise_is_resolved_to_what_it_is_and_no_host_to_n
         assert await Resolver().resolve(host, 80) == addresses, host
 
 
-async def wait_until(fact) -> None:
-    with trio.fail_after(10):
-        while not fact():  # noqa: ASYNC110
-            await trio.sleep(0.001)
-
-
 @pytest.fixture
 def answered():
     """When the name server answers; by the end of the test it does."""
@@ -139,7 +134,7 @@ async def leave_look_ups(resolver: Resolver, count: int, clients: int, busy: int
     async with trio.open_nursery() as nursery:
         for n in range(count):
             nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80, n % clients)
-        await wait_until(lambda: resolver.statistics().borrowed >= busy)
+        await until(lambda: resolver.statistics().borrowed >= busy)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
@@ -151,7 +146,7 @@ async def test_look_ups_of_cancelled_requests_take_no_thread_of_others(slow: Res
     assert await slow.resolve("127.0.0.1", 80) == ["127.0.0.1"]
 
     answered.set()
-    await wait_until(lambda: slow.statistics().borrowed == 0)
+    await until(lambda: slow.statistics().borrowed == 0)
     assert await slow.resolve("name.test", 80) == ["127.0.0.1"]
 
 
@@ -165,7 +160,7 @@ async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_ha
     with trio.fail_after(10):
         assert await slow.resolve("name.test", 80, 2) == ["127.0.0.1"]
     answered.set()
-    await wait_until(lambda: slow.statistics().borrowed == 0)
+    await until(lambda: slow.statistics().borrowed == 0)
 
 
 async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trustme
 
+from tests.conftest import until
 from tests.rendering.media.image_server import Answer, ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError, OverloadedError
@@ -48,9 +49,7 @@ async def fetched(fetching: ImageFetcher, url: str) -> bytes:
 
 async def asked(server: ImageServer, times: int) -> None:
     """Return once a server has been asked so often."""
-    with trio.fail_after(10):
-        while len(server.heads) < times:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+    await until(lambda: len(server.heads) >= times)
 
 
 async def refused(fetching: ImageFetcher, url: str, kind: type[Exception] = MediaError) -> str:

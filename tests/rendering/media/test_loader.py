@@ -7,6 +7,7 @@ from ipaddress import ip_network
 import pytest
 import trio
 
+from tests.conftest import until
 from tests.rendering.media.image_server import says, serving
 from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encoded
 from trio_pool_serve.config import InputConfig
@@ -41,9 +42,7 @@ async def load(loader: MediaLoader, part: ImagePart, processor: MeanColour) -> I
 
 
 async def wait_idle(loader: MediaLoader) -> None:
-    with trio.fail_after(10):
-        while loader.offload.statistics()["media"].borrowed:  # noqa: ASYNC110  (threads that were running finish)
-            await trio.sleep(0.001)
+    await until(lambda: not loader.offload.statistics()["media"].borrowed)  # threads that were running finish
     assert loader.cache.statistics().in_flight == 0
     assert loader.fetcher.statistics().borrowed == 0
 

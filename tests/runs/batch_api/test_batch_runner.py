@@ -11,8 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from tests.api.serving import until
-from tests.conftest import running, wait_idle
+from tests.conftest import running, until, wait_idle
 from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line, rows
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import create_app
@@ -246,15 +245,3 @@ async def test_everything_can_be_cancelled_at_each_of_its_steps_and_nothing_stay
     await opened.sweep()
     known = await opened.store.known_ids()
     assert {each.name for each in opened.folder.file("x").parent.iterdir()} == known
-
-
-async def test_a_service_that_is_run_again_goes_on_with_what_it_had(config, scripted):
-    async with opening(config, scripted) as batches:
-        batch = await created(batches, rows(3000))
-    for _ in range(2):
-        async with opening(config, scripted) as batches:
-            before = (await batches.store.batch(None, batch.id)).position.completed
-            await reached(batches, batch, lambda found, before=before: found.position.completed > before)
-    async with opening(config, scripted) as batches:
-        batch = await ended(batches, batch)
-    assert (batch.status, batch.position.completed) == ("completed", 3000)
