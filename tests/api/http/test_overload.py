@@ -30,7 +30,6 @@ def two(config: Config) -> Config:
 
 
 LARGE = {"input": ["hello " * 10] * 1000}
-LONG = {"input": "hello " * 4000, "truncate_prompt_tokens": 8}
 
 
 async def test_a_large_body_is_refused_unread_and_a_small_one_unrendered_when_the_queue_is_full(
