@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -187,16 +187,6 @@ PooledValue: TypeAlias = Vectors | SparseVector
 """The output for one row and one of its ``PoolingParams``."""
 
 
-class PlannedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The batch in which a row of background work is computed: its number and its number of rows.
-
-    The former is below 2⁶³ and unique among all processes.
-    """
-
-    number: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    rows: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-
-
 class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     """One row: the unit that the engine queues, batches and computes.
 
@@ -205,7 +195,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each client
     request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone. After
     ``deadline``, in seconds of trio's clock, nobody waits for the row. A row with ``planned`` is background work: it is
-    computed in exactly that batch.
+    computed in exactly the batch with that number.
     """
 
     prompt: RenderedPrompt
@@ -215,7 +205,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     client: int = 0
     rank: int = 0
     deadline: float = math.inf
-    planned: PlannedBatch | None = None
+    planned: int | None = None
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import ImageFeatures, PlannedBatch, PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import ImageFeatures, PoolingOutput, PoolingRequest, RenderedPrompt
 
 MAX_TOKENS = 1024
 
@@ -105,7 +105,7 @@ class Floor:
     def put_planned(self, count: int) -> list[QueueEntry]:
         """Have planned batches of one row each wait."""
         row = PoolingRequest(RenderedPrompt(np.ones(16, np.int32)))
-        return self.submit(*[replace(row, planned=PlannedBatch(next(groups), 1)) for _ in range(count)])
+        return [entry for _ in range(count) for entry in self.submit(replace(row, planned=next(groups)))]
 
     def submit(self, *rows: PoolingRequest) -> list[QueueEntry]:
         entries = [QueueEntry(row, queued_at=trio.current_time()) for row in rows]
@@ -440,13 +440,12 @@ async def test_all_rows_are_failed_wherever_they_are(mock_clock, floor):
     floor.lose(lost)
     waiting = floor.put(*[MAX_TOKENS] * 9)
     planned = floor.put_planned(1)
-    incomplete = floor.submit(replace(waiting[0].request, planned=PlannedBatch(0, 2)))
     await wait_all_tasks_blocked()
     assert left.in_flight
     floor.dispatcher.close()
-    rows = suspects + launched + waiting + planned + incomplete
+    rows = suspects + launched + waiting + planned
     assert {type(row.error) for row in rows} == {EngineDeadError}
-    assert (len(floor.queue), len(floor.dispatcher.in_flight), len([*floor.queue.planned])) == (0, 0, 0)
+    assert (len(floor.queue), len(floor.dispatcher.in_flight), len(floor.queue.planned)) == (0, 0, 0)
 
 
 # -- delivery -------------------------------------------------------------------------------------------

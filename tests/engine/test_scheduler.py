@@ -31,7 +31,7 @@ from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
 from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
-from trio_pool_serve.types import Client, PlannedBatch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -261,23 +261,13 @@ def take_any(queue: Scheduler, max_tokens: int, *, leaves_long: bool = False) ->
 
 def test_planned_batches_are_taken_whole_in_order_when_no_other_row_waits():
     queue = Scheduler()
-    first, second = ([entry(40, planned=PlannedBatch(number, 2)) for _ in range(2)] for number in (1, 2))
+    first, second = ([entry(40, planned=number) for _ in range(2)] for number in (1, 2))
     other = entry(60)
-    queue.put_nowait(*first, *second, other)
+    for rows in (first, second, [other]):
+        queue.put_nowait(*rows)
     assert (len(queue), queue.tokens) == (1, 60), "planned rows do not count as waiting"
     assert list(queue) == [other, *first, *second], "rows that fail with the engine"
     assert [take_any(queue, 64) for _ in range(4)] == [[other], first, second, []]
-
-
-def test_it_waits_for_its_last_row_without_holding_up_the_next():
-    queue = Scheduler()
-    late = entry(3, planned=PlannedBatch(1, 2))
-    early, complete = entry(3, planned=PlannedBatch(1, 2)), entry(3, planned=PlannedBatch(2, 1))
-    queue.put_nowait(early, complete)
-    assert take_any(queue, 64) == [complete]
-    assert queue.take_planned() == []
-    queue.put_nowait(late)
-    assert take_any(queue, 64) == [early, late]
 
 
 def test_while_long_rows_are_left_to_other_threads_none_is_taken():
@@ -286,8 +276,9 @@ def test_while_long_rows_are_left_to_other_threads_none_is_taken():
     queue.put_nowait(*short)  # long rows are kept together on account of short ones
     while take_any(queue, 2048):
         """Take the short ones."""
-    long, planned = entry(1000), entry(3, planned=PlannedBatch(1, 1))
-    queue.put_nowait(long, planned)
+    long, planned = entry(1000), entry(3, planned=1)
+    queue.put_nowait(long)
+    queue.put_nowait(planned)
     assert take_any(queue, 2048, leaves_long=True) == []
     assert take_any(queue, 2048) == [long]
     assert take_any(queue, 2048, leaves_long=True) == [planned]
@@ -295,14 +286,14 @@ def test_while_long_rows_are_left_to_other_threads_none_is_taken():
 
 def test_withdrawn_rows_are_computed_with_their_batch_until_all_are_withdrawn():
     queue = Scheduler()
-    batch = [entry(3, planned=PlannedBatch(1, 2)) for _ in range(2)]
+    batch = [entry(3, planned=1) for _ in range(2)]
     queue.put_nowait(*batch)
     batch[0].is_abandoned = True
     queue.withdraw(batch[0])
-    assert len([*queue.planned]) == 2
+    assert [*queue.planned.values()] == [batch]
     batch[1].is_abandoned = True
     queue.withdraw(batch[1])
-    assert len([*queue.planned]) == 0
+    assert not queue.planned
     assert take_any(queue, 64) == []
 
 

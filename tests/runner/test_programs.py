@@ -20,7 +20,7 @@ from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import all_batches
 from trio_pool_serve.runner.openvino.programs import CompiledModel, CompileParams, Program, Programs
 from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
-from trio_pool_serve.types import Batch, CopiedBatch, Embed, PlannedBatch, PoolingRequest, RenderedPrompt, Vectors
+from trio_pool_serve.types import Batch, CopiedBatch, Embed, PoolingRequest, RenderedPrompt, Vectors
 
 pytest.importorskip("openvino")
 
@@ -104,7 +104,7 @@ def test_shares_of_the_cores_give_what_all_cores_give(runner: OpenVinoRunner, mo
 def test_planned_batches_are_computed_by_threads_of_idle_priority_to_the_same_bits(runner: OpenVinoRunner):
     runner = with_programs(runner, cores=2, streams=2, idle_streams=2)
     ordinary = batch_of(20, 3)
-    planned = Batch(tuple(replace(request, planned=PlannedBatch(1, 2)) for request in ordinary.requests))
+    planned = Batch(tuple(replace(request, planned=1) for request in ordinary.requests))
     expected = vectors(runner, ordinary)
     assert idle_threads() == set()
     with ThreadPoolExecutor(4) as threads:

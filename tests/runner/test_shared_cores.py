@@ -20,10 +20,10 @@ from trio_pool_serve.runner.shared_cores import (
     SharingRunner,
     granted_threads,
 )
-from trio_pool_serve.types import Batch, PlannedBatch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 
 BATCH = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
-PLANNED = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=PlannedBatch(1, 1)),))
+PLANNED = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32)), planned=1),))
 
 
 @pytest.fixture(autouse=True)

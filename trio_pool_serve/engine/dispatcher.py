@@ -16,19 +16,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import trio
 from attrs import define, field
 from prometheus_client import Counter
 from trio.lowlevel import ParkingLot
 
-from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import ComputeRates, class_of
 from trio_pool_serve.engine.device import Device, InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
 from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.waiting_rows import BatchSource
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import BatchHistogram
 from trio_pool_serve.types import CopiedBatch
@@ -49,36 +49,6 @@ few its rows. 8 clients of a model of base size get 1.3 times as many responses 
 
 MAX_GATHER_S = 0.01
 """If only long passes have been measured, a fifth of the shortest would be far more than a pass costs."""
-
-
-class BatchSource(Protocol):
-    """A queue that batches are taken from: a ``Scheduler``, or the ``Joiner`` of a device server."""
-
-    tokens: int
-    changed: ParkingLot
-    """Unparked when rows arrive."""
-    planned_changed: ParkingLot
-    """Unparked when rows of background work arrive."""
-
-    def __len__(self) -> int:
-        """Return the number of waiting rows, without background work."""
-
-    def take(self, limits: BatchLimits, /, *, leaves_long: bool) -> list[QueueEntry]:
-        """Take the rows of one batch; empty if no row may be taken, as when long rows are left to other devices."""
-
-    @property
-    def has_planned(self) -> bool:
-        """Whether rows of background work wait."""
-
-    def take_planned(self) -> list[QueueEntry]:
-        """Take the rows of a planned batch; empty if none is complete."""
-
-    def take_all(self) -> list[QueueEntry]:
-        """Take all rows, background work included."""
-
-    @property
-    def oldest_s(self) -> float:
-        """Seconds that the oldest row has waited; 0 if none waits."""
 
 
 @define(eq=False)
@@ -193,7 +163,7 @@ class Dispatcher:
     def _take(self, devices: Sequence[Device]) -> tuple[Device, InFlightBatch] | None:
         """Take a batch for one of the devices that have room; ``None`` if there is none."""
         self._look_again_s = math.inf
-        if not (self.has_waiting or self.source.has_planned):
+        if not (self.has_waiting or self.source.planned):
             self.rates.note_idle()
             return None
         devices = [each for each in devices if each.is_available]
@@ -252,7 +222,7 @@ class Dispatcher:
         """Wake the tasks that wait for a batch: there may be more room, or rows that may be taken now."""
         self._count_busy()
         self.room.unpark_all()
-        if self.has_waiting or self.source.has_planned:
+        if self.has_waiting or self.source.planned:
             self.source.changed.unpark_all()
             self.source.planned_changed.unpark_all()
 

@@ -7,7 +7,6 @@ all waiting rows are sorted by length and split into batches.
 """
 
 import itertools
-import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,10 +17,10 @@ from attrs import Factory, define, field
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry, RowsDone, fail_unsettled
-from trio_pool_serve.types import PlannedBatch, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
-_numbers = itertools.count(1 + secrets.randbits(62))
-"""Numbers of planned batches, starting at random so that processes are unlikely to share any."""
+_numbers = itertools.count(1)
+"""Numbers of this process's planned batches."""
 
 
 @define(eq=False)
@@ -60,9 +59,9 @@ class PlannedWindow:
             max_tokens = max(1, engine.facts.max_batch_tokens // self.token_divisor)
             # Rows that fail at once are in no batch: its other rows would wait for them.
             for batch in planned(engine.fail_refused(entries), max_tokens):
-                of_batch = PlannedBatch(next(_numbers), len(batch))
+                number = next(_numbers)
                 for entry in batch:
-                    entry.request = msgspec.structs.replace(entry.request, planned=of_batch)
+                    entry.request = msgspec.structs.replace(entry.request, planned=number)
                 engine.submit_nowait(*batch)
         except Exception as error:
             fail_unsettled(entries, error)

@@ -26,14 +26,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import trio
 from attrs import define, field
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.waiting_rows import (
     FAIRNESS,
     SHORT_TOKENS,
-    PlannedBatches,
+    BatchSource,
     QueueClass,
     RequestGroup,
     WaitingClient,
@@ -54,7 +53,7 @@ MAX_CLIENTS_OF_BATCH = 64
 
 
 @define(eq=False)
-class Scheduler:
+class Scheduler(BatchSource):
     """The rows of one model that wait in this process. Withdrawn rows leave at once.
 
     ``seconds_of`` estimates how long a batch takes: rows that would be late fail instead of being computed.
@@ -62,10 +61,6 @@ class Scheduler:
 
     max_age_s: float = math.inf
     seconds_of: Callable[[Sequence[QueueEntry]], float] = lambda _: 0.0
-    planned: PlannedBatches = field(init=False, factory=PlannedBatches)
-    """Background work, which does not count as waiting rows."""
-    tokens: int = field(default=0, init=False)
-    """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
     """Tokens of all rows taken so far."""
     small_requests: int = field(default=0, init=False)
@@ -84,30 +79,23 @@ class Scheduler:
     _small_request_at: int | None = field(default=None, init=False)
     _long_tokens: int = field(default=0, init=False)
     """Tokens of the waiting long rows."""
-    _kept_together: int = field(default=0, init=False)
-    """Tokens of long rows still to be kept together."""
-    changed: ParkingLot = field(init=False, factory=ParkingLot)
-    """Unparked when rows arrive."""
-    planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
-    """Unparked when rows of background work arrive."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the waiting entries in order of arrival, then over those of background work."""
-        return itertools.chain(self._entries, self.planned)
+        """Iterate over the waiting entries in order of arrival, then over the entries of planned batches."""
+        return itertools.chain(self._entries, *self.planned.values())
 
     def put_nowait(self, *entries: QueueEntry) -> None:
-        """Add entries."""
+        """Add entries: rows that may be in any batch, or all rows of one planned batch."""
+        if entries and (number := entries[0].request.planned) is not None:
+            self.put_planned(number, entries)
+            return
         clients, groups, arrived = self._clients, self._groups, self._entries
         short_tokens = long_tokens = 0
         for entry in entries:
             request = entry.request
-            if request.planned is not None:
-                self.planned.put_nowait(entry, request.planned.number)
-                self.planned_changed.unpark_all()
-                continue
             tokens = entry.tokens = len(request.prompt.token_ids)
             client = clients.get(request.client) or clients.setdefault(
                 request.client, WaitingClient(request.client, next(self._turns), self._virtual_time)
@@ -133,8 +121,8 @@ class Scheduler:
         """Take an entry out of the queue; does nothing if it is not waiting."""
         if entry in self._entries:
             self._remove([entry])
-        elif entry.request.planned is not None:
-            self.planned.withdraw(entry.request.planned.number)
+        else:
+            self.withdraw_planned(entry.request.planned)
 
     def _remove(self, entries: Sequence[QueueEntry]) -> int:
         """Take waiting entries out of the queue; return the number of small requests that have no rows left."""
@@ -173,25 +161,14 @@ class Scheduler:
                 return in_time
         return []
 
-    @property
-    def has_planned(self) -> bool:
-        """Whether rows of background work wait."""
-        return next(iter(self.planned), None) is not None
-
-    def take_planned(self) -> list[QueueEntry]:
-        """Take the rows of a planned batch; empty if none is complete."""
-        return self.planned.take()
-
-    def take_all(self) -> list[QueueEntry]:
-        """Take all rows, background work included."""
+    def take_all(self) -> list[QueueEntry]:  # noqa: D102
         entries = [*self]
         self._remove([*self._entries])
-        self.planned = PlannedBatches()
+        self.planned.clear()
         return entries
 
     @property
-    def oldest_s(self) -> float:
-        """Seconds that the oldest row has waited; 0 if none waits."""
+    def oldest_s(self) -> float:  # noqa: D102
         oldest = next(iter(self._entries), None)
         return 0.0 if oldest is None else time.perf_counter() - oldest.queued_at
 

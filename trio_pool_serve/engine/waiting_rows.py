@@ -1,11 +1,13 @@
-"""Where rows wait in the scheduler: clients, queue classes, request groups and planned batches."""
+"""Where rows wait: the base of queues with planned batches; the scheduler's clients, queue classes and groups."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from attrs import Factory, define, field
+from trio.lowlevel import ParkingLot
 
-from trio_pool_serve.engine.batching import length_class
+from trio_pool_serve.engine.batching import BatchLimits, length_class
 from trio_pool_serve.engine.queue_entry import QueueEntry
 
 FAIRNESS = 8
@@ -79,35 +81,53 @@ class RequestGroup:
 
 
 @define(eq=False)
-class PlannedBatches:
-    """Planned batches in order of arrival; a batch can be taken when all of its rows have arrived.
+class BatchSource(ABC):
+    """A queue that batches are taken from: a ``Scheduler``, or the ``Joiner`` of a device server.
 
-    It is computed with all of them, including rows withdrawn meanwhile: in its last bits, a row's output depends on the
-    rows beside it. If all rows are withdrawn, the batch leaves at once.
+    A planned batch arrives whole and is computed with all of its rows, including rows withdrawn meanwhile: in its last
+    bits, a row's output depends on the rows beside it. If all rows are withdrawn, the batch leaves at once.
     """
 
-    _batches: dict[int, list[QueueEntry]] = field(init=False, factory=dict)
-    """The entries that have arrived, by the number of their batch."""
+    tokens: int = field(default=0, init=False)
+    """Tokens of all waiting rows, without planned batches."""
+    planned: dict[object, list[QueueEntry]] = field(init=False, factory=dict)
+    """Planned batches in order of arrival: background work, which does not count as waiting rows."""
+    changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when rows arrive."""
+    planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked when planned batches arrive."""
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows still left to the devices that compute long rows, on account of short ones."""
 
-    def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the waiting entries."""
-        return (entry for entries in self._batches.values() for entry in entries)
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of waiting rows, without planned batches."""
 
-    def put_nowait(self, entry: QueueEntry, number: int) -> None:
-        """Add an entry of a batch."""
-        self._batches.setdefault(number, []).append(entry)
+    @abstractmethod
+    def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
+        """Take the rows of one batch; empty if no row may be taken, as when long rows are left to other devices."""
 
-    def withdraw(self, number: int) -> None:
-        """Drop a batch if all of its entries that have arrived are abandoned."""
-        entries = self._batches.get(number, [])
+    @abstractmethod
+    def take_all(self) -> list[QueueEntry]:
+        """Take all rows, planned batches included."""
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds that the oldest row has waited; 0 if none waits, or if it is not measured."""
+        return 0.0
+
+    def put_planned(self, key: object, entries: Iterable[QueueEntry]) -> None:
+        """Add a planned batch."""
+        self.planned[key] = [*entries]
+        self.planned_changed.unpark_all()
+        self.changed.unpark_all()
+
+    def take_planned(self) -> list[QueueEntry]:
+        """Take the rows of the oldest planned batch; empty if there is none."""
+        return self.planned.pop(next(iter(self.planned))) if self.planned else []
+
+    def withdraw_planned(self, key: object) -> list[QueueEntry]:
+        """Take the rows of a planned batch if all of them are abandoned; otherwise empty."""
         # Last rows first: rows are withdrawn in order of arrival.
-        if entries and all(entry.is_abandoned for entry in reversed(entries)):
-            del self._batches[number]
-
-    def take(self) -> list[QueueEntry]:
-        """Take the entries of the first complete batch; empty if there is none."""
-        for number, entries in self._batches.items():
-            planned = entries[0].request.planned
-            if planned is not None and len(entries) >= planned.rows:
-                return self._batches.pop(number)
-        return []
+        is_wanted = not all(entry.is_abandoned for entry in reversed(self.planned.get(key, [])))
+        return [] if is_wanted else self.planned.pop(key, [])

@@ -15,9 +15,10 @@ from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import Device, DeviceFacts, InFlightBatch, RowValues
-from trio_pool_serve.engine.dispatcher import BatchSource, Dispatcher
+from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics, ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry, Submission, require_finite
+from trio_pool_serve.engine.waiting_rows import BatchSource
 from trio_pool_serve.errors import (
     EngineDeadError,
     ModelLoadError,

@@ -70,11 +70,11 @@ async def test_planned_batches_that_wait_fail_with_the_last_device_and_later_one
             await engine.wait_ready()
             replica.runner.gate.clear()
             nursery.start_soon(ask, engine)
-            await until(lambda: len([*engine.scheduler.planned]) == 3)
+            await until(lambda: len(engine.scheduler.planned) == 3)
             await until(lambda: replica.runner.batches)
         await until(lambda: found)
         assert [type(outcome) for outcome in found] == [EngineProcessDiedError] * 4
-        assert len([*engine.scheduler.planned]) == 0
+        assert len(engine.scheduler.planned) == 0
         async with replica.live():
             await engine.wait_ready()
             assert await compute_window(engine, [request(5)]) == [[1]]

@@ -28,7 +28,6 @@ from trio_pool_serve.types import (
     EmbedChunks,
     ImageFeatures,
     MaxSim,
-    PlannedBatch,
     PooledValue,
     PoolingOutput,
     PoolingParams,
@@ -355,10 +354,7 @@ def test_ids_of_another_integer_type_arrive_as_int32():
 
 def test_what_rows_have_in_common_is_sent_once_and_their_place_in_the_queue_stays_behind():
     params = (Spans(Threshold(0.5), ("a" * 1000,)),)
-    rows = [
-        PoolingRequest(ROW, params, index % 2, index, 5, 6 - index, 1e9, PlannedBatch(index, 100))
-        for index in range(100)
-    ]
+    rows = [PoolingRequest(ROW, params, index % 2, index, 5, 6 - index, 1e9, index) for index in range(100)]
     (frame,) = row_frames(enumerate(rows), pytest.fail)
     (part,) = frame.parts
     assert part.ids == list(range(100))

@@ -47,7 +47,7 @@ from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PlannedBatch, Runner
+from trio_pool_serve.types import Runner
 
 
 @define(eq=False)
@@ -208,7 +208,7 @@ class ApiConnection:
     def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
         facts = batch.facts
         try:
-            requests = read_rows(part, PlannedBatch(facts.number, facts.rows) if facts.is_planned else None)
+            requests = read_rows(part, facts.number if facts.is_planned else None)
         except UnsendableError as error:
             batch.left -= len(part.ids)
             self._finish(batch, [(number, error) for number in part.ids])

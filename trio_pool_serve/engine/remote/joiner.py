@@ -11,16 +11,15 @@ A planned batch is computed when the dispatcher asks for one, and a suspect batc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
-from typing import ClassVar
+from itertools import chain
 
 from attrs import Factory, define, field
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
-from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
+from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS, BatchSource
 
 
 @define(eq=False)
@@ -55,51 +54,39 @@ class SentBatch:
 
 
 @define(eq=False)
-class Joiner:
-    """The batches of all API processes that wait at one device server."""
+class Joiner(BatchSource):
+    """The batches of all API processes that wait at one device server.
 
-    oldest_s: ClassVar[float] = 0.0
-    """Not measured: rows wait for a device of their zone in their API process, not here."""
-    tokens: int = field(init=False, default=0)
-    """Tokens of all waiting rows, without planned batches."""
+    ``oldest_s`` is not measured: rows wait for a device of their zone in their API process, not here.
+    """
+
     _batches: dict[SentBatch, None] = field(init=False, factory=dict)
     """In order of arrival: an API process sends its next one when it has the answers to an earlier one."""
-    _planned: dict[SentBatch, None] = field(init=False, factory=dict)
-    _kept_together: int = field(init=False, default=0)
-    """Tokens of long rows still left to the threads that compute long rows, on account of short ones."""
-    changed: ParkingLot = field(init=False, factory=ParkingLot)
-    """Unparked when rows arrive."""
-    planned_changed: ParkingLot = field(init=False, factory=ParkingLot)
-    """Unparked when rows of planned batches arrive."""
 
     def __len__(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
 
-    def take_all(self) -> list[QueueEntry]:
-        """Take all rows, planned batches included."""
-        batches, self._batches, self._planned, self.tokens = [*self._batches, *self._planned], {}, {}, 0
-        return [entry for batch in batches for entry in batch.rows]
+    def take_all(self) -> list[QueueEntry]:  # noqa: D102
+        entries = [*chain(*(batch.rows for batch in self._batches), *self.planned.values())]
+        self._batches, self.planned, self.tokens = {}, {}, 0
+        return entries
 
     def put_nowait(self, batch: SentBatch) -> None:
         """Add a batch whose rows have all arrived, at least one."""
         if batch.facts.is_planned:
-            self._planned[batch] = None
-            self.planned_changed.unpark_all()
-        else:
-            self._batches[batch] = None
-            self.tokens += batch.tokens
-            if batch.first.tokens <= SHORT_TOKENS:
-                self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * batch.tokens)
+            self.put_planned(batch, batch.rows)
+            return
+        self._batches[batch] = None
+        self.tokens += batch.tokens
+        if batch.first.tokens <= SHORT_TOKENS:
+            self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * batch.tokens)
         self.changed.unpark_all()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out, if it waits; rows of a planned batch leave together, once all are withdrawn."""
         entry.is_abandoned, batch = True, entry.holder
-        if batch in self._planned:
-            # Last rows first: rows are withdrawn in order of arrival.
-            if all(row.is_abandoned for row in reversed(batch.rows)):
-                del self._planned[batch]
-                batch.settle([*batch.rows])
+        if withdrawn := self.withdraw_planned(batch):
+            batch.settle(withdrawn)
         elif batch in self._batches and entry in batch.rows:
             del batch.rows[entry]
             self.tokens -= entry.tokens
@@ -107,8 +94,7 @@ class Joiner:
                 del self._batches[batch]
             batch.settle([entry])
 
-    def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:
-        """Take the rows of one pass; empty if none may be taken."""
+    def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:  # noqa: D102
         batches = sorted(self._batches, key=lambda each: each.facts.rank)
         if leaves_long:
             short = [each for each in batches if each.first.tokens <= SHORT_TOKENS]
@@ -126,19 +112,6 @@ class Joiner:
         long_tokens = sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS])
         self._kept_together = max(0, self._kept_together - long_tokens)
         return taken
-
-    @property
-    def has_planned(self) -> bool:
-        """Whether planned batches wait."""
-        return bool(self._planned)
-
-    def take_planned(self) -> list[QueueEntry]:
-        """Take the rows of the oldest planned batch; empty if there is none."""
-        if not self._planned:
-            return []
-        batch = next(iter(self._planned))
-        del self._planned[batch]
-        return [*batch.rows]
 
     def __repr__(self) -> str:
         return f"<Joiner {len(self)} rows of {len(self._batches)} batches>"

@@ -28,7 +28,6 @@ from trio_pool_serve.engine.remote.wire import Failure, LonePrompt, Outputs, Row
 from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer, sendable
 from trio_pool_serve.types import (
-    PlannedBatch,
     PooledValue,
     PoolingOutput,
     PoolingParams,
@@ -108,7 +107,7 @@ def _column(values: list[T]) -> list[T]:
     return values[:1] if len({*values}) == 1 else values
 
 
-def read_rows(part: ReceivedPart, planned: PlannedBatch | None = None) -> list[PoolingRequest]:
+def read_rows(part: ReceivedPart, planned: int | None = None) -> list[PoolingRequest]:
     """Decode the rows of a part, which may belong to a planned batch; their arrays share the payload's memory.
 
     Raises ``UnsendableError``.
