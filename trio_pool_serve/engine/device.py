@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeAlias
 
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
 from trio_pool_serve.engine.compute_rates import work_class
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
-from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
 MAX_DELIVERED_ROWS = 512
 """Maximum rows delivered to one submitter at once."""
@@ -101,21 +101,6 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
         rows[0][0].settled([entry for entry, _ in rows])
         if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
-
-
-@frozen
-class DeviceFacts:
-    """Facts about a device, known once its model is loaded."""
-
-    dimensions: int
-    """Length of the vectors before truncation; 0 if the model has none."""
-    embeds_width: int
-    """Width of token embeddings accepted instead of ids; 0 if none are accepted."""
-    max_batch_tokens: int
-    cosine_with_float32: float | None
-    """Agreement of a quantised model with float32; ``None`` for other models."""
-    probe_request: PoolingRequest | None
-    """A row of a few tokens that the model can compute; ``None`` if none is known."""
 
 
 PASS_WEIGHT = 0.2

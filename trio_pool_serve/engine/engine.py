@@ -6,11 +6,11 @@ import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import STOPPED, Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
 from trio_pool_serve.engine.queue_entry import QueueEntry, RowsDone, Submission
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
+from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError
@@ -38,9 +38,9 @@ class Engine:
         self.scheduler = Scheduler(MAX_AGE * max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
         self.dispatcher = Dispatcher(self.scheduler, metrics.busy, metrics.queue, zone=self.zone)
         self.admission = Admission(max_queue_s, lambda: worker.shared(self.dispatcher.rates.seconds_per_token))
-        worker.queue, worker.dispatcher = self.scheduler, self.dispatcher
-        if isinstance(worker, RemoteWorkers):
-            worker.admission = self.admission  # device servers, which processes share, are told of it
+        worker.dispatcher = self.dispatcher
+        if isinstance(worker, RemoteWorkers):  # device servers, which processes share, are told of what is admitted
+            worker.queue, worker.admission = self.scheduler, self.admission
         metrics.add_gauges(lambda: self.statistics().gauges())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import msgspec
@@ -135,3 +136,17 @@ def batch_key(prompt: RenderedPrompt) -> str:
     if prompt.images is not None:
         return "images"
     return "" if prompt.embeds is None else "embeds"
+
+
+def prompt_digest(prompt: RenderedPrompt, params: bytes = b"") -> bytes:
+    """Return a cryptographic digest of all inputs of a row's computation; for an image it takes a millisecond."""
+    images = {} if prompt.images is None else prompt.images.arrays
+    arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks, prompt.embeds, *images.values()]
+    kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
+    # It determines the length of everything that follows.
+    header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
+    digest = blake2b(header, digest_size=32)
+    for array in arrays:
+        if array is not None:
+            digest.update(array.tobytes())
+    return digest.digest()

@@ -1,14 +1,12 @@
 """Rows that are refused because two devices were lost while they computed them."""
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry, prompt_digest
 from trio_pool_serve.errors import EngineProcessDiedError
-from trio_pool_serve.types import RenderedPrompt
 
 REFUSED_S = 300.0
 """How long a row is remembered."""
@@ -31,7 +29,7 @@ class RefusedRows:
         if len(self._known) >= MAX_REFUSED:
             del self._known[next(iter(self._known))]
         prompt = entry.request.prompt
-        self._known[hash(prompt.token_ids.tobytes())] = _digest(prompt), trio.current_time() + REFUSED_S
+        self._known[hash(prompt.token_ids.tobytes())] = prompt_digest(prompt), trio.current_time() + REFUSED_S
         entry.fail(EngineProcessDiedError(REFUSAL))
 
     def fail_equal(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
@@ -43,15 +41,6 @@ class RefusedRows:
         for entry in entries:
             prompt = entry.request.prompt
             known = self._known.get(hash(prompt.token_ids.tobytes()))
-            if known is not None and known[0] == _digest(prompt):
+            if known is not None and known[0] == prompt_digest(prompt):
                 entry.fail(EngineProcessDiedError(REFUSAL))
         return [entry for entry in entries if not entry.is_settled]
-
-
-def _digest(prompt: RenderedPrompt) -> bytes:
-    """Return a digest of all inputs of a row's computation; for an image it takes a millisecond."""
-    digest = blake2b(digest_size=16)
-    images = {} if prompt.images is None else prompt.images.arrays
-    for array in (prompt.token_ids, prompt.type_ids, prompt.embeds, *images.values()):
-        digest.update(b"" if array is None else array.tobytes())
-    return digest.digest()

@@ -5,24 +5,22 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from hashlib import blake2b
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import Outputs, RowsDone
+from trio_pool_serve.engine.queue_entry import Outputs, RowsDone, prompt_digest
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
     PoolingOutput,
     PoolingParams,
     PoolingRequest,
-    RenderedPrompt,
     SparseVector,
 )
 
@@ -40,15 +38,15 @@ MAX_ROW_BYTES = 2**20
 """Larger outputs of a row are not cached: they are copied on the event loop."""
 
 
-@frozen
+@define
 class ResultCacheStatistics:
     """Contents and counters of a cache. A hit is a row found in it, a miss a row that was looked up and not found."""
 
-    entries: int
-    bytes: int
-    hits: int
-    misses: int
-    evictions: int
+    entries: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
 
 
 @define(eq=False)
@@ -60,18 +58,15 @@ class ResultCache:
 
     max_bytes: int
     _entries: OrderedDict[Key, tuple[PooledValue, ...]] = field(init=False, factory=OrderedDict)
-    _bytes: int = field(init=False, default=0)
-    _hits: int = field(init=False, default=0)
-    _misses: int = field(init=False, default=0)
-    _evictions: int = field(init=False, default=0)
+    _counts: ResultCacheStatistics = field(init=False, factory=ResultCacheStatistics)
 
     def get(self, key: Key) -> tuple[PooledValue, ...] | None:
         """Return the outputs of a row, which must not be modified; ``None`` if they are not cached."""
         values = self._entries.get(key)
         if values is None:
-            self._misses += 1
+            self._counts.misses += 1
             return None
-        self._hits += 1
+        self._counts.hits += 1
         self._entries.move_to_end(key)
         return values
 
@@ -82,10 +77,10 @@ class ResultCache:
             return
         self._drop(key)
         self._entries[key] = tuple(map(_read_only_copy, values))
-        self._bytes += nbytes
-        while self._bytes > self.max_bytes:
+        self._counts.bytes += nbytes
+        while self._counts.bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
-            self._evictions += 1
+            self._counts.evictions += 1
 
     def forget(self, model: Hashable) -> None:
         """Drop all outputs of a loaded model. Time grows with the number of entries."""
@@ -95,14 +90,14 @@ class ResultCache:
     def _drop(self, key: Key) -> None:
         values = self._entries.pop(key, None)
         if values is not None:
-            self._bytes -= _nbytes_of(values)
+            self._counts.bytes -= _nbytes_of(values)
 
     def statistics(self) -> ResultCacheStatistics:
         """Return the current contents and counters."""
-        return ResultCacheStatistics(len(self._entries), self._bytes, self._hits, self._misses, self._evictions)
+        return evolve(self._counts, entries=len(self._entries))
 
     def __repr__(self) -> str:
-        return f"<ResultCache {len(self._entries)} in {self._bytes}/{self.max_bytes} bytes>"
+        return f"<ResultCache {len(self._entries)} in {self._counts.bytes}/{self.max_bytes} bytes>"
 
 
 def _nbytes_of(values: Sequence[PooledValue]) -> int:
@@ -192,7 +187,7 @@ class ModelResults:
             if request.params is not params:  # the rows of a request share them
                 params, encoded = request.params, _encoded(request.params)
             is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
-            keys.append((self, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
+            keys.append((self, prompt_digest(request.prompt, encoded or b"")) if is_looked_up else None)
         return keys
 
 
@@ -202,16 +197,3 @@ def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
         return msgspec.msgpack.encode([(param.wire_name, param) for param in params])
     except Exception:  # fields of params may be of any type
         return None
-
-
-def _digest(prompt: RenderedPrompt, params: bytes) -> bytes:
-    """Return a cryptographic digest of all that a row's outputs depend on."""
-    arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks]
-    kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
-    # It determines the length of everything that follows.
-    header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
-    digest = blake2b(header, digest_size=32)
-    for array in arrays:
-        if array is not None:
-            digest.update(array.tobytes())
-    return digest.digest()

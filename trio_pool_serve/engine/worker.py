@@ -14,11 +14,11 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
-from trio_pool_serve.engine.device import Device, DeviceFacts, InFlightBatch, RowValues
+from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics, ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry, Submission, require_finite
-from trio_pool_serve.engine.waiting_rows import BatchSource
+from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.errors import (
     EngineDeadError,
     ModelLoadError,
@@ -47,7 +47,7 @@ background: launches planned batches, which are computed at idle priority."""
 
 @define(eq=False, repr=False)
 class Worker:
-    """Computes the rows of ``queue`` on one runner, which ``load()`` returns; it is called in a thread.
+    """Computes the rows that its dispatcher takes on one runner, which ``load()`` returns; it is called in a thread.
 
     A batch is formed when it can be launched: batches grow with the load, and no row waits for others to arrive.
     """
@@ -57,9 +57,8 @@ class Worker:
     offload: Offload
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
-    queue: BatchSource = field(init=False)
-    """Set, like ``dispatcher``, by the engine or device server that this computes for."""
     dispatcher: Dispatcher = field(init=False)
+    """Set by the engine or device server that this computes for."""
     runner: Runner | None = field(default=None, init=False)
     computed_by: ComputedBy = field(default=ComputedBy(), init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
@@ -125,8 +124,8 @@ class Worker:
         dispatcher = self.dispatcher
         return EngineStatistics(
             state=self.state,
-            queued_rows=len(self.queue),
-            queued_tokens=self.queue.tokens,
+            queued_rows=len(dispatcher.source),
+            queued_tokens=dispatcher.source.tokens,
             in_flight_batches=len(dispatcher.in_flight),
             oldest_in_flight_s=dispatcher.oldest_in_flight_s,
             tokens_per_s=sum([each.tokens_per_s for each in dispatcher.devices if each.launches]),
@@ -145,13 +144,13 @@ class Worker:
     @cached_property  # read several times for each request
     def facts(self) -> DeviceFacts:
         """Facts about the loaded model."""
-        runner = self.loaded
+        runner, probe = self.loaded, self.loaded.probe_request
         return DeviceFacts(
             runner.dimensions,
             runner.embeds_width,
             self.budget.max_tokens,
             runner.cosine_with_float32,
-            runner.probe_request,
+            None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
         )
 
     async def _load(self) -> "list[LaunchThread]":
@@ -240,9 +239,9 @@ class LaunchThread(Device):
     @property
     def room(self) -> int:  # noqa: D102
         if self.takes_ahead:
-            worker = self.worker
-            is_needed = worker.queue.tokens <= self.short_batch.tokens and worker.dispatcher.all_compute
-            return 1 - len(self.in_flight) if is_needed and not worker.offload.waiting("launch") else 0
+            dispatcher = self.worker.dispatcher
+            is_needed = dispatcher.source.tokens <= self.short_batch.tokens and dispatcher.all_compute
+            return 1 - len(self.in_flight) if is_needed and not self.worker.offload.waiting("launch") else 0
         return MAX_IN_FLIGHT - len(self.in_flight) if self.kind == "launch" else 0
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102

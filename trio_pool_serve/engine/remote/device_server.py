@@ -10,9 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import trio
 from attrs import define, field
+from msgspec.structs import asdict
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
@@ -59,7 +61,7 @@ class DeviceServer:
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     zone: str = ""
-    about: Mapping[str, str] = field(init=False, factory=dict)
+    about: Mapping[str, Any] = field(init=False, factory=dict)
     """Further fields of ``Hello``, for engines that serve other machines."""
     worker: Worker = field(init=False)
     joiner: Joiner = field(init=False, factory=Joiner)
@@ -68,7 +70,6 @@ class DeviceServer:
 
     def __attrs_post_init__(self) -> None:
         self.worker = Worker(self.load, self.offload, self.metrics, self.config)
-        self.worker.queue = self.joiner
         self.worker.dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
         self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
 
@@ -78,14 +79,9 @@ class DeviceServer:
 
     def hello(self) -> Hello:
         """Return the first message of each connection."""
-        facts, runner = self.worker.facts, self.worker.loaded
-        probe = facts.probe_request
+        runner = self.worker.loaded
         return Hello(
-            facts.dimensions,
-            facts.embeds_width,
-            facts.max_batch_tokens,
-            facts.cosine_with_float32,
-            None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
+            **asdict(self.worker.facts),
             zone=self.zone,
             resident_bytes=self.worker.memory.resident_bytes,
             device_bytes=self.worker.memory.device_bytes,

@@ -11,16 +11,15 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.compute_rates import SecondsPerToken
-from trio_pool_serve.engine.device import DeviceFacts
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics, ModelMemory
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
-from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.engine.remote.wire import DeviceFacts, Hello
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import ComputedBy, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import ComputedBy
 
 
 @define(eq=False)
@@ -70,7 +69,7 @@ class RemoteWorkers:
         """Use a device server that is ready: one of ``connectors``, or one that has joined."""
         link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
         if not self._ready:
-            self.facts = _facts_of(hello)
+            self.facts = hello
         self._note_computed_by(hello)
         self._ready.append(link)
         self.dispatcher.devices = [*self._ready]
@@ -141,10 +140,3 @@ class RemoteWorkers:
             str(number): {"state": "stalled"} for number, link in enumerate(self.links) if link.stall_reason
         }
         return LinkStatistics(self.state, len(self.queue), self.queue.tokens, replicas=replicas)
-
-
-def _facts_of(hello: Hello) -> DeviceFacts:
-    probe = None
-    if hello.probe is not None and (kind := PoolingParams.by_name.get(hello.probe[1])) is not None:
-        probe = PoolingRequest(RenderedPrompt(np.array(hello.probe[0], np.int32)), (kind(),))
-    return DeviceFacts(hello.dimensions, hello.embeds_width, hello.max_batch_tokens, hello.cosine_with_float32, probe)

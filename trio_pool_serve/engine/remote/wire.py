@@ -8,10 +8,11 @@ encoded once, and the rows' arrays of each kind are concatenated.
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.processes.framed_stream import MAX_TEXT
-from trio_pool_serve.types import ImageFeatures
+from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
 
 FULL_FRAME_ROWS = 1024
 """A frame with this many rows is sent before more are added."""
@@ -125,18 +126,33 @@ when one is done, even if other processes have none. With one credit, a process 
 rows/s (simulated, passes of 13 ms). A credit returns with the answers to a batch."""
 
 
-class Hello(msgspec.Struct, tag=True, array_like=True):
+class DeviceFacts(msgspec.Struct, array_like=True, frozen=True):
+    """Facts about a device, known once its model is loaded."""
+
+    dimensions: Size
+    """Length of the vectors before truncation; 0 if the model has none."""
+    embeds_width: Size
+    """Width of token embeddings accepted instead of ids; 0 if none are accepted."""
+    max_batch_tokens: Size
+    cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
+    """Agreement of a quantised model with float32; ``None`` for other models."""
+    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
+    """A row that the model can compute: token ids, and the ``wire_name`` of params with defaults."""
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """A row of a few tokens that the model can compute; ``None`` if none is known."""
+        if self.probe is None or (kind := PoolingParams.by_name.get(self.probe[1])) is None:
+            return None
+        return PoolingRequest(RenderedPrompt(np.array(self.probe[0], np.int32)), (kind(),))
+
+
+class Hello(DeviceFacts, tag=True, frozen=True):
     """The first message of an engine process: facts about the loaded model and its batches.
 
     Only engines for other machines set ``model``, ``files``, ``weights`` and ``identity``.
     """
 
-    dimensions: Size
-    embeds_width: Size
-    max_batch_tokens: Size
-    cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
-    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
-    """A row that the model can compute: token ids, and the ``wire_name`` of params with defaults."""
     model: Name = ""
     """The model's name there."""
     files: Name = ""
