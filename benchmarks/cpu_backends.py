@@ -72,13 +72,13 @@ SMALL = {"hidden_size": 640, "num_hidden_layers": 4, "num_attention_heads": 8, "
 
 HEADS: Mapping[str, Callable[[], Mapping[type[Any], Any]]] = {
     "AutoModel": lambda: {Embed: EmbeddingHead(Pooler(["mean"], []))},
-    "AutoModelForSequenceClassification": lambda: {
-        Classify: ClassificationHead(lambda rows: rows.first_states(), LABELS)
-    },
+    "AutoModelForSequenceClassification": lambda: {Classify: ClassificationHead("first", identity, LABELS)},
     "AutoModelForTokenClassification": lambda: {TokenClassify: TokenClassificationHead(identity, LABELS)},
     "AutoModelForMaskedLM": lambda: {SparseEmbed: SpladeHead()},
 }
-LABELS = activation_functions(labels=2, problem_type=None, score_activation="torch.nn.Sigmoid")
+LABELS = activation_functions(
+    {"probabilities": "torch.nn.Softmax", "score": "torch.nn.Sigmoid", "raw": "torch.nn.Identity"}
+)
 
 
 def _model(make: Callable[[], Any], auto_class: str = "AutoModel") -> Callable[[], LoadedModel]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,10 @@ from trio_pool_serve.types import PoolingRequest
 Indices = npt.NDArray[np.int64]
 
 Weights = npt.NDArray[np.float32]
+
+RowState: TypeAlias = Literal["first", "last_attended", "whole_mean"]
+"""The state of a row that a classifier reads: its first token's (or the logits of a model with its own head), its last
+attended token's, or the mean of all."""
 
 
 @frozen(eq=False)

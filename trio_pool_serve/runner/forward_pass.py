@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.batch_rows import Indices, Rows
+from trio_pool_serve.runner.batch_rows import Indices, Rows, RowState
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.torch_device import host_buffer, to_device
 from trio_pool_serve.types import ImageFeatures, PooledValue, PoolingRequest
@@ -65,19 +65,12 @@ class ForwardPass(Rows):
         assert self.states is not None  # noqa: S101
         return self.states
 
-    def first_states(self) -> Tensor:
-        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
+    def row_states(self, which: RowState) -> Tensor:
+        """Return one state of each row, [rows, hidden]."""
         states = self.required_states
-        return states.at(states.begins)
-
-    def last_states(self) -> Tensor:
-        """Return the state of each row's last token that is attended to, [rows, hidden]."""
-        states = self.required_states
-        return states.at(states.begins + self.attended - 1)
-
-    def mean_states(self) -> Tensor:
-        """Return the mean of each row's states, [rows, hidden] float32."""
-        return self.required_states.means(np.zeros_like(self.lengths))
+        if which == "whole_mean":
+            return states.means(np.zeros_like(self.lengths))
+        return states.at(states.begins + (self.attended - 1 if which == "last_attended" else 0))
 
     def kept_states(self) -> tuple[Tensor, Indices]:
         """Return the states of the kept tokens of all rows, [tokens, width], and the number of each row's.

@@ -16,7 +16,7 @@ from trio_pool_serve.models.files.exported_files import has_exported_file, why_n
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
-from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.types import Activation, PoolingTask
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
@@ -48,6 +48,18 @@ class Classifier(ModelSpec):
     def multi_label(self) -> bool:
         """Whether ``problem_type`` is ``multi_label_classification``."""
         return self.problem_type == "multi_label_classification"
+
+    @property
+    def activations(self) -> Mapping[Activation, str]:
+        """Dotted names of its activations: ``probabilities`` are as in transformers' pipelines."""
+        probabilities = "Sigmoid" if self.multi_label or len(self.labels) == 1 else "Softmax"
+        if self.problem_type == "regression":
+            probabilities = "Identity"
+        return {
+            "probabilities": f"torch.nn.{probabilities}",
+            "score": self.score_activation,
+            "raw": "torch.nn.Identity",
+        }
 
 
 @frozen(kw_only=True)
@@ -140,18 +152,14 @@ def score_activation(files: FolderFiles, labels: int) -> str:
 
 
 def classifier_heads(spec: Classifier) -> "BuiltHeads":
-    """Return the heads, with the activations of ``runner.heads.classification``. Raises ``UnusableGraphError``."""
+    """Return the heads. Raises ``UnusableGraphError``."""
     # Imported here: an optional dependency.
     from trio_pool_serve.runner.openvino.exported_graph import label_heads
 
-    labels = len(spec.labels)
-    probabilities = "Sigmoid" if spec.multi_label or labels == 1 else "Softmax"
-    functions = {
-        "probabilities": "Identity" if spec.problem_type == "regression" else probabilities,
-        "score": spec.score_activation.rpartition(".")[2],
-        "raw": "Identity",
+    functions: Mapping[str, str] = {
+        activation: name.rpartition(".")[2] for activation, name in spec.activations.items()
     }
-    return label_heads(labels, functions, of_tokens=isinstance(spec, TokenClassifier))
+    return label_heads(len(spec.labels), functions, of_tokens=isinstance(spec, TokenClassifier))
 
 
 CLASSIFICATION = ModelKind(

@@ -1,20 +1,19 @@
 """Loading transformers' classifiers, for whole inputs and for tokens."""
 
-from collections.abc import Callable
-from operator import methodcaller
-from typing import Any, TypeAlias
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.runner.batch_rows import RowState
 from trio_pool_serve.runner.forward_pass import Head
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
-    RowLogits,
+    Logits,
     TokenClassificationHead,
     activation_functions,
     identity,
@@ -22,28 +21,22 @@ from trio_pool_serve.runner.heads.classification import (
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import Classify, PoolingParams, TokenClassify
 
-TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
-"""Maps states [tokens, hidden] to [tokens, labels]."""
 
-
-def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
-    """Return the logits of rows and of tokens of one of ``TOKENWISE_CLASSIFIERS``, computed in float32.
+def encoder_logits(model: Any) -> tuple[RowState, Logits, Logits]:
+    """Return the state that one of ``TOKENWISE_CLASSIFIERS`` reads of a row, and the logits of rows and of tokens.
 
     Rows are as in transformers. Tokens are as in vLLM: they pass the classifier, but not the pooler that BERT and
     ModernBERT have for a row's state. BERT's pooler is removed from the model, which would compute it a second time.
     """
     classifier = model.classifier.float()
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself
-        of_states: TokenwiseLogits = lambda states: classifier(states.float()[:, None])  # noqa: E731
-        return lambda rows: of_states(rows.first_states()), of_states
+        of_states: Logits = lambda states: classifier(states[:, None])  # noqa: E731
+        return "first", of_states, of_states
     if getattr(model.base_model, "pooler", None) is not None:
         pooler, model.base_model.pooler = model.base_model.pooler.float(), None
-        of_row: RowLogits = lambda rows: classifier(pooler(rows.first_states().float()[:, None]))  # noqa: E731
-    else:
-        head = model.head.float()
-        pool = methodcaller("first_states" if model.config.classifier_pooling == "cls" else "mean_states")
-        of_row = lambda rows: classifier(head(pool(rows).float()))  # noqa: E731
-    return of_row, lambda states: classifier(states.float())
+        return "first", lambda states: classifier(pooler(states[:, None])), classifier
+    state: RowState = "first" if model.config.classifier_pooling == "cls" else "whole_mean"
+    return state, nn.Sequential(model.head.float(), classifier), classifier
 
 
 NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
@@ -66,20 +59,19 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
-    of_row: RowLogits
-    of_tokens: TokenwiseLogits
+    state: RowState = "last_attended"
     if isinstance(getattr(model, "score", None), nn.Linear):
-        linear, where = model.score.float(), "by the last token"
-        of_row, of_tokens = (lambda rows: linear(rows.last_states().float())), linear
+        of_row, where = model.score.float(), "by the last token"
+        of_tokens = of_row
     elif folder.spec.of_tokens:
-        (of_row, of_tokens), where = encoder_logits(model), "for each input or token"
+        (state, of_row, of_tokens), where = encoder_logits(model), "for each input or token"
     else:
         return LoadedModel(
             backbone=Backbone(model, "logits"),
-            heads={Classify: ClassificationHead(lambda rows: rows.first_states(), functions)},
+            heads={Classify: ClassificationHead("first", identity, functions)},
             description=_description(folder, "for each input"),
         )
-    heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}
+    heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(state, of_row, functions)}
     if folder.spec.of_tokens:
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
     return LoadedModel(backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where))
@@ -87,11 +79,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
 
 def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:
     spec = folder.spec
-    functions = activation_functions(
-        labels=len(spec.labels),
-        problem_type=spec.problem_type,
-        score_activation=spec.score_activation,
-    )
+    functions = activation_functions(spec.activations)
     model: Any = load_checkpoint(folder, params, auto_class=auto_class, optional_weights=())
     if model.config.num_labels != len(spec.labels):
         raise ModelLoadError(

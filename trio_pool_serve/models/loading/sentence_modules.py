@@ -9,6 +9,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.checkpoint import read_weights
 from trio_pool_serve.models.model_kind import pooling_modes
+from trio_pool_serve.runner.heads.classification import activation_named
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
 
 
@@ -49,18 +50,19 @@ class Dense(nn.Module):
         config = files.config
         in_features, out_features = config["in_features"], config["out_features"]
         self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True), dtype=torch.float32)
-        self.activation = _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-        self.use_residual = bool(config.get("use_residual"))
-        if self.use_residual and in_features != out_features:
-            self.residual = nn.Linear(in_features, out_features, bias=False, dtype=torch.float32)
+        self.activation = activation_named(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        self.residual: nn.Module | None = None
+        if config.get("use_residual"):
+            is_square = in_features == out_features
+            self.residual = (
+                nn.Identity() if is_square else nn.Linear(in_features, out_features, bias=False, dtype=torch.float32)
+            )
         self.load_state_dict(read_weights(files.path))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map [rows, in_features] to [rows, out_features]."""
-        out: Tensor = self.activation(self.linear(rows))
-        if not self.use_residual:
-            return out
-        return out + (self.residual(rows) if hasattr(self, "residual") else rows)
+        out = self.activation(self.linear(rows))
+        return out if self.residual is None else out + self.residual(rows)
 
 
 class Truncate(nn.Module):
@@ -81,11 +83,3 @@ MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {
     "Truncate": Truncate,
 }
 """Module constructors by class name in ``modules.json``."""
-
-
-def _activation(dotted: str) -> nn.Module:
-    package, _, name = dotted.rpartition(".")
-    found = getattr(nn, name, None)
-    if package.partition(".")[0] != "torch" or not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
-    return found()

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.batch_rows import Indices
+from trio_pool_serve.runner.batch_rows import Indices, RowState
 from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import split_tokens
 from trio_pool_serve.types import Activation, Classify, TokenClassify
+
+Logits: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps states [rows or tokens, hidden] float32 to logits [rows or tokens, labels]."""
 
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -25,18 +28,12 @@ softmax: ActivationFunction = partial(torch.softmax, dim=-1)
 identity: ActivationFunction = nn.Identity()
 
 
-def activation_functions(*, labels: int, problem_type: str | None, score_activation: str) -> ActivationFunctions:
-    """Return a classifier's activations: ``probabilities`` as in transformers' pipelines, ``score`` by dotted name."""
-    if problem_type == "regression":
-        probabilities: ActivationFunction = identity
-    elif problem_type == "multi_label_classification" or labels == 1:
-        probabilities = torch.sigmoid
-    else:
-        probabilities = softmax
-    return {"probabilities": probabilities, "score": _activation_named(score_activation), "raw": identity}
+def activation_functions(names: Mapping[Activation, str]) -> ActivationFunctions:
+    """Return a classifier's activations by their dotted names. Raises ``ModelLoadError``."""
+    return {activation: activation_named(name) for activation, name in names.items()}
 
 
-def _activation_named(dotted: str) -> ActivationFunction:
+def activation_named(dotted: str) -> ActivationFunction:
     """Return one of torch.nn's activations. Raises ``ModelLoadError`` for anything else."""
     module_class = getattr(nn, dotted.rpartition(".")[2], None) if dotted.startswith("torch.nn.") else None
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
@@ -62,28 +59,26 @@ def _activate(
 
 @frozen(eq=False)
 class ClassificationHead:
-    """The head of ``Classify``: one logit per label, then the activation.
+    """The head of ``Classify``: one logit per label, of one state of each row, then the activation."""
 
-    ``logits`` maps rows to [rows, labels].
-    """
-
-    logits: "RowLogits"
+    state: RowState
+    logits: Logits
     functions: ActivationFunctions
 
     def __call__(self, forward: ForwardPass, params: Sequence[Classify]) -> HeadRows:
         """Return rows [rows, labels]."""
-        return HeadRows(_activate(self.logits(forward), [param.activation for param in params], self.functions), list)
+        logits = self.logits(forward.row_states(self.state).float())
+        return HeadRows(_activate(logits, [param.activation for param in params], self.functions), list)
 
 
 @frozen(eq=False)
 class TokenClassificationHead:
     """The head of ``TokenClassify``: one row of labels for each kept token.
 
-    ``logits`` maps states [tokens, hidden] float32 to [tokens, labels]. With ``step_token_id`` only tokens with that id
-    are kept: the ends of the steps that a process reward model scores.
+    With ``step_token_id`` only tokens with that id are kept: the ends of the steps that a process reward model scores.
     """
 
-    logits: Callable[[Tensor], Tensor]
+    logits: Logits
     functions: ActivationFunctions
     step_token_id: int | None = None
 
@@ -96,23 +91,6 @@ class TokenClassificationHead:
             states, counts = forward.states_where(is_step)
         rows = _activate(self.logits(states.float()), [param.activation for param in params], self.functions, counts)
         return HeadRows(rows, lambda array: list(split_tokens(array, counts)))
-
-
-class RowsOfStates(Protocol):
-    """Rows whose states a classifier reads: a ``ForwardPass``, or the rows of a graph that is being traced."""
-
-    def first_states(self) -> Tensor:
-        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
-
-    def last_states(self) -> Tensor:
-        """Return the state of each row's last token that is attended to, [rows, hidden]."""
-
-    def mean_states(self) -> Tensor:
-        """Return the mean of each row's states, [rows, hidden] float32."""
-
-
-RowLogits: TypeAlias = Callable[[RowsOfStates], Tensor]
-"""Maps rows to logits [rows, labels]."""
 
 
 class SelectedLogits(nn.Module):
@@ -136,19 +114,3 @@ class SelectedLogits(nn.Module):
         """Map states [rows, …, hidden] float32 to logits [rows, …, tokens]."""
         logits = nn.functional.linear(states, self.weight, self.bias)
         return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
-
-
-@frozen(eq=False)
-class YesNoLogits:
-    """The score of a generative reranker: ``logit(yes) − logit(no)`` after the last token.
-
-    That is the log-odds of yes among these two words. ``words`` gives both logits in this order, or the logit of yes
-    alone, which then is the score.
-    """
-
-    words: Callable[[Tensor], Tensor]
-
-    def __call__(self, rows: RowsOfStates) -> Tensor:
-        """Return one logit per row, [rows, 1]."""
-        logits = self.words(rows.last_states().float())
-        return logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits

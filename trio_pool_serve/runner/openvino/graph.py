@@ -20,8 +20,7 @@ from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
 )
-from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.heads.maxsim import MaxSimHead
+from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, MaxSimHead, TokenEmbeddingHead
 from trio_pool_serve.runner.heads.sparse import LexicalHead, SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino import heads
@@ -48,20 +47,10 @@ class TracedRows:
     mask: Tensor
     weights: Mapping[str, Tensor]
 
-    def first_states(self) -> Tensor:
-        """Return the state of each row's first token, [rows, hidden], or the logits of a model with its own head."""
-        return self.states if self.states.dim() == 2 else self.states[:, 0]
-
-    def last_states(self) -> Tensor:
-        """Return the state of each row's last token that is attended to, [rows, hidden]."""
-        return self.selected("last_attended")
-
-    def mean_states(self) -> Tensor:
-        """Return the mean of each row's states, [rows, hidden]."""
-        return self.selected("whole_mean")
-
     def selected(self, name: str) -> Tensor:
-        """Return the states of each row, combined by the weights of a selection: [rows, hidden]."""
+        """Return the first state of each row, or its states combined by the weights of a selection: [rows, hidden]."""
+        if name == "first":
+            return self.states if self.states.dim() == 2 else self.states[:, 0]
         weights = self.weights[name].unsqueeze(-1)
         if name == "max":
             return self.states.masked_fill(weights == 0, torch.finfo(torch.float32).min).amax(dim=1)
@@ -89,7 +78,7 @@ class Traced(nn.Module):
                 self.add_module("pooler", pooler)
 
                 def pooled(rows: TracedRows) -> Tensor:
-                    parts = [rows.selected(name) for name in pooler.pooling] or [rows.first_states()]
+                    parts = [rows.selected(name) for name in pooler.pooling or ("first",)]
                     vectors: Tensor = pooler.after(torch.cat(parts, dim=-1))
                     return vectors
 
@@ -116,8 +105,8 @@ class Traced(nn.Module):
             case SparseLookupHead(weights=weights):
                 self.table = weights
                 return heads.TableWeights(max_active_dims=head.max_active_dims)
-            case ClassificationHead(logits=logits, functions=functions):
-                return heads.Labels(self._activated("labels", logits, functions))
+            case ClassificationHead(state=state, logits=of_row, functions=functions):
+                return heads.Labels(self._activated("labels", lambda rows: of_row(rows.selected(state)), functions))
             case TokenClassificationHead(logits=of_tokens, functions=functions):
                 name = self._activated("token_labels", lambda rows: of_tokens(rows.states), functions)
                 return heads.TokenLabels(name, step_token_id=head.step_token_id)
