@@ -37,7 +37,7 @@ from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import SpladeHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
-from trio_pool_serve.runner.openvino.converted_model import COMPARED
+from trio_pool_serve.runner.openvino.converted_model import COMPARED, ConversionRefusedError
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import Preparation, agreement, all_batches
 from trio_pool_serve.runner.openvino.programs import CompileParams
@@ -182,10 +182,11 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
     (wanted,) = [params for params in COMPARED if type(params) in loaded.heads]
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        model = Preparation(loaded, by_torch, ModelConfig(backend="openvino"), params).convert(Path(folder))
+        try:
+            model = Preparation(loaded, by_torch, ModelConfig(backend="openvino"), params).convert(Path(folder))
+        except ConversionRefusedError as refusal:
+            return Row(**about, cosine=None, speedups=[], failure=str(refusal)[:120])
         conversion_s = round(time.perf_counter() - began, 1)
-        if model.refused:
-            return Row(**about, cosine=None, speedups=[], failure=model.refused[:120])
         ours = OpenVinoRunner.of_folder(Path(folder), model, CompileParams("f32", torch.get_num_threads()))
         cosine = float(agreement(ours, by_torch, all_batches(loaded.backbone, 512)).min())
         found = speedups(ours, by_torch, wanted)

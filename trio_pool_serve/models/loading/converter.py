@@ -21,7 +21,7 @@ from msgspec import Struct
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.framed_stream import PREFIX
-from trio_pool_serve.runner.openvino.converted_model import ConvertedModel
+from trio_pool_serve.runner.openvino.converted_model import ConversionRefusedError, ConvertedModel
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
 
@@ -68,11 +68,12 @@ class LogLine(Struct, frozen=True, tag=True):
 class Reply(Struct, frozen=True, tag=True):
     """The model is loaded; or its conversion is written, with the record ``model``; or ``error`` says what failed.
 
-    ``errno`` says why the folder cannot be written; 0 for other errors.
+    ``refused``: OpenVINO cannot compute the model. ``errno`` says why the folder cannot be written; 0 for other errors.
     """
 
     model: ConvertedModel | None = None
     error: str = ""
+    refused: bool = False
     errno: int = 0
 
 
@@ -86,7 +87,7 @@ class Converter(Protocol):
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written.
+        Raises ``OSError`` if the folder cannot be written, and ``ConversionRefusedError``.
         """
 
     def close(self) -> None:
@@ -95,10 +96,6 @@ class Converter(Protocol):
 
 MakeConverter = Callable[[ConversionJob], Converter]
 """Loads a model with torch. Blocks for seconds. Raises ``ModelLoadError``, or ``OSError`` if no process can start."""
-
-
-class ConversionCrashError(ModelLoadError):
-    """The process that converts a model has crashed."""
 
 
 @define(eq=False)
@@ -132,7 +129,10 @@ class ConverterProcess:
             self.channel.sendall(PREFIX.pack(len(header), 0) + header)
 
     def receive(self) -> FromConversion:
-        """Return its next message. Raises ``ModelLoadError`` if it has ended; it gets no other model then."""
+        """Return its next message. Raises ``ModelLoadError`` if it has ended; it gets no other model then.
+
+        A crash raises ``ConversionRefusedError``.
+        """
         with suppress(ConnectionError, struct.error):  # the end of the stream
             size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
             message = self._replies.read(size)
@@ -145,7 +145,7 @@ class ConverterProcess:
         with _lock, suppress(ValueError):  # another thread may have removed it
             _running.remove(self)
         how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
-        error_type = ConversionCrashError if -code in CRASHES else ModelLoadError
+        error_type = ConversionRefusedError if -code in CRASHES else ModelLoadError
         raise error_type(f"The process that converts the model {how}.")
 
     def end(self) -> None:
@@ -223,8 +223,8 @@ class ChildConverter:
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ModelLoadError`` if the process dies
-        (``ConversionCrashError`` if it crashes).
+        Raises ``OSError`` if the folder cannot be written, ``ConversionRefusedError`` if the process crashes, and
+        ``ModelLoadError`` if it dies otherwise.
         """
         model = self._ask(Convert(self._job.number, str(folder))).model
         assert model is not None  # noqa: S101
@@ -243,6 +243,8 @@ class ChildConverter:
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
             if message.errno:
                 raise OSError(message.errno, message.error)
+            if message.refused:
+                raise ConversionRefusedError(message.error)
             if message.error:
                 raise ModelLoadError(message.error)
             return message

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, StorageError
@@ -20,14 +20,18 @@ from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
 from trio_pool_serve.models.loading.converter import (
     ChildConverter,
-    ConversionCrashError,
     ConversionJob,
     Converter,
     MakeConverter,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
-from trio_pool_serve.runner.openvino.converted_model import LONGEST_COMPARED, ConvertedModel, is_near
+from trio_pool_serve.runner.openvino.converted_model import (
+    LONGEST_COMPARED,
+    ConversionRefusedError,
+    ConvertedModel,
+    is_near,
+)
 from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
@@ -140,19 +144,17 @@ class CpuModel:
             takes_long = ", in int8: this takes a while" if self._dtype == "int8" else ""
             logger.info("converting %s for OpenVINO%s", self.folder.path.name, takes_long)
             try:
-                with written(partial(_convert_to, converter), self.entry) as (path, model):
+                with written(converter.convert, self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
                     return self._runner_of(path, model)
-            except (_RefusedError, ConversionCrashError) as refusal:
-                converter.close()
-                crash = ConvertedModel(refused=str(refusal).rstrip("."))
-                refused = refusal.model if isinstance(refusal, _RefusedError) else crash
+            except ConversionRefusedError as refusal:
+                reason = str(refusal).rstrip(".")
                 if self.entry is not None:
+                    refused = ConvertedModel(what=f"computed by torch: {reason}", refused=reason)
                     self._found_here(self.entry, "refused").put(lambda _: refused)
-                return self._by_torch(refused.refused)
             except (OSError, StorageError) as error:
-                converter.close()
-                return self._by_torch(f"it cannot be converted now: {error}")
+                reason = f"it cannot be converted now: {error}"
+        return self._by_torch(reason)
 
     def _job(self) -> ConversionJob:
         if self._dtype == "int8" and find_spec("nncf") is None:
@@ -266,21 +268,6 @@ class CpuModel:
             computation=(_about(model), *filter(None, [batches])),
             fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, computed_in, "openvino"),
         )
-
-
-@frozen
-class _RefusedError(Exception):
-    """OpenVINO does not compute a model."""
-
-    model: ConvertedModel
-
-
-def _convert_to(converter: Converter, folder: Path) -> ConvertedModel:
-    """Write a conversion to an empty folder; return its record. Raises ``_RefusedError`` if there is none."""
-    model = converter.convert(folder)
-    if model.refused:
-        raise _RefusedError(model)
-    return model
 
 
 def _about(model: ConvertedModel) -> str:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.cpu_features import cpu_name
 from trio_pool_serve.runner.openvino.heads import AnyHead
 from trio_pool_serve.storage.model_cache import installed_versions
@@ -47,6 +48,10 @@ COMPARED: Sequence[PoolingParams] = (
 )
 """The params whose values are compared, of a model that has their heads. Activations would hide differences: of 8 and
 12 the sigmoid is nearly the same."""
+
+
+class ConversionRefusedError(ModelLoadError):
+    """OpenVINO cannot compute a model as torch does; the message says why."""
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from trio_pool_serve.runner.openvino.converted_model import (
     MODULES,
     TABLE,
     Check,
+    ConversionRefusedError,
     ConvertedModel,
     as_vectors,
 )
@@ -90,10 +91,10 @@ class Preparation:
     _model: ConvertedModel = field(init=False)
 
     def convert(self, folder: Path) -> ConvertedModel:
-        """Write the conversion to an empty folder and return its record, which may say why there is none.
+        """Write the conversion to an empty folder and return its record.
 
-        Blocks for seconds, for minutes if the model is quantised. Raises ``OSError`` if the folder cannot be written,
-        or if memory does not suffice, which says nothing about the model.
+        Blocks for seconds, for minutes if the model is quantised. Raises ``ConversionRefusedError``, and ``OSError`` if
+        the folder cannot be written, or if memory does not suffice, which says nothing about the model.
         """
         try:
             return self._convert(folder)
@@ -102,10 +103,7 @@ class Preparation:
         except Exception as error:
             if is_out_of_memory(error):
                 raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {_reason(error)}") from error
-            reason = _reason(error)
-        for file in folder.iterdir():
-            file.unlink()
-        return ConvertedModel(what=f"computed by torch: {reason}", refused=reason)
+            raise ConversionRefusedError(_reason(error)) from error
 
     def close(self) -> None:
         """Do nothing: it holds memory only."""
