@@ -192,7 +192,7 @@ def is_idle(service: Service) -> bool:
         *(workers.statistics() for workers in service.processes.values()),
     ]
     media = service.media
-    fetches = media.fetcher.statistics()
+    fetches = media.fetcher.turns.statistics()
     return not (
         engine.queued_rows
         or engine.in_flight_batches

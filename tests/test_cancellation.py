@@ -90,7 +90,7 @@ async def fetch_image(service: Service) -> None:
             assert await fetcher.fetch(server.url("/"), held)
         finally:
             held.release()
-            assert fetcher.statistics().borrowed == fetcher.statistics().waiting == 0
+            assert fetcher.turns.statistics().borrowed == fetcher.turns.statistics().waiting == 0
 
 
 HELLO = ChatMessage("user", (TextPart("hello world"), TextPart("w1")))

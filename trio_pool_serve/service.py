@@ -274,7 +274,7 @@ class Service:
     def _shared_statistics(self) -> dict[str, dict[str, float]]:
         statistics: dict[str, attrs.AttrsInstance] = {
             "media_cache": self.media.cache.statistics(),
-            "media_fetches": self.media.fetcher.statistics(),
+            "media_fetches": self.media.fetcher.turns.statistics(),
             "result_cache": self.results.statistics(),
             "batches": self.batches.statistics(),
         }

@@ -17,7 +17,8 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scarcity import no_more_threads
 from tests.server.server_process import until
 from trio_pool_serve.errors import StartFailedError
-from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics, Offload
+from trio_pool_serve.threads.client_turns import LimiterStatistics
+from trio_pool_serve.threads.offload import LimiterName, Offload
 
 pytestmark = pytest.mark.unit
 

@@ -20,8 +20,8 @@ from trio_pool_serve.errors import (
     WorkerDiedError,
     WorkerTooSlowError,
 )
-from trio_pool_serve.threads.client_turns import ClientTurns
-from trio_pool_serve.threads.offload import LimiterStatistics, lower_priority
+from trio_pool_serve.threads.client_turns import ClientTurns, LimiterStatistics
+from trio_pool_serve.threads.offload import lower_priority
 
 logger = logging.getLogger(__name__)
 
@@ -198,4 +198,4 @@ class WorkerProcesses:
 
     def __repr__(self) -> str:
         stats = self.statistics()
-        return f"<WorkerProcesses {stats.borrowed}/{stats.capacity}+{stats.waiting}, {stats.killed} killed>"
+        return f"<WorkerProcesses {stats}, {stats.killed} killed>"

@@ -4,7 +4,6 @@ The cache of prepared images uses the rest of it.
 """
 
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -12,7 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.threads.client_turns import ClientTurns
+from trio_pool_serve.threads.client_turns import ClientCounts, ClientTurns
 from trio_pool_serve.types import Client, RenderedPrompt
 
 DEFAULT_BYTES = 2 * 2**30
@@ -79,9 +78,9 @@ class MemoryBudget:
     on_shortage: set[Callable[[float], None]] = field(init=False, factory=set)
     """Called with ``time.monotonic()`` before a request is refused, at most once a second, to release memory."""
     _next_shortage: float = field(init=False, default=0.0)
-    _by_client: dict[int, int] = field(init=False, factory=dict)
-    _prepared: Counter[int] = field(init=False, factory=Counter)
-    """Bytes in ``holding``, by client: released once computed, so it makes sense to wait for them."""
+    _by_client: ClientCounts = field(init=False, factory=ClientCounts)
+    _prepared: ClientCounts = field(init=False, factory=ClientCounts)
+    """Bytes in ``holding``: released once computed, so it makes sense to wait for them."""
     _released: trio.Event = field(init=False, factory=trio.Event)
     _preparing: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
@@ -104,7 +103,7 @@ class MemoryBudget:
 
     def _lacks_room(self, client: Client, nbytes: int, besides: int) -> str:
         """Return the message why a request may not hold more; empty if it may."""
-        held = self._by_client.get(client.number, 0)
+        held = self._by_client[client.number]
         if held <= besides and besides + nbytes <= self.client_bytes and not client.is_background:
             return ""
         if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
@@ -118,11 +117,7 @@ class MemoryBudget:
         if not nbytes:
             return
         self.held_bytes += nbytes
-        held = self._by_client.get(client.number, 0) + nbytes
-        if held:
-            self._by_client[client.number] = held
-        else:
-            del self._by_client[client.number]
+        self._by_client.add(client.number, nbytes)
         if nbytes > 0:
             self.evict_from_cache(self.free_bytes)
         else:
@@ -149,21 +144,19 @@ class MemoryBudget:
     async def wait_for_share(self, client: Client) -> None:
         """Wait as ``wait_until_below_limit``, but for the client's share of the budget. Cancellation: at once."""
         share = self.max_bytes * CLIENT_SHARE
-        while self._by_client.get(client.number, 0) >= share and self._prepared[client.number]:
+        while self._by_client[client.number] >= share and self._prepared[client.number]:
             await self._released.wait()
 
     @contextmanager
     def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
         size = sum(held.nbytes for each in prompts for held in (each.images, each.embeds) if held is not None)
-        self._prepared[client.number] += size
+        self._prepared.add(client.number, size)
         self.add(client, size)
         try:
             yield
         finally:
-            self._prepared[client.number] -= size
-            if not self._prepared[client.number]:
-                del self._prepared[client.number]
+            self._prepared.add(client.number, -size)
             self.add(client, -size)
 
     def __repr__(self) -> str:

@@ -25,7 +25,8 @@ from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.standard_error import StandardError
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
 from trio_pool_serve.telemetry.gauges import GAUGES, Gauges
-from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
+from trio_pool_serve.threads.client_turns import LimiterStatistics
+from trio_pool_serve.threads.offload import LimiterName
 
 PREFIX = "trio_pool_serve_"
 

@@ -26,6 +26,28 @@ FORGOTTEN_AFTER_S = 10.0
 """The average is forgotten after this long without a period."""
 
 
+class ClientCounts(Counter[int]):
+    """A number for each client; 0 is not stored."""
+
+    def add(self, client: int, number: int) -> None:
+        """Add to a client's number."""
+        self[client] += number
+        if not self[client]:
+            del self[client]
+
+
+@frozen
+class LimiterStatistics:
+    """The use of one limiter: all tokens, borrowed tokens, waiting tasks."""
+
+    capacity: int
+    borrowed: int
+    waiting: int
+
+    def __str__(self) -> str:
+        return f"{self.borrowed}/{self.capacity}+{self.waiting}"
+
+
 @define(eq=False)
 class ClientTurns:
     """Lets at most ``slots`` tasks work at a time: a client's tasks in the order of arrival, and the clients in turn.
@@ -35,8 +57,7 @@ class ClientTurns:
 
     slots: int
     slots_per_client: int
-    _working: Counter[int] = field(init=False, factory=Counter)
-    """By client."""
+    _working: ClientCounts = field(init=False, factory=ClientCounts)
     _waiting: dict[int, deque[trio.Event]] = field(init=False, factory=dict)
     """By client, an event for each task, set when its turn comes. The next turn goes to the first client without a task
     at work; if there is none, to the first with fewer tasks than slots."""
@@ -50,6 +71,10 @@ class ClientTurns:
     def waiting(self) -> int:
         """Number of tasks that wait for their turn."""
         return sum(map(len, self._waiting.values()))
+
+    def statistics(self) -> LimiterStatistics:
+        """Return the current use of the slots."""
+        return LimiterStatistics(self.slots, self.working, self.waiting)
 
     @asynccontextmanager
     async def turn(self, client: int) -> AsyncIterator[None]:
@@ -80,9 +105,7 @@ class ClientTurns:
 
     def pass_on(self, client: int) -> None:
         """Free a client's slot, and give it to the next waiting client, which then goes to the end of the line."""
-        self._working[client] -= 1
-        if not self._working[client]:
-            del self._working[client]
+        self._working.add(client, -1)
         idle = (each for each in self._waiting if not self._working[each])
         able = (each for each in self._waiting if self._working[each] < self.slots_per_client)
         following = next(chain(idle, able), None)
@@ -117,8 +140,7 @@ class Backlog:
     """Items that are not done yet, by client, and the seconds that each takes while several wait."""
 
     clock: Callable[[], float] = time.perf_counter
-    waiting: Counter[int] = field(init=False, factory=Counter)
-    """By client."""
+    waiting: ClientCounts = field(init=False, factory=ClientCounts)
     total: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     """Per item, a moving average."""
@@ -150,19 +172,19 @@ class Backlog:
         return self.total >= MIN_COUNTED and self.clock() < self._measured + FORGOTTEN_AFTER_S
 
     def add(self, client: int, items: int = 1) -> None:
-        """Count items that wait."""
+        """Count items that wait, or no longer wait if negative."""
         self.total += items
-        self.waiting[client] += items
+        self.waiting.add(client, items)
 
     def withdraw(self, client: int, items: int = 1) -> None:
         """Stop counting items that were not done. The period starts over: it cannot tell how long they took."""
-        self._remove(client, items)
+        self.add(client, -items)
         self._since = None
 
     def note_done(self, client: int, items: int = 1) -> None:
         """Stop counting items that are done."""
         now = self.clock()
-        self._remove(client, items)
+        self.add(client, -items)
         self._done += items
         if self._since is not None and self._done and now >= self._since + PERIOD_S:
             seconds = (now - self._since) / self._done
@@ -173,9 +195,3 @@ class Backlog:
             self._since = None
         elif self._since is None:
             self._since, self._done = now, 0
-
-    def _remove(self, client: int, items: int) -> None:
-        self.total -= items
-        self.waiting[client] -= items
-        if not self.waiting[client]:
-            del self.waiting[client]

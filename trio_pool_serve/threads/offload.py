@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 import outcome
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from trio_pool_serve.errors import PoolServeError, StartFailedError, forget_frames
-from trio_pool_serve.threads.client_turns import Backlog, ClientTurns
+from trio_pool_serve.threads.client_turns import Backlog, ClientTurns, LimiterStatistics
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 
 T = TypeVar("T")
@@ -73,15 +73,6 @@ def limit_openmp_spinning() -> None:
     """Make libgomp's threads sleep early, unless the environment configures it. Call before torch is imported."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_ROUNDS))
-
-
-@frozen
-class LimiterStatistics:
-    """The use of one limiter: all tokens, borrowed tokens, waiting tasks."""
-
-    capacity: int
-    borrowed: int
-    waiting: int
 
 
 @define(eq=False)
@@ -251,7 +242,5 @@ class Offload:
         }
 
     def __repr__(self) -> str:
-        busy = ", ".join(
-            f"{kind} {stats.borrowed}/{stats.capacity}+{stats.waiting}" for kind, stats in self.statistics().items()
-        )
+        busy = ", ".join(f"{kind} {stats}" for kind, stats in self.statistics().items())
         return f"<Offload {busy}>"

@@ -134,7 +134,7 @@ async def leave_look_ups(resolver: Resolver, count: int, clients: int, busy: int
     async with trio.open_nursery() as nursery:
         for n in range(count):
             nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80, n % clients)
-        await until(lambda: resolver.statistics().borrowed >= busy)
+        await until(lambda: resolver.turns.statistics().borrowed >= busy)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
@@ -146,7 +146,7 @@ async def test_look_ups_of_cancelled_requests_take_no_thread_of_others(slow: Res
     assert await slow.resolve("127.0.0.1", 80) == ["127.0.0.1"]
 
     answered.set()
-    await until(lambda: slow.statistics().borrowed == 0)
+    await until(lambda: slow.turns.statistics().borrowed == 0)
     assert await slow.resolve("name.test", 80) == ["127.0.0.1"]
 
 
@@ -156,11 +156,11 @@ async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_ha
     """A thread keeps its client's turn until it ends."""
     for _ in range(3):
         await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS, 1, MAX_CONCURRENT_LOOK_UPS // 2)
-    assert slow.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS // 2
+    assert slow.turns.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS // 2
     with trio.fail_after(10):
         assert await slow.resolve("name.test", 80, 2) == ["127.0.0.1"]
     answered.set()
-    await until(lambda: slow.statistics().borrowed == 0)
+    await until(lambda: slow.turns.statistics().borrowed == 0)
 
 
 async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
@@ -168,4 +168,4 @@ async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Res
     fetching = ImageFetcher(Offload(), 10, 0.1, networks=[ip_network("127.0.0.1")], resolver=slow)
     with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
         await fetching.fetch("http://name.slow.test/", Reservation(MemoryBudget(), Client()))
-    assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)
+    assert (fetching.turns.statistics().borrowed, slow.turns.statistics().waiting) == (0, 0)

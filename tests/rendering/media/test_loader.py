@@ -44,7 +44,7 @@ async def load(loader: MediaLoader, part: ImagePart, processor: MeanColour) -> I
 async def wait_idle(loader: MediaLoader) -> None:
     await until(lambda: not loader.offload.statistics()["media"].borrowed)  # threads that were running finish
     assert loader.cache.statistics().in_flight == 0
-    assert loader.fetcher.statistics().borrowed == 0
+    assert loader.fetcher.turns.statistics().borrowed == 0
 
 
 def colour(features: ImageFeatures) -> tuple[int, ...]:

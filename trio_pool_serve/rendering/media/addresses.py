@@ -11,7 +11,6 @@ from attrs import define, field
 
 from trio_pool_serve.errors import StartFailedError
 from trio_pool_serve.threads.client_turns import ClientTurns, TurnLimiter
-from trio_pool_serve.threads.offload import LimiterStatistics
 
 GLOBAL_UNICAST = IPv6Network("2000::/3")
 NAT64 = IPv6Network("64:ff9b::/96")
@@ -102,7 +101,7 @@ class Resolver:
     """
 
     look_up: LookUp = socket.getaddrinfo
-    _turns: ClientTurns = field(
+    turns: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_LOOK_UPS, MAX_CONCURRENT_LOOK_UPS // 2)
     )
 
@@ -121,10 +120,6 @@ class Resolver:
         # Addresses with an interface, such as fe80::1%eth0, cannot be in a URL.
         return list(dict.fromkeys(address for address in (str(where[0]) for *_, where in found) if "%" not in address))
 
-    def statistics(self) -> LimiterStatistics:
-        """Return the current use of the look-up limiter."""
-        return LimiterStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
-
     def _parse_address(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         try:
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -132,7 +127,7 @@ class Resolver:
             return ()
 
     async def _look_up(self, host: str, port: int, client: int) -> Sequence[tuple[Any, ...]]:
-        limiter = cast("trio.CapacityLimiter", TurnLimiter(self._turns, client))  # trio takes any with its methods
+        limiter = cast("trio.CapacityLimiter", TurnLimiter(self.turns, client))  # trio takes any with its methods
         try:
             return await trio.to_thread.run_sync(
                 partial(self.look_up, host, port, type=socket.SOCK_STREAM), limiter=limiter, abandon_on_cancel=True
@@ -141,5 +136,4 @@ class Resolver:
             raise StartFailedError("The server cannot start another thread now.") from error
 
     def __repr__(self) -> str:
-        stats = self.statistics()
-        return f"<Resolver {stats.borrowed}/{stats.capacity}+{stats.waiting}>"
+        return f"<Resolver {self.turns.statistics()}>"

@@ -55,7 +55,6 @@ class MediaCache:
     _bytes: int = field(init=False, default=0)
     _preparations: dict[Key, _Preparation] = field(init=False, factory=dict)
     """Preparations that requests can join: not cancelled, and begun after the last ``clear``."""
-    _in_flight: int = field(init=False, default=0)
     _hits: int = field(init=False, default=0)
     _misses: int = field(init=False, default=0)
     _nursery: trio.Nursery | None = field(init=False, default=None)
@@ -113,13 +112,13 @@ class MediaCache:
 
     def statistics(self) -> CacheStatistics:
         """Return the current contents and counters."""
-        return CacheStatistics(len(self._cached), self._bytes, self._hits, self._misses, self._in_flight)
+        in_flight = 0 if self._nursery is None else len(self._nursery.child_tasks)
+        return CacheStatistics(len(self._cached), self._bytes, self._hits, self._misses, in_flight)
 
     def _start(self, key: Key, prepare: Prepare) -> _Preparation:
         if self._nursery is None:
             raise UnavailableError("Images are not being prepared.")
         self._misses += 1
-        self._in_flight += 1
         preparation = self._preparations[key] = _Preparation(key, prepare)
         self._nursery.start_soon(self._run_preparation, preparation)
         return preparation
@@ -131,7 +130,6 @@ class MediaCache:
         except Exception as error:  # raised by ``get`` for every waiting request
             preparation.error = error
         finally:
-            self._in_flight -= 1
             if self._close(preparation) and preparation.features is not None:
                 self._store(preparation.key, preparation.features)
             preparation.done.set()

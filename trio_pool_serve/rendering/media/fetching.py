@@ -16,7 +16,7 @@ from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_wi
 from trio_pool_serve.rendering.media.encoded_image import too_large
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.client_turns import ClientTurns
-from trio_pool_serve.threads.offload import LimiterStatistics, Offload
+from trio_pool_serve.threads.offload import Offload
 
 if TYPE_CHECKING:
     import httpx
@@ -163,7 +163,7 @@ class ImageFetcher:
     domains: AbstractSet[str] = frozenset()
     networks: Collection[IPv4Network | IPv6Network] = ()
     resolver: Resolver = field(factory=Resolver)
-    _turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
+    turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
     async def fetch(self, url: str, held: Reservation) -> list[bytes]:
@@ -174,14 +174,10 @@ class ImageFetcher:
         exist; ``OverloadedError`` if memory lacks. Cancellation: at once; the connection is closed.
         """
         checked = self._checked(url)
-        async with self._turns.turn(held.client.number):
+        async with self.turns.turn(held.client.number):
             with trio.move_on_after(self.timeout_s):
                 return await self._follow(checked, held)
         raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
-
-    def statistics(self) -> LimiterStatistics:
-        """Return the current use of the fetch limiter."""
-        return LimiterStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
 
     async def _follow(self, url: "httpx.URL", held: Reservation) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):
@@ -269,8 +265,7 @@ class ImageFetcher:
         return chunks
 
     def __repr__(self) -> str:
-        stats = self.statistics()
-        return f"<ImageFetcher {stats.borrowed}/{stats.capacity}+{stats.waiting}>"
+        return f"<ImageFetcher {self.turns.statistics()}>"
 
 
 def _load_authorities() -> ssl.SSLContext:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
@@ -38,7 +39,13 @@ class TextRenderer:
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
-    _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
+    _count_alone: Callable[[Tokenizer, str, bool], int] = field(
+        init=False,
+        default=Factory(
+            lambda self: lru_cache(MAX_KNOWN_INSTRUCTIONS)(partial(_count_alone, most=self.max_model_len)),
+            takes_self=True,
+        ),
+    )
 
     def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
@@ -164,22 +171,17 @@ class TextRenderer:
         return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
-        """Count the instruction alone, without a trailing special token, as sentence-transformers does."""
+        """Return the number of the instruction's tokens; 0 if they are pooled."""
         if self.pools_instruction or not params.instruction:
             return 0
-        key = params.instruction, params.add_special_tokens
-        known = self._instruction_tokens.get(key)
-        if known is None:
-            excerpt = encode_excerpt(tokenizer, params.instruction, self.max_model_len, "right")
-            token_ids = tokenizer.finish(
-                excerpt.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
-            )
-            known = len(token_ids)
-            if known and tokenizer.is_special(int(token_ids[-1])):
-                known -= 1
-            if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
-                self._instruction_tokens[key] = known
-        return known
+        return self._count_alone(tokenizer, params.instruction, params.add_special_tokens)
+
+
+def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int) -> int:  # noqa: FBT001
+    """Count a text's tokens alone, without a trailing special token, as sentence-transformers does."""
+    excerpt = encode_excerpt(tokenizer, text, most, "right")
+    token_ids = tokenizer.finish(excerpt.encoded, most, "right", add_special_tokens=add_special_tokens)
+    return len(token_ids) - (len(token_ids) > 0 and tokenizer.is_special(int(token_ids[-1])))
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """The runner of converted models: batches to one graph, and its outputs to values. It needs no torch."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.allocator import resident_bytes
@@ -42,12 +42,12 @@ class OpenVinoRunner:
     for_embeds: Runner | None = None
     """Computes rows of token embeddings; ``None``: they are not accepted."""
     load_by_torch: Callable[[], Runner] | None = None
-    heads: dict[type[PoolingParams], Head] = field(init=False)
+    heads: Mapping[type[PoolingParams], Head] = field(
+        init=False,
+        default=Factory(lambda self: {PARAMS[name]: head for name, head in self.model.heads.items()}, takes_self=True),
+    )
 
     on_cpu = has_own_threads = pads = True
-
-    def __attrs_post_init__(self) -> None:
-        self.heads = {PARAMS[name]: head for name, head in self.model.heads.items()}
 
     @classmethod
     def of_folder(
@@ -190,4 +190,4 @@ class OpenVinoRunner:
         """Return the memory of OpenVINO's largest pass, and pages of the weights."""
         self.programs.return_memory()
         if self.modules is not None:
-            self.modules.return_memory()
+            self.modules.compiled.return_memory()

@@ -109,11 +109,11 @@ class Program:
     inputs: list[str] = field(init=False)
     """Names of the graph's inputs."""
     _outputs: list[str] = field(init=False)
-    _compiled: CompiledModel = field(init=False)
+    compiled: CompiledModel = field(init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self._compiled = self._compile()
+        self.compiled = self._compile()
         # A compiled model has further names for some of them.
         self.inputs = [of_model.any_name for of_model in self.model.inputs]
         self._outputs = [of_model.any_name for of_model in self.model.outputs]
@@ -123,7 +123,7 @@ class Program:
 
         Releases the interpreter lock while it computes.
         """
-        compiled = self._compiled
+        compiled = self.compiled
         request = compiled.take_request()
         try:
             # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
@@ -134,17 +134,13 @@ class Program:
             request.wait()
         except Exception:
             with self._compiling:
-                if self._compiled is compiled:  # else another failed pass has replaced it
-                    self._compiled = self._compile()
+                if self.compiled is compiled:  # else another failed pass has replaced it
+                    self.compiled = self._compile()
             raise
         try:
             return read({name: request.get_output_tensor(number).data for number, name in enumerate(self._outputs)})
         finally:
             compiled.idle.append(request)
-
-    def return_memory(self) -> None:
-        """Return memory of earlier passes, if none is computed now."""
-        self._compiled.return_memory()
 
     def _compile(self) -> CompiledModel:
         """Return the graph, compiled. Blocks for up to a second."""
@@ -188,7 +184,7 @@ class Programs:
         """Return memory of earlier passes, and pages of the weights, which the compiled graphs have copies of."""
         for program in {self.for_shares, self.for_all_cores, self._for_background}:
             if program is not None:
-                program.return_memory()
+                program.compiled.return_memory()
         return_mapped_pages(self.graph.with_suffix(".bin"))
         with suppress(OSError):
             os.utime(self.graph.parent)  # a cache keeps what is used
