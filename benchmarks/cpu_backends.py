@@ -149,7 +149,7 @@ def speedups(ours: Runner, theirs: TransformerRunner, params: PoolingParams) -> 
     """Return the time of ``theirs`` divided by that of ``ours``, for each shape; the best of some rounds in turns."""
     found = []
     for rows, tokens in SHAPES:
-        prompts = [RenderedPrompt(ids) for ids in probe_rows(theirs.backbone.vocab_size, [tokens] * rows)]
+        prompts = [RenderedPrompt(ids) for ids in probe_rows(theirs.loaded.backbone.vocab_size, [tokens] * rows)]
         batch = Batch(tuple([PoolingRequest(prompt, (params,)) for prompt in prompts]))
         computations = (ours.launch, theirs.launch)
         for compute in computations:
@@ -173,17 +173,19 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
     torch.manual_seed(0)
     loaded = make()
     loaded.backbone.model.eval()
-    device, parameters = torch.device("cpu"), loaded.backbone.parameters
-    by_torch = TransformerRunner(
-        loaded.backbone, loaded.heads, device, pad_token_id=0, default_batch_tokens=2048, max_tokens=512
-    )
-    params = LoadingParams(device=device, dtype=torch.float32, pad_token_id=0, max_tokens=512)
-    about = {"architecture": architecture, "kind": kind, "backend": "OpenVINO", "parameters": parameters}
+    params = LoadingParams(device=torch.device("cpu"), dtype=torch.float32, pad_token_id=0, max_tokens=512)
+    by_torch = TransformerRunner(loaded, params, default_batch_tokens=2048)
+    about = {
+        "architecture": architecture,
+        "kind": kind,
+        "backend": "OpenVINO",
+        "parameters": loaded.backbone.parameters,
+    }
     (wanted,) = [params for params in COMPARED if type(params) in loaded.heads]
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
         try:
-            model = Preparation(loaded, by_torch, ModelConfig(backend="openvino"), params).convert(Path(folder))
+            model = Preparation(by_torch, ModelConfig(backend="openvino")).convert(Path(folder))
         except ConversionRefusedError as refusal:
             return Row(**about, cosine=None, speedups=[], failure=str(refusal)[:120])
         conversion_s = round(time.perf_counter() - began, 1)
@@ -199,7 +201,7 @@ def measure_minilm() -> list[Row]:
     exact = ModelConfig(device="cpu", dtype="float32", backend="torch")
     by_torch = load_runner(read_model_folder(Path(MODEL_PATH), exact), exact, Offload())
     by_torch.prepare(None)
-    backbone, params = by_torch.backbone, Embed(normalize=False)
+    backbone, params = by_torch.loaded.backbone, Embed(normalize=False)
     for name, settings in (
         ("OpenVINO", {"backend": "openvino", "dtype": "float32"}),
         ("OpenVINO, int8", {"dtype": "int8"}),

@@ -70,10 +70,12 @@ def make_runner(folder: Path) -> tuple[TransformerRunner, dict[str, Compute]]:
     config = ModelConfig(device="cpu", dtype="float32", backend="torch")
     runner = load_runner(read_model_folder(folder, config), config, Offload())
     runner.choose_computation()
-    packed = PackedBackbone(runner.backbone, ONE_BY_ONE, runner.pad_token_id)
-    graphed = GraphedBackbone(packed, NoGraphs(), runner.device)
+    packed = PackedBackbone(runner.loaded.backbone, ONE_BY_ONE, runner.params.pad_token_id)
+    graphed = GraphedBackbone(packed, NoGraphs(), runner.params.device)
     parameters = 86_000_000  # of BERT-base, without its embeddings
-    shapes = shapes_to_capture(parameters=parameters, max_tokens=runner.max_tokens, max_batch_tokens=BATCH_TOKENS)
+    shapes = shapes_to_capture(
+        parameters=parameters, max_tokens=runner.params.max_tokens, max_batch_tokens=BATCH_TOKENS
+    )
     graphed.capture(shapes)
     return runner, {"packed": packed, "graphed": graphed}
 

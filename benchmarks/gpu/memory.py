@@ -193,7 +193,7 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
     from trio_pool_serve.types import Embed, SparseEmbed
 
     runner = loaded.runner
-    params = SparseEmbed() if SparseEmbed in runner.heads else Embed()
+    params = SparseEmbed() if SparseEmbed in runner.loaded.heads else Embed()
     full = full_batches(loaded.batch_tokens, pads=runner.pads)
     batches = {name: make_batch(lengths, [params]) for name, lengths in full.items()}
     too_large = set()
@@ -202,7 +202,7 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
             await runner.launch(batch)
         except OutOfDeviceMemoryError:
             too_large.add(name)
-    recorder: Recorder = CpuRecorder() if loaded.is_on_cpu else CudaRecorder(runner.device)
+    recorder: Recorder = CpuRecorder() if loaded.is_on_cpu else CudaRecorder(runner.params.device)
     found = {}
     for name, batch in batches.items():
 
@@ -211,8 +211,8 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
 
         peak = None if name in too_large else await recorder.peak_bytes(compute)
         found[name] = {"rows": len(full[name]), "tokens": sum(full[name]), "peak_bytes": peak}
-    width = VOCABULARY if SparseEmbed in runner.heads else 0
-    itemsize = next(runner.backbone.model.parameters()).element_size()
+    width = VOCABULARY if SparseEmbed in runner.loaded.heads else 0
+    itemsize = next(runner.loaded.backbone.model.parameters()).element_size()
     logits = width * itemsize * sum(next(iter(full.values())))
     send_finding({**loaded.describe(), "batches": found, "logits_bytes": logits})
     send_finding({"series": thinned(recorder.finish(snapshot))})

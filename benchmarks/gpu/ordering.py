@@ -156,9 +156,9 @@ async def check_order(loaded: LoadedRunner) -> None:
 
     on_gpu = not loaded.is_on_cpu
     if on_gpu:
-        send_finding({"is_watching": is_watching(loaded.runner.device)})
+        send_finding({"is_watching": is_watching(loaded.runner.params.device)})
         # Operations that were captured count as run on the stream of the capture, which nothing waits for.
-        torch.cuda.synchronize(loaded.runner.device)
+        torch.cuda.synchronize(loaded.runner.params.device)
     if raised := await launch_all(loaded, in_this_thread=True):
         send_finding({"raised": raised})
 

@@ -284,7 +284,7 @@ async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
     texts = [row for row, request in enumerate(found.requests) if request.prompt.images is None]
     assert 0 < len(texts) < whole
     ids = [torch.from_numpy(found.requests[row].prompt.token_ids.astype(np.int64)) for row in texts]
-    found.requests += [of_embeds(runner.backbone.embed(of_text)) for of_text in ids]
+    found.requests += [of_embeds(runner.loaded.backbone.embed(of_text)) for of_text in ids]
     found.expected = np.concatenate([found.expected, found.expected[texts]])
     differences = [await farthest(found, [row]) for row in range(whole, len(found.requests))]
     differences.append(await farthest(found, shuffled(found.requests)))
@@ -297,7 +297,7 @@ async def test_the_embedding_of_the_placeholder_fails_no_batch(name: str, tmp_pa
     """A client can send what the model has in the place of an image; the model takes it for one."""
     found = await vision_language(tmp_path / "model", name, Embed())
     ours: Any = found.ours
-    hostile = of_embeds(ours.runner.backbone.embed(torch.tensor([ours.images.token_id] * 3)))
+    hostile = of_embeds(ours.runner.loaded.backbone.embed(torch.tensor([ours.images.token_id] * 3)))
     _, *rows = [vector for (vector,) in await ours.runner.launch(Batch((hostile, *found.requests)))]
     assert max(map(difference, rows, found.expected)) < found.tolerance
 

@@ -68,7 +68,7 @@ async def test_openvino_gives_what_torch_gives(name: str, tmp_path: Path):
     assert by_openvino.runner.describe().endswith("by OpenVINO")
     outputs = 0
     for params in (Embed(), TokenEmbed(), SparseEmbed(), SparseLookup(), Classify(), TokenClassify()):
-        if type(params) in by_torch.runner.heads:
+        if type(params) in by_torch.runner.loaded.heads:
             outputs += 1
             input_type = input_type_of(by_torch, params)
             for prompts in prompts_of(by_torch, params):
@@ -114,7 +114,7 @@ async def computed(folder: Path, dtype: Dtype, cache: Path | str) -> str:
         return str(error)
     digest = hashlib.sha256()
     for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify(), TokenClassify()):
-        if type(params) in served.runner.heads:
+        if type(params) in served.runner.loaded.heads:
             for prompts in [*prompts_of(served, params), [TextPrompt(TEXTS[1])]]:
                 for value in await served.compute(prompts, params):
                     for array in (value.indices, value.values) if isinstance(value, SparseVector) else (value,):

@@ -576,10 +576,10 @@ def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
 
 
 def test_what_is_logged_while_a_model_is_converted_is_not_lost(model: Path, caplog: pytest.LogCaptureFixture):
-    from trio_pool_serve.models.loading.torch_loading import load_parts
+    from trio_pool_serve.models.loading.torch_loading import load_warm_runner
     from trio_pool_serve.runner.openvino.graph import Traced, convert
 
-    loaded, _, _ = load_parts(read_model_folder(model), ModelConfig(device="cpu", dtype="float32"), Offload())
+    loaded = load_warm_runner(read_model_folder(model), ModelConfig(device="cpu", dtype="float32"), Offload()).loaded
     traced = Traced(loaded)
     loaded.backbone.model.register_forward_hook(lambda *_: logging.getLogger("another").info("meanwhile"))
     caplog.set_level(logging.INFO)

@@ -62,7 +62,7 @@ def on_cuda(minilm: Path) -> ServedModel:
 @pytest.fixture
 def slow_copies(on_cuda: ServedModel) -> SlowCopier:
     """Make the copies of ``on_cuda`` slow on request."""
-    on_cuda.runner.copier = copier = SlowCopier(on_cuda.runner.device, Offload())
+    on_cuda.runner.copier = copier = SlowCopier(on_cuda.runner.params.device, Offload())
     return copier
 
 
@@ -148,7 +148,7 @@ async def test_the_budget_is_found_on_the_device(minilm: Path):
 async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
     """Token vectors are copied to the host while the next batch is replayed."""
     served = half(minilm)
-    served.runner.copier = copier = SlowCopier(served.runner.device, Offload())
+    served.runner.copier = copier = SlowCopier(served.runner.params.device, Offload())
     batches = [Batch(tuple(await served.ask([text] * 4, [(TokenEmbed(),)] * 4))) for text in TEXTS]
     expected = [await awaited([served.runner.launch(batch)]) for batch in batches]
     copier.slow = 1

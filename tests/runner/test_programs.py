@@ -138,12 +138,12 @@ def test_a_pass_that_fails_leaves_nothing_behind(runner: OpenVinoRunner, threads
 
 
 def test_the_rows_to_compare_have_padding_segments_and_the_longest_length(folder: Path, tmp_path: Path):
-    batches = all_batches(ServedModel(folder).runner.backbone, 48)
+    batches = all_batches(ServedModel(folder).runner.loaded.backbone, 48)
     lengths = [[len(prompt.token_ids) for prompt in batch] for batch in batches]
     assert max(map(max, lengths)) == 48
     assert any(len(set(batch)) > 1 for batch in lengths)
     assert any(prompt.type_ids is not None and prompt.type_ids.any() for batch in batches for prompt in batch)
-    slides = ServedModel(write_family(tmp_path / "gemma3", "gemma3")).runner.backbone
+    slides = ServedModel(write_family(tmp_path / "gemma3", "gemma3")).runner.loaded.backbone
     longest = max(len(prompt.token_ids) for batch in all_batches(slides, 10_000) for prompt in batch)
     assert longest > 8 + 32, "beyond the window of its sliding attention"
 

@@ -27,9 +27,9 @@ def packed_backbone(served: ServedModel) -> PackedBackbone:
     """What a GPU computes by its kernel, computed segment by segment."""
     runner = served.runner
     return pack_backbone(
-        runner.backbone,
+        runner.loaded.backbone,
         ONE_BY_ONE,
-        pad_token_id=runner.pad_token_id,
+        pad_token_id=runner.params.pad_token_id,
         max_tokens=served.folder.max_model_len,
         device=CPU,
     )
@@ -69,7 +69,7 @@ async def test_vectors_and_token_vectors_of_mixed_lengths_agree_shuffled_and_alo
 
 async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed: ServedModel):
     """A client may send any ids; RoBERTa gives those no position of their own."""
-    pad = padded.runner.pad_token_id
+    pad = padded.runner.params.pad_token_id
     rows = [[4, pad, 5, 6, pad, pad, 7], [8, 9], [pad, 4]]
     batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.array(row, dtype=np.int32))) for row in rows))
     theirs, ours = await padded.runner.launch(batch), await packed.runner.launch(batch)
@@ -92,7 +92,7 @@ def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
     def mix(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         return output + 1e-6 * output.mean(dim=1, keepdim=True)
 
-    served.runner.backbone.model.embeddings.register_forward_hook(mix)
+    served.runner.loaded.backbone.model.embeddings.register_forward_hook(mix)
     with pytest.raises(CannotPackError, match="its rows depend on one another"):
         packed_backbone(served)
 
@@ -103,8 +103,8 @@ async def test_a_row_that_brings_embeddings_is_packed_too(padded: ServedModel, p
     assert computed_packed.takes_embeds
     requests = await packed.requests(TEXTS[:2])
     ids = requests[0].prompt.token_ids
-    embeds = packed.runner.backbone.embed(torch.from_numpy(ids.astype(np.int64))).detach().float().numpy()
-    of_embeds = PoolingRequest(RenderedPrompt(np.full_like(ids, padded.runner.pad_token_id), embeds=embeds))
+    embeds = packed.runner.loaded.backbone.embed(torch.from_numpy(ids.astype(np.int64))).detach().float().numpy()
+    of_embeds = PoolingRequest(RenderedPrompt(np.full_like(ids, padded.runner.params.pad_token_id), embeds=embeds))
     rows = await packed.runner.launch(Batch((of_embeds, requests[1])))
     assert largest_difference([row[0] for row in rows], await padded.embed(TEXTS[:2])) < TOLERANCE
 

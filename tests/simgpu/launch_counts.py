@@ -81,7 +81,7 @@ def uneven_batch(runner: TransformerRunner, kind: Kind, budget: int) -> Batch:
     """Return the batch that the queue forms of one row as long as can be and as many short ones as fit beside it."""
     rows = BatchBudget(budget, free_padding=budget // FREE_PADDING_DIVISOR, pads=runner.pads)
     lengths = []
-    for length in chain([min(runner.max_tokens, budget)], repeat(SHORT)):
+    for length in chain([min(runner.params.max_tokens, budget)], repeat(SHORT)):
         if not rows.try_add(length):
             break
         lengths.append(length)

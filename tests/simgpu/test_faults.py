@@ -99,14 +99,14 @@ async def test_threads_that_launch_and_wait_have_made_the_device_their_own(tmp_p
     path = write_family(tmp_path / "bert", "bert")
     with on_simulated_device(), watched() as activity:
         runner = ServedModel(path, dtype="bfloat16", device="cuda:1").runner
-        assert runner.device.index == 1
+        assert runner.params.device.index == 1
         handles = []
         launching = threading.Thread(target=lambda: handles.append(runner.launch(rows(5, 3))))
         launching.start()
         launching.join()
         # The thread that waits has had no device, or another one.
-        cuda = torch.get_device_module(runner.device)
-        await trio.to_thread.run_sync(cuda.set_device, torch.device(runner.device.type, 0))
+        cuda = torch.get_device_module(runner.params.device)
+        await trio.to_thread.run_sync(cuda.set_device, torch.device(runner.params.device.type, 0))
         await handles[0]
     assert activity.races == []
 
@@ -120,7 +120,7 @@ def test_a_vocabulary_s_logits_are_computed_for_tokens_alone(tmp_path: Path):
         runner = loaded(tmp_path, "splade max", "packed")
         batch = rows(40, *[2] * 60, params=(SparseEmbed(),))
         used = peak_of(runner, batch)
-        logits = batch.padded_tokens * runner.backbone.vocab_size * 2
+        logits = batch.padded_tokens * runner.loaded.backbone.vocab_size * 2
     assert runner.pads is False
     assert used < logits / 2
 

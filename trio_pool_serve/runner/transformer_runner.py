@@ -1,6 +1,6 @@
 """The runner of transformers models: batches to forward passes, heads and output copies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
-from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Head, HeadRows
-from trio_pool_serve.runner.loaded_model import Backbone
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
+from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import accepts_embeds
 from trio_pool_serve.runner.runner_description import RunnerDescription
@@ -33,9 +33,6 @@ from trio_pool_serve.types import (
     TokenClassify,
     TokenEmbed,
 )
-
-Heads = Mapping[type[Any], Head]
-"""The head for each class of ``PoolingParams``."""
 
 PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
 """Params whose heads are tried with rows that are made up."""
@@ -58,19 +55,16 @@ class HeadOutput:
 class TransformerRunner:
     """Computes batches with one backbone and its heads on one device.
 
-    ``copier`` is ``None`` on a device that computes synchronously. ``max_tokens`` is the length of the longest row.
-    ``default_batch_tokens`` is the token budget that suits a model of this size on this device. ``dimensions``,
-    ``embeds_width`` and ``probe_request`` are known after ``warm_up``.
+    ``copier`` is ``None`` on a device that computes synchronously. ``default_batch_tokens`` is the token budget that
+    suits a model of this size on this device. ``dimensions``, ``embeds_width`` and ``probe_request`` are known after
+    ``warm_up``.
     """
 
-    backbone: Backbone
-    heads: Heads
-    device: torch.device
-    pad_token_id: int
+    loaded: LoadedModel
+    params: LoadingParams
     default_batch_tokens: int
-    max_tokens: int
     copier: OutputCopier | None = None
-    compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
+    compute: Compute = Factory(lambda self: self.loaded.backbone, takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
     dimensions: int = field(default=0, init=False)
@@ -93,13 +87,13 @@ class TransformerRunner:
 
         Raises ``RunnerDeadError`` once the CUDA context is lost, and ``OutOfDeviceMemoryError``.
         """
-        use_device(self.device)
+        use_device(self.params.device)
         if self.on_cpu:
             threads = granted_threads(torch.get_num_threads())
             if threads != torch.get_num_threads():
                 torch.set_num_threads(threads)
         try:
-            return computed_or_out_of_memory(partial(self._launch, batch), partial(release_caches, self.device))
+            return computed_or_out_of_memory(partial(self._launch, batch), partial(release_caches, self.params.device))
         except torch.AcceleratorError as error:
             raise RunnerDeadError(f"the device failed: {error}") from error
 
@@ -117,25 +111,25 @@ class TransformerRunner:
         """Try the heads; set ``embeds_width``, too, if rows of token embeddings give the same output as their ids."""
         self.try_heads()
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
-        ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
-        if self.backbone.embeds_width and accepts_embeds(
-            self.backbone,
-            self.backbone,
+        ids = np.array([token for token in range(PROBE_TOKENS) if token != self.params.pad_token_id], dtype=np.int32)
+        if self.loaded.backbone.embeds_width and accepts_embeds(
+            self.loaded.backbone,
+            self.loaded.backbone,
             (ids, ids[: len(ids) // 2]),
             PROBE_TOLERANCE,
-            pad_token_id=self.pad_token_id,
-            device=self.device,
+            pad_token_id=self.params.pad_token_id,
+            device=self.params.device,
         ):
-            self.embeds_width = self.backbone.embeds_width
+            self.embeds_width = self.loaded.backbone.embeds_width
 
     @torch.inference_mode()
     def try_heads(self) -> None:
         """Compute a short row with each head; set ``dimensions`` and ``probe_request``. Raises what the heads raise."""
-        no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
+        no_padding = int(self.params.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}
         for param_type in PROBED:
-            if param_type in self.heads:
+            if param_type in self.loaded.heads:
                 request = PoolingRequest(prompt, (param_type(),))
                 (output,) = self._compute(Batch((request,)))
                 self._require_finite(output.rows.tensor, request)
@@ -145,7 +139,9 @@ class TransformerRunner:
 
     def _require_finite(self, output: torch.Tensor, request: PoolingRequest) -> None:
         if not output.isfinite().all():
-            module = self.backbone.first_not_finite(ForwardPass([request], self.pad_token_id, self.device))
+            module = self.loaded.backbone.first_not_finite(
+                ForwardPass([request], self.params.pad_token_id, self.params.device)
+            )
             where = f" from {module} on" if module else ""
             raise NotFiniteError(f"its output has infinities or NaN{where}, though its weights have none")
 
@@ -168,8 +164,8 @@ class TransformerRunner:
         budget = wanted_batch_tokens or self.default_batch_tokens
         if self.on_cpu:
             return budget
-        params = tuple(kind() for kind in PROBED if kind in self.heads)
-        fit = partial(fit_budget, self._compute_all, max_tokens=self.max_tokens, params=params)
+        params = tuple(kind() for kind in PROBED if kind in self.loaded.heads)
+        fit = partial(fit_budget, self._compute_all, max_tokens=self.params.max_tokens, params=params)
         budget = fit(budget)
         captured = ""
         if self.capture is not None:
@@ -184,13 +180,13 @@ class TransformerRunner:
 
     def _compute_all(self, batches: Sequence[Batch]) -> None:
         handles = [self.launch(batch) for batch in batches]
-        torch.get_device_module(self.device).synchronize(self.device)
+        torch.get_device_module(self.params.device).synchronize(self.params.device)
         del handles
 
     @property
     def on_cpu(self) -> bool:
         """Whether it computes on this machine's cores."""
-        return self.device.type == "cpu"
+        return self.params.device.type == "cpu"
 
     def describe(self) -> str:
         """Return one line for the log."""
@@ -198,7 +194,7 @@ class TransformerRunner:
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
         """Return the heads' outputs, on the device. Rows that only look up weights of tokens have no forward pass."""
-        forward = ForwardPass(batch.requests, self.pad_token_id, self.device)
+        forward = ForwardPass(batch.requests, self.params.pad_token_id, self.params.device)
         rows = range(len(batch.requests))
         if SparseLookup not in _kinds_of(batch.requests):
             return self._apply_heads(evolve(forward, states=self.compute(forward)), rows)
@@ -215,14 +211,16 @@ class TransformerRunner:
         kinds = _kinds_of(requests)
         if len(kinds) == 1 and all(len(request.params) == 1 for request in requests):
             params = [request.params[0] for request in requests]
-            return [HeadOutput(self.heads[kinds.pop()](forward, params), [(row, 0) for row in rows])]
+            return [HeadOutput(self.loaded.heads[kinds.pop()](forward, params), [(row, 0) for row in rows])]
         requested: dict[type[Any], list[tuple[int, int, PoolingParams]]] = {}
         for position, request in enumerate(requests):
             for index, param in enumerate(request.params):
                 requested.setdefault(type(param), []).append((position, index, param))
         return [
             HeadOutput(
-                self.heads[kind](forward.select([position for position, _, _ in uses]), [param for *_, param in uses]),
+                self.loaded.heads[kind](
+                    forward.select([position for position, _, _ in uses]), [param for *_, param in uses]
+                ),
                 [(rows[position], index) for position, index, _ in uses],
             )
             for kind, uses in requested.items()

@@ -102,7 +102,7 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
 
     from trio_pool_serve.models.folder import read_model_folder
     from trio_pool_serve.models.loading.sample_prompts import sample_prompts
-    from trio_pool_serve.models.loading.torch_loading import load_parts
+    from trio_pool_serve.models.loading.torch_loading import load_warm_runner
     from trio_pool_serve.runner.openvino.preparation import Preparation
 
     if not sys.stderr.isatty():
@@ -117,12 +117,9 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
             f"must be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
         )
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
-    loaded, runner, params = load_parts(folder, config, Offload())
     return Preparation(
-        loaded,
-        runner,
+        load_warm_runner(folder, config, Offload()),
         config,
-        params,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
         may_time=job.may_time,
         exported=exported_file(folder.transformer_path),

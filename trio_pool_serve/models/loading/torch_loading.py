@@ -36,21 +36,16 @@ def load_runner(
 
     ``why_torch`` says why OpenVINO does not compute it. Blocks for seconds. Raises ``ModelLoadError``.
     """
-    loaded, runner, params = load_parts(folder, config, offload)
-    if params.device.type == "cpu":
-        retain_freed_memory(_freed_by_batch(loaded, params))
-    refuse_impossible(loaded.backbone, config, params)
-    runner.choose = partial(_choose, runner, loaded, folder, config, params, torch.get_num_threads(), why_torch)
+    runner = load_warm_runner(folder, config, offload)
+    if runner.on_cpu:
+        retain_freed_memory(_freed_by_batch(runner))
+    refuse_impossible(runner.loaded.backbone, config, runner.params)
+    runner.choose = partial(_choose, runner, folder, config, torch.get_num_threads(), why_torch)
     return runner
 
 
-def load_parts(
-    folder: AnyModelFolder, config: ModelConfig, offload: Offload
-) -> tuple[LoadedModel, TransformerRunner, LoadingParams]:
-    """Load a model; return it with its runner, which has computed a batch, and the params of its computation.
-
-    Blocks for seconds. Raises ``ModelLoadError``.
-    """
+def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
+    """Load a model; return its runner, which has computed a batch. Blocks for seconds. Raises ``ModelLoadError``."""
     device = resolve_device(config.device)
     use_device(device)
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
@@ -64,17 +59,10 @@ def load_parts(
         max_tokens=folder.max_model_len,
     )
     loaded = resolve_name(folder.kind.load)(folder, params)
-    runner = TransformerRunner(
-        loaded.backbone,
-        loaded.heads,
-        device,
-        pad_token_id=params.pad_token_id,
-        default_batch_tokens=_default_batch_tokens(loaded, params),
-        max_tokens=folder.max_model_len,
-        copier=OutputCopier(device, offload) if device.type != "cpu" else None,
-    )
+    copier = OutputCopier(device, offload) if device.type != "cpu" else None
+    runner = TransformerRunner(loaded, params, _default_batch_tokens(loaded, params), copier)
     _try(runner.warm_up)
-    return loaded, runner, params
+    return runner
 
 
 def _try(compute: Callable[[], None]) -> None:
@@ -85,15 +73,10 @@ def _try(compute: Callable[[], None]) -> None:
 
 
 def _choose(
-    runner: TransformerRunner,
-    loaded: LoadedModel,
-    folder: AnyModelFolder,
-    config: ModelConfig,
-    params: LoadingParams,
-    threads: int,
-    why_torch: str,
+    runner: TransformerRunner, folder: AnyModelFolder, config: ModelConfig, threads: int, why_torch: str
 ) -> None:
     """Choose the fastest way to compute that agrees with eager torch, and try the heads on it."""
+    loaded, params = runner.loaded, runner.params
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(loaded, config, params, why_torch)
@@ -115,10 +98,11 @@ def _choose(
     _try(runner.try_heads)
 
 
-def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:
+def _freed_by_batch(runner: TransformerRunner) -> int:
     """Return how much memory the largest batch frees to the heap: its widest states, several times."""
-    widths = (module.out_features for module in loaded.backbone.model.modules() if isinstance(module, nn.Linear))
-    states = _default_batch_tokens(loaded, params) * max(widths, default=0) * params.dtype.itemsize
+    modules = runner.loaded.backbone.model.modules()
+    widths = (module.out_features for module in modules if isinstance(module, nn.Linear))
+    states = runner.default_batch_tokens * max(widths, default=0) * runner.params.dtype.itemsize
     return STATES_AT_ONCE * min(states, MMAP_THRESHOLD_BYTES)  # larger ones are not in the heap
 
 

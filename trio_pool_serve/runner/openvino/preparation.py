@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.runner.cpu_features import saturates_int8
 from trio_pool_serve.runner.device_memory import is_out_of_memory
-from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
 from trio_pool_serve.runner.openvino.converted_model import (
     COMPARED,
     GRAPH,
@@ -75,10 +75,8 @@ HELD_OUT_ROWS = 8
 class Preparation:
     """The conversion of one model. ``by_torch`` computes it as it was loaded."""
 
-    loaded: LoadedModel
     by_torch: TransformerRunner
     config: ModelConfig
-    params: LoadingParams
     sample_prompts: Callable[[], tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]] = lambda: ((), ())
     """Returns prompts to quantise the model with, and others to compare its output on. Blocks: loads the tokenizer."""
     may_time: bool = True
@@ -109,8 +107,8 @@ class Preparation:
         """Do nothing: it holds memory only."""
 
     def _convert(self, folder: Path) -> ConvertedModel:
-        loaded = in_float32(self.loaded)
-        self._exact = evolve(self.by_torch, backbone=loaded.backbone, heads=loaded.heads, compute=loaded.backbone)
+        loaded = in_float32(self.by_torch.loaded)
+        self._exact = evolve(self.by_torch, loaded=loaded, compute=loaded.backbone)
         self._traced = Traced(loaded)
         self._model = self._describe()
         if self._traced.table is not None:
@@ -125,24 +123,26 @@ class Preparation:
         runner = self._runner(folder)
         if self.config.backend == "auto" and self._dtype != "int8" and self.may_time:
             self._time(runner)
-        prompt = RenderedPrompt(all_batches(loaded.backbone, self.params.max_tokens, self._marker)[0][0].token_ids)
+        prompt = RenderedPrompt(
+            all_batches(loaded.backbone, self.by_torch.params.max_tokens, self._marker)[0][0].token_ids
+        )
         return replace(self._model, check=Check.of(prompt, runner.value_of(prompt)))
 
     @property
     def _dtype(self) -> str:
-        return "int8" if self.config.dtype == "int8" else str(self.params.dtype).removeprefix("torch.")
+        return "int8" if self.config.dtype == "int8" else str(self.by_torch.params.dtype).removeprefix("torch.")
 
     def _describe(self) -> ConvertedModel:
-        backbone, by_torch = self.loaded.backbone, self.by_torch
+        by_torch, loaded = self.by_torch, self.by_torch.loaded
         return ConvertedModel(
-            what=f"{backbone.model.config.model_type} in {self._dtype}",
+            what=f"{loaded.backbone.model.config.model_type} in {self._dtype}",
             heads=self._traced.heads,
-            about_heads=self.loaded.description,
-            parameters=backbone.parameters,
-            weight_bytes=backbone.weight_bytes,
+            about_heads=loaded.description,
+            parameters=loaded.backbone.parameters,
+            weight_bytes=loaded.backbone.weight_bytes,
             dimensions=by_torch.dimensions,
             embeds_width=by_torch.embeds_width,
-            pad_token_id=by_torch.pad_token_id,
+            pad_token_id=by_torch.params.pad_token_id,
             default_batch_tokens=by_torch.default_batch_tokens,
         )
 
@@ -166,7 +166,7 @@ class Preparation:
             return False
         name = f"{self.exported.parent.name}/{self.exported.name}"
         try:
-            graph = ExportedGraph.read(self.exported, self.loaded.backbone.output)
+            graph = ExportedGraph.read(self.exported, self.by_torch.loaded.backbone.output)
             self._compare(graph.joined(convert_heads(self._traced)), folder)
         except OSError:
             raise
@@ -180,7 +180,7 @@ class Preparation:
     def _compare(self, graph: ov.Model, folder: Path) -> None:
         """Write the graph. Raises ``UnusableGraphError`` if its output is not near the model's in float32."""
         write_graph(graph, folder / GRAPH)
-        batches = all_batches(self.loaded.backbone, self.params.max_tokens, self._marker)
+        batches = all_batches(self.by_torch.loaded.backbone, self.by_torch.params.max_tokens, self._marker)
         cosine = self._cosine(folder, batches)
         if self._dtype == "bfloat16" and MIN_COSINE["bfloat16"] > cosine >= LEAST_COSINE:
             of_torch = agreement(self.by_torch, self._exact, batches).min()
@@ -206,7 +206,9 @@ class Preparation:
         held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 
         def attempt(*, halves_range: bool) -> tuple[npt.NDArray[np.float64], ov.Model]:
-            quantized = quantize(graph, calibration, pad_token_id=self.params.pad_token_id, halves_range=halves_range)
+            quantized = quantize(
+                graph, calibration, pad_token_id=self.by_torch.params.pad_token_id, halves_range=halves_range
+            )
             write_graph(quantized, folder / GRAPH)
             return agreement(self._runner(folder), self._exact, held_out), quantized
 
@@ -230,8 +232,8 @@ class Preparation:
             runner.launch,
             self.by_torch.launch,
             params=runner.compared[0],
-            vocab_size=self.loaded.backbone.vocab_size,
-            max_tokens=self.params.max_tokens,
+            vocab_size=self.by_torch.loaded.backbone.vocab_size,
+            max_tokens=self.by_torch.params.max_tokens,
         )
         if trial.ratio <= MAX_RATIO or trial.is_steady or self._model.why_float32:
             self._model = replace(self._model, time_ratio=trial.ratio)
@@ -293,7 +295,7 @@ def agreement(
     ours: Runner, expected: TransformerRunner, batches: Iterable[Sequence[RenderedPrompt]]
 ) -> npt.NDArray[np.float64]:
     """Return the cosines of two runners' values for all params that are compared: one or more for each row."""
-    compared = [params for params in COMPARED if type(params) in expected.heads]
+    compared = [params for params in COMPARED if type(params) in expected.loaded.heads]
     return np.array(
         [
             cosine
