@@ -22,29 +22,30 @@ SDPA = "trio_pool_serve_sdpa"
 EAGER = "trio_pool_serve_eager"
 """For models that take masks from transformers, but no attention function."""
 
-
-TRACED_SDPA = "trio_pool_serve_traced_sdpa"
-
-TRACED_EAGER = "trio_pool_serve_traced_eager"
-"""For a tracer, which cannot follow ``torch.vmap``. transformers uses it for masks that a model adds to its own
-(Gemma 3's); the caller checks whether the mask is the same without it."""
-
-
 MakeMask: TypeAlias = Callable[..., Tensor | None]
 
 NO_VMAP = {"use_vmap": False}
-"""transformers' mask functions all work on whole tensors of indices."""
+"""transformers' mask functions all work on whole tensors of indices. A tracer cannot follow ``torch.vmap``, which
+transformers uses for masks that a model adds to its own (Gemma 3's); who traces checks whether the mask is the same."""
 
 NO_SKIPS = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 """Without these options, no mask is made where none is needed."""
 
 
 def without_synchronisation(make_mask: MakeMask) -> MakeMask:
-    """Return ``make_mask`` without mask skips, except within ``masks_of`` for rows without padding."""
+    """Return ``make_mask`` without mask skips, except within ``masks_of`` for rows without padding.
+
+    Within ``traceable_masks``, the mask has something to attend to for every token. Padding that is farther from all
+    tokens than a sliding window reaches attends to nothing. torch makes zeros of that, OpenVINO makes NaNs, which reach
+    the tokens in the next layer.
+    """
 
     def mask(**options: Any) -> Tensor | None:
         changed = {"attention_mask": None} if getattr(_rows, "are_unpadded", False) else NO_SKIPS
-        return make_mask(**options | NO_VMAP | changed)
+        made = make_mask(**options | NO_VMAP | changed)
+        if made is not None and made.dtype == torch.bool and getattr(_rows, "are_traced", False):
+            return made | ~made.any(dim=-1, keepdim=True)
+        return made
 
     return mask
 
@@ -65,32 +66,13 @@ def masks_of(forward: ForwardPass) -> Iterator[None]:
         _rows.are_unpadded = False
 
 
-def traceable(make_mask: MakeMask) -> MakeMask:
-    """Return ``make_mask`` without mask skips and ``torch.vmap``, and with something to attend to for every token.
-
-    Padding that is farther from all tokens than a sliding window reaches attends to nothing. torch makes zeros of that,
-    OpenVINO makes NaNs, which reach the tokens in the next layer.
-    """
-
-    def mask(**options: Any) -> Tensor | None:
-        made = make_mask(**options | NO_VMAP | NO_SKIPS)
-        if made is None or made.dtype != torch.bool:
-            return made
-        return made | ~made.any(dim=-1, keepdim=True)
-
-    return mask
-
-
 AttentionInterface.register(SDPA, sdpa_attention_forward)
-AttentionInterface.register(TRACED_SDPA, sdpa_attention_forward)
 AttentionMaskInterface.register(SDPA, without_synchronisation(sdpa_mask))
 AttentionMaskInterface.register(EAGER, without_synchronisation(eager_mask))
-AttentionMaskInterface.register(TRACED_SDPA, traceable(sdpa_mask))
-AttentionMaskInterface.register(TRACED_EAGER, traceable(eager_mask))
 
 
-def skip_mask_checks(model: nn.Module, *, sdpa: str = SDPA, eager: str = EAGER) -> None:
-    """Make a model skip the checks where its masks are transformers' and its attention is ``sdpa`` or its own code.
+def skip_mask_checks(model: nn.Module) -> None:
+    """Make a model skip the checks where its masks are transformers' and its attention is sdpa or its own code.
 
     Parts of a model, such as its towers, have configs of their own.
     """
@@ -100,18 +82,20 @@ def skip_mask_checks(model: nn.Module, *, sdpa: str = SDPA, eager: str = EAGER) 
         config: Any = part.config
         name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
         if name == "sdpa":
-            config._attn_implementation = sdpa  # noqa: SLF001
+            config._attn_implementation = SDPA  # noqa: SLF001
         elif name == "eager" and not part._can_set_attn_implementation():  # noqa: SLF001
-            config._attn_implementation = eager  # noqa: SLF001
+            config._attn_implementation = EAGER  # noqa: SLF001
 
 
 @contextmanager
 def traceable_masks(model: nn.Module) -> Iterator[None]:
-    """Make a model skip the checks, and use no ``torch.vmap``, within the block."""
+    """Make a model skip the checks within the block, with masks that OpenVINO can compute."""
     config: Any = model.config
     name = config._attn_implementation  # noqa: SLF001
-    skip_mask_checks(model, sdpa=TRACED_SDPA, eager=TRACED_EAGER)
+    skip_mask_checks(model)
+    _rows.are_traced = True
     try:
         yield
     finally:
+        _rows.are_traced = False
         config._attn_implementation = name  # noqa: SLF001
