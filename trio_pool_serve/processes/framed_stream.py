@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.errors import UnsendableError
 
@@ -86,11 +86,10 @@ class FramedStream(Generic[Message]):
     """Total, incomplete frames included."""
     sent_bytes: int = field(default=0, init=False)
     """Total that the kernel has taken, frames being sent included."""
-    _decoder: msgspec.msgpack.Decoder[Message] = field(init=False)
+    _decoder: msgspec.msgpack.Decoder[Message] = field(
+        init=False, default=Factory(lambda self: msgspec.msgpack.Decoder(self.kind), takes_self=True)
+    )
     _received: bytearray = field(init=False, factory=bytearray)
-
-    def __attrs_post_init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(self.kind)
 
     def continued(self, kind: Any) -> "FramedStream[Any]":
         """Return the same stream for messages of another type and the default sizes; do not use this one afterwards."""

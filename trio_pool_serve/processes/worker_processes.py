@@ -11,7 +11,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import outcome
 import trio
 import trio_parallel
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import (
     PoolServeError,
@@ -73,17 +73,18 @@ class WorkerProcesses:
     prepare: Callable[[], object] = bool  # does nothing
     in_processes: bool = True
     niceness: int | None = None
-    _limiter: trio.CapacityLimiter = field(init=False)
-    _turns: ClientTurns = field(init=False)
+    _limiter: trio.CapacityLimiter = field(
+        init=False, default=Factory(lambda self: trio.CapacityLimiter(self.workers), takes_self=True)
+    )
+    _turns: ClientTurns = field(
+        init=False, default=Factory(lambda self: ClientTurns(self.workers + 1, self.workers + 1), takes_self=True)
+    )
+    """One more than processes: it is ready when a process is."""
     _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
     _nursery: trio.Nursery | None = field(init=False, default=None)
     _killed: int = field(init=False, default=0)
     _running: int = field(init=False, default=0)
     """Calls of the context's ``run_sync``, including calls that no process has begun yet."""
-
-    def __attrs_post_init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(self.workers)
-        self._turns = ClientTurns(self.workers + 1, self.workers + 1)  # one call is ready when a process is
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run worker processes until cancelled.

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -42,13 +42,16 @@ class CompiledBackbone:
 
     backbone: Backbone
     device: torch.device
-    _of_ids: Any = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        # With freezing, weights are packed for the CPU's kernels; this takes the memory of the weights a second time.
-        self._of_ids = torch.compile(
-            self.backbone.forward_ids, dynamic=True, options={"freezing": self.device.type == "cpu"}
-        )
+    _of_ids: Any = field(
+        init=False,
+        default=Factory(
+            lambda self: torch.compile(
+                self.backbone.forward_ids, dynamic=True, options={"freezing": self.device.type == "cpu"}
+            ),
+            takes_self=True,
+        ),
+    )
+    """With freezing, weights are packed for the CPU's kernels; this takes the memory of the weights a second time."""
 
     def __call__(self, forward: ForwardPass) -> RowStates:
         """Return what ``backbone`` returns."""

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -59,14 +59,12 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
             make_durable(folder.parent)
 
 
-def remove_files(folder: Path, paths: Iterable[Path]) -> None:
+def remove_files(folder: Path, paths: Collection[Path]) -> None:
     """Remove files of a folder durably."""
-    removed = False
     for path in paths:
         with storage_errors(path):
             path.unlink()
-        removed = True
-    if removed:
+    if paths:
         with storage_errors(folder):
             make_durable(folder)
 

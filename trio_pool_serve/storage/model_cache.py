@@ -223,9 +223,8 @@ class CacheEntry:
         record, files = stored
         try:
             found = self.cache.digest(path / name for name in files)
-            for name, digest in files.items():
-                if found[path / name] != digest:
-                    raise OSError(f"{name} has been changed")  # noqa: TRY301
+            if changed := [name for name, digest in files.items() if found[path / name] != digest]:
+                raise OSError(f"{changed[0]} has been changed")  # noqa: TRY301
         except OSError as error:
             logger.warning("%s is damaged, and not used: %s", path, error)
             return None

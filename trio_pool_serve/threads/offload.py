@@ -104,18 +104,22 @@ class Offload:
     """Whether requests may be computed while a model is loaded: measurements mean little then."""
     undecoded: Backlog = field(init=False, factory=Backlog)
     """Bodies that ``decode`` has not decoded yet."""
-    _rendering: ClientTurns = field(init=False)
-    _decoding: ClientTurns = field(init=False)
+    _rendering: ClientTurns = field(
+        init=False, default=Factory(lambda self: ClientTurns(self.render + 1, self.render + 1), takes_self=True)
+    )
+    """One more than threads: it is ready when a thread is."""
+    _decoding: ClientTurns = field(
+        init=False, default=Factory(lambda self: ClientTurns(sys.maxsize, self.render + 1), takes_self=True)
+    )
     """Turns for entering ``_rendering``: a client's prompts do not wait for all of its bodies."""
-    preparing: ClientTurns = field(init=False)
+    preparing: ClientTurns = field(
+        init=False, default=Factory(lambda self: ClientTurns(self.media, self.media), takes_self=True)
+    )
     """Turns for preparing one image."""
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
     def __attrs_post_init__(self) -> None:
-        self._rendering = ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
-        self._decoding = ClientTurns(sys.maxsize, self.render + 1)
-        self.preparing = ClientTurns(self.media, self.media)
         capacities = CAPACITIES | {
             "render": self.render,
             "media": self.media + 1,  # short work does not wait for an image

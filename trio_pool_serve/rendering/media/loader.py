@@ -38,11 +38,13 @@ class MediaLoader:
     offload: Offload
     memory: MemoryBudget = Factory(MemoryBudget)
     max_body_bytes: int = 0
-    cache: MediaCache = field(init=False)
+    cache: MediaCache = field(
+        init=False,
+        default=Factory(lambda self: MediaCache(self.memory.max_bytes // CACHED_PART, self.memory), takes_self=True),
+    )
     fetcher: ImageFetcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.cache = MediaCache(self.memory.max_bytes // CACHED_PART, self.memory)
         # All entries count as domains: with networks alone, no host name is allowed.
         listed = self.config.media_entries
         networks = [network for network in listed.values() if network is not None]

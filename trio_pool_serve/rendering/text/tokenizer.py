@@ -165,10 +165,12 @@ class TokenizerPool:
 
     first: Tokenizer
     size: int
-    _free: deque[Tokenizer] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._free = deque([self.first, *(self.first.copy() for _ in range(self.size - 1))])
+    _free: deque[Tokenizer] = field(
+        init=False,
+        default=Factory(
+            lambda self: deque([self.first, *(self.first.copy() for _ in range(self.size - 1))]), takes_self=True
+        ),
+    )
 
     @contextmanager
     def lend(self) -> Iterator[Tokenizer]:

@@ -96,8 +96,8 @@ class OpenVinoRunner:
             if not any(self.heads[type(param)].output for param in request.params)
         ]
         if looked_up:
-            outputs = Outputs([requests[row] for row in looked_up], table=self.table)
-            return self._with_others(requests, looked_up, self._values(outputs))
+            values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
+            return self._with_others(requests, looked_up, values)
         padded = Rows(requests, self.model.pad_token_id)
         program = self.programs.choose(is_planned=requests[0].planned is not None)
         return program(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 import openvino as ov
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.processes.allocator import return_mapped_pages
 from trio_pool_serve.runner.shared_cores import granted_threads
@@ -106,17 +106,15 @@ class Program:
     """Passes that may be computed at a time, with ``threads`` together."""
     is_idle: bool = False
     """Whether its threads have idle priority."""
-    inputs: list[str] = field(init=False)
-    """Names of the graph's inputs."""
-    _outputs: list[str] = field(init=False)
-    compiled: CompiledModel = field(init=False)
+    inputs: list[str] = field(
+        init=False, default=Factory(lambda self: [given.any_name for given in self.model.inputs], takes_self=True)
+    )
+    """Names of the graph's inputs. A compiled model has further names for some of them, and for its outputs."""
+    _outputs: list[str] = field(
+        init=False, default=Factory(lambda self: [made.any_name for made in self.model.outputs], takes_self=True)
+    )
+    compiled: CompiledModel = field(init=False, default=Factory(lambda self: self._compile(), takes_self=True))
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
-
-    def __attrs_post_init__(self) -> None:
-        self.compiled = self._compile()
-        # A compiled model has further names for some of them.
-        self.inputs = [of_model.any_name for of_model in self.model.inputs]
-        self._outputs = [of_model.any_name for of_model in self.model.outputs]
 
     def __call__(self, inputs: Arrays, read: Callable[[Arrays], T]) -> T:
         """Compute, and return ``read`` of the outputs: arrays by name, which the next pass overwrites.
