@@ -37,7 +37,7 @@ from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import SpladeHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
-from trio_pool_serve.runner.openvino.converted_model import COMPARED, ConversionRefusedError
+from trio_pool_serve.runner.openvino.converted_model import COMPARED, UnusableGraphError
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import Preparation, agreement, all_batches
 from trio_pool_serve.runner.openvino.programs import CompileParams
@@ -186,7 +186,7 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
         began = time.perf_counter()
         try:
             model = Preparation(by_torch, ModelConfig(backend="openvino")).convert(Path(folder))
-        except ConversionRefusedError as refusal:
+        except UnusableGraphError as refusal:
             return Row(**about, cosine=None, speedups=[], failure=str(refusal)[:120])
         conversion_s = round(time.perf_counter() - began, 1)
         ours = OpenVinoRunner.of_folder(Path(folder), model, CompileParams("f32", torch.get_num_threads()))

@@ -55,7 +55,7 @@ async def asked(server: ImageServer, times: int) -> None:
 async def refused(fetching: ImageFetcher, url: str, kind: type[Exception] = MediaError) -> str:
     with pytest.raises(kind) as caught:
         await fetching.fetch(url, held())
-    assert fetching.statistics().borrowed == 0
+    assert fetching.turns.statistics().borrowed == 0
     return str(caught.value)
 
 
@@ -162,11 +162,11 @@ async def test_no_more_images_are_fetched_at_once_than_allowed():
         for number in range(MAX_CONCURRENT_FETCHES + 3):
             nursery.start_soon(fetching.fetch, server.url("/"), held(str(number % 2)))
         await asked(server, MAX_CONCURRENT_FETCHES)
-        stats = fetching.statistics()
+        stats = fetching.turns.statistics()
         assert (stats.borrowed, stats.waiting) == (MAX_CONCURRENT_FETCHES, 3)
         assert repr(fetching) == "<ImageFetcher 32/32+3>"
         nursery.cancel_scope.cancel()
-    assert fetching.statistics().borrowed == fetching.statistics().waiting == 0
+    assert fetching.turns.statistics().borrowed == fetching.turns.statistics().waiting == 0
 
 
 async def test_slow_hosts_of_one_client_leave_fetches_to_others():
@@ -180,7 +180,7 @@ async def test_slow_hosts_of_one_client_leave_fetches_to_others():
                 for number in range(100):
                     others.start_soon(fetching.fetch, server.url("/image"), held(str(number % 3)))
         assert server.heads.count(server.heads[0]) == MAX_FETCHES_PER_CLIENT
-        assert fetching.statistics().borrowed == MAX_FETCHES_PER_CLIENT
+        assert fetching.turns.statistics().borrowed == MAX_FETCHES_PER_CLIENT
         nursery.cancel_scope.cancel()
 
 
@@ -480,4 +480,4 @@ async def test_leaving_closes_the_connection():
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True), trio.fail_after(10):
             await closed.wait()
-    assert fetching.statistics().borrowed == 0
+    assert fetching.turns.statistics().borrowed == 0

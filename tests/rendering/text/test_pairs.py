@@ -20,6 +20,7 @@ from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import RenderedPrompt
 
 each_side = pytest.mark.parametrize("side", ["right", "left"])
@@ -180,16 +181,17 @@ async def test_the_frame_is_whole_and_the_body_is_cut():
         await render(renderer, pair, truncate_to=frame)
 
 
+TEMPLATE = (
+    "{% for message in messages %}{% if 'forbidden' in message.content %}{{ raise_exception('no such word, please') }}"
+    "{% endif %}<|im_start|>{{ message.role }}: {{ message.content }}{% endfor %}<|im_end|>end"
+)
+
+
 def chat_renderer(**settings: Any) -> tuple[Renderer, Any]:
     theirs = reranker_tokenizer()
-
-    def rendered(messages: Any, _: Any) -> str:
-        if any("forbidden" in message["content"] for message in messages):
-            raise ValueError("no such word, please")
-        return "".join(f"<|im_start|>{message['role']}: {message['content']}" for message in messages) + "<|im_end|>end"
-
-    pair_format = ChatPair(ChatFormat(structured=False, options={}), rendered)
-    return make_renderer(fast(theirs), pair_format=pair_format, **settings), theirs
+    tokenizer = fast(theirs)
+    tokenizer.chat = ModelChatTemplates(templates={"default": TEMPLATE})
+    return make_renderer(tokenizer, pair_format=ChatPair(ChatFormat(structured=False, options={})), **settings), theirs
 
 
 async def test_what_a_chat_template_ends_with_is_kept():

@@ -144,7 +144,8 @@ def require_plain_states(files: FolderFiles) -> None:
 def embedding_heads(spec: Embedding) -> "BuiltHeads":
     """Return the heads. Raises ``UnusableGraphError`` if there are other modules than Pooling and Normalize."""
     # Imported here: an optional dependency.
-    from trio_pool_serve.runner.openvino.exported_graph import UnusableGraphError, pooling_heads
+    from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
+    from trio_pool_serve.runner.openvino.exported_graph import pooling_heads
 
     if (names := [module.name for module in spec.modules]) not in (["Pooling"], ["Pooling", "Normalize"]):
         raise UnusableGraphError(f"without torch there is no {' + '.join(names)}, only Pooling and Normalize")

@@ -25,7 +25,7 @@ from trio_pool_serve.models.loading.converter import (
 from trio_pool_serve.models.loading.tokenizer_loading import import_transformers, load_tokenizer
 from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
-from trio_pool_serve.runner.openvino.converted_model import ConversionRefusedError
+from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
 from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload
 
@@ -81,7 +81,7 @@ def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation]") 
         models[order.number] = load_to_convert(order)
         return Reply()
     except ModelLoadError as error:
-        return Reply(error=sendable(str(error)), refused=isinstance(error, ConversionRefusedError))
+        return Reply(error=sendable(str(error)), refused=isinstance(error, UnusableGraphError))
     except Exception as error:
         if isinstance(error, OSError) and isinstance(order, Convert):
             return Reply(error=sendable(error.strerror or str(error)), errno=error.errno or errno.EIO)

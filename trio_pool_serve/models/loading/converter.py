@@ -21,7 +21,7 @@ from msgspec import Struct
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.framed_stream import PREFIX
-from trio_pool_serve.runner.openvino.converted_model import ConversionRefusedError, ConvertedModel
+from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
 
@@ -87,7 +87,7 @@ class Converter(Protocol):
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, and ``ConversionRefusedError``.
+        Raises ``OSError`` if the folder cannot be written, and ``UnusableGraphError``.
         """
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class ConverterProcess:
     def receive(self) -> FromConversion:
         """Return its next message. Raises ``ModelLoadError`` if it has ended; it gets no other model then.
 
-        A crash raises ``ConversionRefusedError``.
+        A crash raises ``UnusableGraphError``.
         """
         with suppress(ConnectionError, struct.error):  # the end of the stream
             size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
@@ -145,7 +145,7 @@ class ConverterProcess:
         with _lock, suppress(ValueError):  # another thread may have removed it
             _running.remove(self)
         how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
-        error_type = ConversionRefusedError if -code in CRASHES else ModelLoadError
+        error_type = UnusableGraphError if -code in CRASHES else ModelLoadError
         raise error_type(f"The process that converts the model {how}.")
 
     def end(self) -> None:
@@ -223,7 +223,7 @@ class ChildConverter:
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder; return its record. Blocks for seconds to minutes.
 
-        Raises ``OSError`` if the folder cannot be written, ``ConversionRefusedError`` if the process crashes, and
+        Raises ``OSError`` if the folder cannot be written, ``UnusableGraphError`` if the process crashes, and
         ``ModelLoadError`` if it dies otherwise.
         """
         model = self._ask(Convert(self._job.number, str(folder))).model
@@ -244,7 +244,7 @@ class ChildConverter:
             if message.errno:
                 raise OSError(message.errno, message.error)
             if message.refused:
-                raise ConversionRefusedError(message.error)
+                raise UnusableGraphError(message.error)
             if message.error:
                 raise ModelLoadError(message.error)
             return message

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.openvino.converted_model import GRAPH, Check, ConvertedModel, is_near
-from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
+from trio_pool_serve.runner.openvino.converted_model import GRAPH, Check, ConvertedModel, UnusableGraphError, is_near
+from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.shared_cores import usable_cores

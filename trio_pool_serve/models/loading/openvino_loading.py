@@ -28,8 +28,8 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
 from trio_pool_serve.runner.openvino.converted_model import (
     LONGEST_COMPARED,
-    ConversionRefusedError,
     ConvertedModel,
+    UnusableGraphError,
     is_near,
 )
 from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
@@ -147,7 +147,7 @@ class CpuModel:
                 with written(converter.convert, self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
                     return self._runner_of(path, model)
-            except ConversionRefusedError as refusal:
+            except UnusableGraphError as refusal:
                 reason = str(refusal).rstrip(".")
                 if self.entry is not None:
                     refused = ConvertedModel(what=f"computed by torch: {reason}", refused=reason)

@@ -1,7 +1,7 @@
 """The pair format of language models: a conversation of a query and a document in a chat template."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -60,10 +60,6 @@ MAX_KNOWN_SUFFIXES = 1024
 """Bounds the cache of template suffixes by instruction: clients can send instructions of their choice."""
 
 
-RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
-"""(messages, template kwargs) → the text of the chat template. Raises any exception that the template raises."""
-
-
 @define(eq=False)
 class ChatPair:
     """Renders a pair as a conversation of a query and a document.
@@ -72,14 +68,13 @@ class ChatPair:
     """
 
     _format: ChatFormat
-    _render_chat: RenderChat
     _suffixes: dict[str, TokenIds] = field(init=False, factory=dict)
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
         """Return the token ids of the conversation; special tokens come from the template."""
-        text = self._text(*shortened_pair(tokenizer, prompt), params.instruction)
+        text = self._text(tokenizer, *shortened_pair(tokenizer, prompt), params.instruction)
         excerpt, keep = encode_input(tokenizer, text, params, max_model_len, taken=0)
         is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
         ids = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
@@ -88,9 +83,9 @@ class ChatPair:
             ids = np.concatenate([ids[: len(ids) - len(suffix)], suffix])
         return RenderedPrompt(ids)
 
-    def _text(self, first: str, second: str, instruction: str) -> str:
+    def _text(self, tokenizer: Tokenizer, first: str, second: str, instruction: str) -> str:
         try:
-            return self._render_chat(
+            return tokenizer.chat.render(
                 self._format.messages(first, second, instruction), self._format.variables(instruction)
             )
         except UnicodeError:
@@ -104,7 +99,7 @@ class ChatPair:
         """Return the common suffix of two conversations that differ in everything but the instruction."""
         known = self._suffixes.get(instruction)
         if known is None:
-            texts = (self._text(filler, filler, instruction) for filler in ("0", "1 2 3 4"))
+            texts = (self._text(tokenizer, filler, filler, instruction) for filler in ("0", "1 2 3 4"))
             one, other = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
             shorter = min(len(one), len(other))
             differ = np.flatnonzero(one[::-1][:shorter] != other[::-1][:shorter])
@@ -123,7 +118,7 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
         return JoinedPair()
     fault = _fault(template, tokenizer)
     if fault is None:
-        return ChatPair(template, tokenizer.chat.render)
+        return ChatPair(template)
     if template.required:
         raise ModelLoadError(f"The chat template cannot carry a query and a document: {fault}.")
     return JoinedPair()

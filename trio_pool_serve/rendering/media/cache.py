@@ -33,7 +33,6 @@ class _Preparation:
     """An image that is being prepared; cancelled when no request waits for it."""
 
     key: Key
-    prepare: Prepare
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     done: trio.Event = field(factory=trio.Event, init=False)
     waiting: int = field(default=0, init=False)
@@ -119,14 +118,14 @@ class MediaCache:
         if self._nursery is None:
             raise UnavailableError("Images are not being prepared.")
         self._misses += 1
-        preparation = self._preparations[key] = _Preparation(key, prepare)
-        self._nursery.start_soon(self._run_preparation, preparation)
+        preparation = self._preparations[key] = _Preparation(key)
+        self._nursery.start_soon(self._run_preparation, preparation, prepare)
         return preparation
 
-    async def _run_preparation(self, preparation: _Preparation) -> None:
+    async def _run_preparation(self, preparation: _Preparation, prepare: Prepare) -> None:
         try:
             with preparation.scope:
-                preparation.features = await preparation.prepare()
+                preparation.features = await prepare()
         except Exception as error:  # raised by ``get`` for every waiting request
             preparation.error = error
         finally:

@@ -50,8 +50,8 @@ COMPARED: Sequence[PoolingParams] = (
 12 the sigmoid is nearly the same."""
 
 
-class ConversionRefusedError(ModelLoadError):
-    """OpenVINO cannot compute a model as torch does; the message says why."""
+class UnusableGraphError(ModelLoadError):
+    """A graph cannot be made or computed, or its output is not the model's; the message says why."""
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from attrs import frozen
 from openvino import opset15 as ops
 
 from trio_pool_serve.runner.batch_rows import IDS
+from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
 from trio_pool_serve.runner.openvino.heads import POOLINGS, AnyHead, Chunks, Labels, TokenLabels, TokenVectors, Vector
 from trio_pool_serve.runner.openvino.programs import read_graph
 
@@ -18,10 +19,6 @@ OUTPUTS: Mapping[str, frozenset[str]] = {
     "logits": frozenset({"logits"}),
 }
 """Names of a file's output by the output that heads read. sentence-transformers calls states token_embeddings."""
-
-
-class UnusableGraphError(Exception):
-    """A graph cannot be made, or its output is not the model's; the message says why."""
 
 
 @frozen(eq=False)

@@ -26,11 +26,11 @@ from trio_pool_serve.runner.openvino.converted_model import (
     MODULES,
     TABLE,
     Check,
-    ConversionRefusedError,
     ConvertedModel,
+    UnusableGraphError,
     as_vectors,
 )
-from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph, UnusableGraphError
+from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph
 from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules, quantize
 from trio_pool_serve.runner.openvino.heads import TokenLabels
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
@@ -91,7 +91,7 @@ class Preparation:
     def convert(self, folder: Path) -> ConvertedModel:
         """Write the conversion to an empty folder and return its record.
 
-        Blocks for seconds, for minutes if the model is quantised. Raises ``ConversionRefusedError``, and ``OSError`` if
+        Blocks for seconds, for minutes if the model is quantised. Raises ``UnusableGraphError``, and ``OSError`` if
         the folder cannot be written, or if memory does not suffice, which says nothing about the model.
         """
         try:
@@ -101,7 +101,7 @@ class Preparation:
         except Exception as error:
             if is_out_of_memory(error):
                 raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {_reason(error)}") from error
-            raise ConversionRefusedError(_reason(error)) from error
+            raise UnusableGraphError(_reason(error)) from error
 
     def close(self) -> None:
         """Do nothing: it holds memory only."""
