@@ -176,7 +176,7 @@ def test_a_decoder_in_bfloat16_is_computed_by_one_thread(tmp_path: Path):
     transformers.Qwen3Model(config).save_pretrained(folder)
     cache = tmp_path / "cache"
     runner = ServedModel(folder, settings={"backend": "openvino", "cache_dir": str(cache)}).runner
-    kernels = Programs(runner.programs.graph, CompileParams("bf16", cores=2)).for_shares._compiled.model
+    kernels = Programs(runner.programs.graph, CompileParams("bf16", cores=2)).for_shares.compiled.model
     kinds = {node.get_rt_info()["layerType"].value for node in kernels.get_runtime_model().get_ops()}
     assert "FullyConnected" in kinds
     assert "LLMMLP" not in kinds  # before one thread is tried, which would end this process
