@@ -169,7 +169,6 @@ WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
     "render a conversation": render_chat,
     "render content": lambda service: service.model().renderer.render(ContentPrompt(HELLO.parts), RenderingParams()),
     "render images": render_images,
-    "shorten": lambda service: service.model().renderer.shorten("hello world w1", 2),
     **{
         f"{method} in Python": by_python(method, ["hello world"] * 5)
         for method in ("embed", "tokens", "sparse", "classify")

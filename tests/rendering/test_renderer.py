@@ -165,7 +165,6 @@ ASKED = {
     "texts": lambda renderer: renderer.render_plain([(LONG, RenderingParams(truncate_to=9), False)], 2),
     "a pair": lambda renderer: renderer.render(PairPrompt("hello", "world"), RenderingParams(), Client("b")),
     "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDS), RenderingParams(), Client("b")),
-    "a text to shorten": lambda renderer: renderer.shorten("hello world", 1, 2),
     "a text to take apart": lambda renderer: renderer.tokenize("hello", 2, add_special_tokens=True),
     "ids": lambda renderer: renderer.pieces(np.array([7, 8]), 2),
     "ids to put together": lambda renderer: renderer.detokenize(np.array([7, 8]), 2, skip_special_tokens=True),

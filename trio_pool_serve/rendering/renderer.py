@@ -24,7 +24,6 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat.conversations import Conversations, errors_at
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.text.formats import shorten
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Token, Tokenizer
 from trio_pool_serve.threads.offload import Offload
@@ -58,7 +57,7 @@ class Renderer:
     embeds_format: EmbedsFormat | str = "This model is read from texts."
     """Which token embeddings are accepted, or the message of the error for a model that accepts none."""
     conversations: Conversations | None = None
-    """Renders conversations and contents. Set after construction, because it renders their texts with this renderer."""
+    """Renders conversations and contents."""
     memory: MemoryBudget = Factory(MemoryBudget)
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
@@ -94,7 +93,7 @@ class Renderer:
             rows = self.texts.render_rows(prompts)
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
-            rows = await self._in_turn(client, partial(self.texts.render_rows, prompts))
+            rows = await self.offload.in_turn(client, partial(self.texts.render_rows, prompts))
         for row in chain.from_iterable(rows):
             self._without_placeholders(row)
         return rows
@@ -111,20 +110,12 @@ class Renderer:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
         if isinstance(prompt, ChunkedPrompt | PairPrompt) or self.is_plain(prompt):
-            return await self.render_text(prompt, params, client.number)
+            return await self.offload.in_turn(client.number, partial(self.texts.render, prompt, params))
         if isinstance(prompt, EmbedsPrompt):
             return await self._render_embeds(prompt, params, client.number)
         if self.conversations is not None:
             return await self.conversations.render(prompt, params, client)
         raise InvalidRequestError("This model reads texts only.", field="prompts")
-
-    async def render_text(self, prompt: PlainPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
-        """Return the model input of a text without a chat template. Errors and cancellation: as ``render``."""
-        return await self._in_turn(client, partial(self.texts.render, prompt, params))
-
-    async def shorten(self, text: str, tokens: int, client: int = 0) -> str:
-        """Return a text truncated to its first ``tokens`` tokens. Errors and cancellation: as ``render``."""
-        return await self._with_tokenizer(client, lambda tokenizer: shorten(tokenizer, text, tokens))
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         embeds_format = self.embeds_format
@@ -132,7 +123,7 @@ class Renderer:
             raise InvalidRequestError(embeds_format, field="prompts")
         with errors_at(prompt.place):
             async with self.memory.preparing(client):
-                return await self._in_turn(client, partial(embeds_format.render, prompt, params))
+                return await self.offload.in_turn(client, partial(embeds_format.render, prompt, params))
 
     def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
         """Reject image placeholders without an image in texts and token ids, which would fail the whole batch."""
@@ -163,7 +154,4 @@ class Renderer:
         )
 
     async def _with_tokenizer(self, client: int, use: Callable[[Tokenizer], T]) -> T:
-        return await self._in_turn(client, partial(self.texts.with_tokenizer, use))
-
-    async def _in_turn(self, client: int, blocking: Callable[[], T]) -> T:
-        return await self.offload.run("render", blocking, client=client, abandon_on_cancel=True)
+        return await self.offload.in_turn(client, partial(self.texts.with_tokenizer, use))

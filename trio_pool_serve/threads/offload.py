@@ -196,6 +196,13 @@ class Offload:
         finally:
             loading.close()
 
+    async def in_turn(self, client: int, blocking: Callable[[], T]) -> T:
+        """Return what ``blocking()`` returns, run under ``render`` in a client's turn.
+
+        Cancellation: at once; a thread that works keeps its limiter token until it finishes.
+        """
+        return await self.run("render", blocking, client=client, abandon_on_cancel=True)
+
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
         """Decode a body: return what ``blocking()`` returns, run under ``render`` in a client's turn.
 

@@ -55,9 +55,7 @@ def renderer_of(
         renderer.conversations = Conversations(
             templates=templates,
             chat=tokenizer.chat if folder.spec.supports_messages else ModelChatTemplates(),
-            render_text=renderer.render_text,
-            shorten=renderer.shorten,
-            max_model_len=folder.max_model_len,
+            texts=renderer.texts,
             structured=folder.structured_messages,
             uses_chat_template=folder.spec.uses_chat_template,
             options={} if folder.spec.conversation is None else folder.spec.conversation.options,

@@ -73,9 +73,7 @@ class ChatTemplates:
         if _is_small(prompt):
             request = _encoded_request(template, prompt)
         else:
-            request = await self.offload.run(
-                "render", partial(_encoded_request, template, prompt), client=client, abandon_on_cancel=True
-            )
+            request = await self.offload.in_turn(client, partial(_encoded_request, template, prompt))
         processes = self.request_template_processes if template.is_from_request else self.processes
         try:
             text = await processes.call(
@@ -96,7 +94,7 @@ class ChatTemplates:
             raise type(error)(error.args[0], field=field) from error
         if len(text) <= LOOP_BYTES:
             return text.decode()
-        return await self.offload.run("render", text.decode, client=client, abandon_on_cancel=True)
+        return await self.offload.in_turn(client, text.decode)
 
 
 def _is_small(prompt: ChatPrompt) -> bool:

@@ -32,7 +32,9 @@ from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.rendering.text.formats import shorten
 from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
@@ -48,12 +50,6 @@ MIN_TEXT_CHARACTERS = 2**17
 MAX_IMAGES = 16
 """Maximum number of images per input: all are in memory at once, until the input has been computed."""
 
-RenderText = Callable[[TextPrompt, RenderingParams, int], Awaitable[RenderedPrompt]]
-"""Renders a text off the event loop, in a client's turn. Errors and cancellation: as ``Renderer.render``."""
-
-Shorten = Callable[[str, int, int], Awaitable[str]]
-"""Truncates a text to its first tokens, off the event loop, in a client's turn."""
-
 
 @define(eq=False, kw_only=True)
 class Conversations:
@@ -66,9 +62,7 @@ class Conversations:
 
     templates: ChatTemplates
     chat: ModelChatTemplates
-    render_text: RenderText
-    shorten: Shorten
-    max_model_len: int
+    texts: TextRenderer
     structured: bool | None = None
     """``None`` to detect it from the template."""
     uses_chat_template: bool = False
@@ -80,7 +74,7 @@ class Conversations:
     @property
     def max_characters(self) -> int:
         """Maximum length of a rendered text, of which perhaps only the beginning is tokenised."""
-        return max(MIN_TEXT_CHARACTERS, self.max_model_len * MAX_CHARACTERS_PER_TOKEN)
+        return max(MIN_TEXT_CHARACTERS, self.texts.max_model_len * MAX_CHARACTERS_PER_TOKEN)
 
     async def render(
         self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams, client: Client
@@ -101,7 +95,7 @@ class Conversations:
         images = _images(parts)
         if not images:
             text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-            return await self.render_text(TextPrompt(text), params, client.number)
+            return await self._render_text(text, params, client)
         image_format = self._format_for(images)
         if len(parts) == 1:
             (image,) = await self._load(images, image_format, client)
@@ -118,7 +112,7 @@ class Conversations:
         """Render parts as one user message."""
         if (most := params.max_text_tokens) is not None:
             parts = [
-                part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, most, client.number))
+                part if isinstance(part, ImagePart) else TextPart(await self._shorten(part.text, most, client))
                 for part in parts
             ]
         chat = ChatPrompt(
@@ -138,7 +132,7 @@ class Conversations:
         text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
             text = await self.templates.render(template, prompt, client.number, max_characters=self.max_characters)
-            return await self.render_text(TextPrompt(text), text_params, client.number)
+            return await self._render_text(text, text_params, client)
         image_format = self._format_for(images)
         # Truncation could divide an image's tokens: inputs with images that are too long are rejected.
         text_params = evolve(text_params, truncate_to=None)
@@ -147,16 +141,24 @@ class Conversations:
         async def render() -> None:
             nonlocal tokens
             text = await self.templates.render(template, prompt, client.number, max_characters=self.max_characters)
-            tokens = (await self.render_text(TextPrompt(text), text_params, client.number)).token_ids
+            tokens = (await self._render_text(text, text_params, client)).token_ids
 
-        features = await self._load(images, image_format, client, render, max_tokens=self.max_model_len)
+        features = await self._load(images, image_format, client, render, max_tokens=self.texts.max_model_len)
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
-        limit = min(self.max_model_len, params.truncate_to or self.max_model_len)
+        limit = min(self.texts.max_model_len, params.truncate_to or self.texts.max_model_len)
         if len(rendered.token_ids) > limit:
             raise too_long(f"{len(rendered.token_ids)}", limit)
         return rendered
+
+    async def _render_text(self, text: str, params: RenderingParams, client: Client) -> RenderedPrompt:
+        return await self.templates.offload.in_turn(client.number, partial(self.texts.render, TextPrompt(text), params))
+
+    async def _shorten(self, text: str, tokens: int, client: Client) -> str:
+        """Return a text truncated to its first ``tokens`` tokens."""
+        cut = partial(self.texts.with_tokenizer, partial(shorten, text=text, tokens=tokens))
+        return await self.templates.offload.in_turn(client.number, cut)
 
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
