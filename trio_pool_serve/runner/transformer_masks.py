@@ -7,7 +7,7 @@ in a traced program.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,6 @@ SDPA = "trio_pool_serve_sdpa"
 EAGER = "trio_pool_serve_eager"
 """For models that take masks from transformers, but no attention function."""
 
-MakeMask: TypeAlias = Callable[..., Tensor | None]
-
 NO_VMAP = {"use_vmap": False}
 """transformers' mask functions all work on whole tensors of indices. A tracer cannot follow ``torch.vmap``, which
 transformers uses for masks that a model adds to its own (Gemma 3's); who traces checks whether the mask is the same."""
@@ -32,7 +30,7 @@ NO_SKIPS = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 """Without these options, no mask is made where none is needed."""
 
 
-def without_synchronisation(make_mask: MakeMask) -> MakeMask:
+def without_synchronisation(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Return ``make_mask`` without mask skips, except within ``masks_of`` for rows without padding.
 
     Within ``traceable_masks``, the mask has something to attend to for every token. Padding that is farther from all

@@ -164,19 +164,25 @@ class Programs:
 
     graph: Path
     params: CompileParams
-    model: ov.Model = field(init=False)
-    for_shares: Program = field(init=False)
-    for_all_cores: Program = field(init=False)
+    model: ov.Model = field(init=False, default=Factory(lambda self: read_graph(self.graph), takes_self=True))
+    for_shares: Program = field(
+        init=False,
+        default=Factory(
+            lambda self: self._program(self.params.share * self.params.streams, self.params.streams), takes_self=True
+        ),
+    )
+    for_all_cores: Program = field(
+        init=False,
+        default=Factory(
+            lambda self: self._program(self.params.cores) if self.params.share < self.params.cores else self.for_shares,
+            takes_self=True,
+        ),
+    )
     _for_background: Program | None = field(default=None, init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
-    def __attrs_post_init__(self) -> None:
-        params = self.params
-        self.model = read_graph(self.graph)
-        self.for_shares = Program(self.model, params.precision, params.share * params.streams, params.streams)
-        self.for_all_cores = self.for_shares
-        if params.share < params.cores:
-            self.for_all_cores = Program(self.model, params.precision, params.cores, streams=1)
+    def _program(self, threads: int, streams: int = 1, *, is_idle: bool = False) -> Program:
+        return Program(self.model, self.params.precision, threads, streams, is_idle)
 
     def return_memory(self) -> None:
         """Return memory of earlier passes, and pages of the weights, which the compiled graphs have copies of."""
@@ -200,7 +206,7 @@ class Programs:
             if self._for_background is None:
                 streams = self.params.idle_streams
                 # A thread each: further ones would be from a pool that all programs share, whatever their priority.
-                self._for_background = Program(self.model, self.params.precision, streams, streams, is_idle=True)
+                self._for_background = self._program(streams, streams, is_idle=True)
             return self._for_background
 
 
