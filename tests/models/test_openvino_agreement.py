@@ -114,7 +114,7 @@ async def computed(folder: Path, dtype: Dtype, cache: Path | str) -> str:
         return str(error)
     digest = hashlib.sha256()
     for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify(), TokenClassify()):
-        if type(params) in served.runner.loaded.heads:
+        if type(params) in served.runner.heads:
             for prompts in [*prompts_of(served, params), [TextPrompt(TEXTS[1])]]:
                 for value in await served.compute(prompts, params):
                     for array in (value.indices, value.values) if isinstance(value, SparseVector) else (value,):
