@@ -88,7 +88,11 @@ class MediaCache:
             return features
         preparation = self._preparations.get(key)
         if preparation is None:
-            preparation = self._start(key, prepare)
+            if self._nursery is None:
+                raise UnavailableError("Images are not being prepared.")
+            self._misses += 1
+            preparation = self._preparations[key] = _Preparation(key)
+            self._nursery.start_soon(self._run_preparation, preparation, prepare)
         else:
             self._hits += 1
         preparation.waiting += 1
@@ -113,14 +117,6 @@ class MediaCache:
         """Return the current contents and counters."""
         in_flight = 0 if self._nursery is None else len(self._nursery.child_tasks)
         return CacheStatistics(len(self._cached), self._bytes, self._hits, self._misses, in_flight)
-
-    def _start(self, key: Key, prepare: Prepare) -> _Preparation:
-        if self._nursery is None:
-            raise UnavailableError("Images are not being prepared.")
-        self._misses += 1
-        preparation = self._preparations[key] = _Preparation(key)
-        self._nursery.start_soon(self._run_preparation, preparation, prepare)
-        return preparation
 
     async def _run_preparation(self, preparation: _Preparation, prepare: Prepare) -> None:
         try:

@@ -51,9 +51,13 @@ class TextRenderer:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
         if isinstance(prompt, TokensPrompt):
             return self.render_tokens(prompt, params)
-        if isinstance(prompt, PairPrompt):
-            return self._render_pair(prompt, params)
-        return self._render_text(prompt, params)
+        if not isinstance(prompt, PairPrompt):
+            return self._render_text(prompt, params)
+        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+            rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
+        if len(rendered.token_ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", field="prompts")
+        return rendered
 
     def render_rows(self, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window. Raises as ``render``.
@@ -162,13 +166,6 @@ class TextRenderer:
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
                 )
             return msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens, chunks=chunks)
-
-    def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
-        with self.tokenizers.lend() as tokenizer, _unicode_errors():
-            rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
-        if len(rendered.token_ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", field="prompts")
-        return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Return the number of the instruction's tokens; 0 if they are pooled."""
