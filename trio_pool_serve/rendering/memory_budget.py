@@ -46,8 +46,7 @@ class Reservation:
         """
         assert not self.is_released  # noqa: S101  (nothing would release it again)
         self.budget.require_room(self.client, nbytes, besides=self.nbytes)
-        self.nbytes += nbytes
-        self.budget.add(self.client, nbytes)
+        self.settle(self.nbytes + nbytes)
 
     def settle(self, nbytes: int) -> None:
         """Hold exactly ``nbytes`` from now on, even if they do not fit: for memory that is in use already."""

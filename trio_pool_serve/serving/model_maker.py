@@ -108,7 +108,7 @@ class ModelMaker:
             self.offload,
             workers=config.threads.renderer_num_workers,
             templates=templates,
-            settings=config.input,
+            trusts_request_templates=config.input.trust_request_chat_template,
             media=self.media,
             image_format=folder.image_format(),
             memory=self.memory,

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import outcome
@@ -190,11 +190,8 @@ class Offload:
             return await self._launch_threads.run(timed, limiter=limiter)
         if kind != "load":
             return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        loading = DedicatedThreads("load")  # a new thread, with which the threads that torch starts for it end
-        try:
+        with closing(DedicatedThreads("load")) as loading:  # with a new thread, torch's threads for it end
             return await loading.run(timed, limiter=limiter)
-        finally:
-            loading.close()
 
     async def in_turn(self, client: int, blocking: Callable[[], T]) -> T:
         """Return what ``blocking()`` returns, run under ``render`` in a client's turn.

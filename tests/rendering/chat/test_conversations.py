@@ -13,7 +13,6 @@ import trio
 from tests.model_folders import write_json
 from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, SPECIAL, TURNS, forget_template, write_chat_folder
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
-from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError, MediaError
 from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.folder import read_model_folder
@@ -50,7 +49,7 @@ CONVERSER = Embedding(
 @asynccontextmanager
 async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     """A renderer as the service makes it; on the loop, where nothing has to be killed."""
-    given = {"in_processes": False, "uses_chat_template": False, "settings": InputConfig()} | given
+    given = {"in_processes": False, "uses_chat_template": False} | given
     processes = WorkerProcesses(1, template_sandbox.prepare, in_processes=given.pop("in_processes"))
     offload = Offload()
     read = read_model_folder(folder)
@@ -121,7 +120,7 @@ async def test_a_model_without_a_template_reads_no_messages(tmp_path):
         assert await refusal(renderer, HELLO, "no chat template") == "prompts"
         brought = attrs.evolve(HELLO, chat_template="{{ 1 }}")
         assert await refusal(renderer, brought, "--trust-request-chat-template") == "chat_template"
-    async with rendering(folder, settings=InputConfig(trust_request_chat_template=True)) as renderer:
+    async with rendering(folder, trusts_request_templates=True) as renderer:
         for brought, expected in (
             ("{{ bos_token }}{{ messages[0].content }}", "<s>Hello"),
             ("{{ messages[0].content[0].text }}", "Hello"),

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -40,7 +39,7 @@ def renderer_of(
     *,
     workers: int,
     templates: ChatTemplates | None = None,
-    settings: InputConfig | None = None,
+    trusts_request_templates: bool = False,
     media: MediaLoader | None = None,
     image_format: ImageFormat | None = None,
     memory: MemoryBudget | None = None,
@@ -51,7 +50,6 @@ def renderer_of(
     """
     renderer = Renderer(text_renderer_of(folder, tokenizer, workers=workers), offload, memory=memory or MemoryBudget())
     if templates is not None:
-        settings = settings or InputConfig()
         renderer.conversations = Conversations(
             templates=templates,
             chat=tokenizer.chat if folder.spec.supports_messages else ModelChatTemplates(),
@@ -59,7 +57,7 @@ def renderer_of(
             structured=folder.structured_messages,
             uses_chat_template=folder.spec.uses_chat_template,
             options={} if folder.spec.conversation is None else folder.spec.conversation.options,
-            trusts_request_templates=settings.trust_request_chat_template,
+            trusts_request_templates=trusts_request_templates,
             media=media,
             image_format=image_format,
         )
