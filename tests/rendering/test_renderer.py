@@ -122,7 +122,7 @@ async def test_a_limited_number_of_instructions_is_remembered(tokenizer):
     for n in range(MAX_KNOWN_INSTRUCTIONS + 20):
         rendered = await renderer.render(TextPrompt("hello"), RenderingParams(instruction=f"client {n} : "))
         assert rendered.instruction_tokens == 4
-    assert renderer.texts._count_alone.cache_info().currsize == MAX_KNOWN_INSTRUCTIONS
+    assert renderer.texts._instruction_tokens.cache_info().currsize == MAX_KNOWN_INSTRUCTIONS
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,14 @@ class TextRenderer:
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
-    _count_alone: Callable[[Tokenizer, str, bool], int] = field(
+    _instruction_tokens: Callable[[Tokenizer, str, bool], int] = field(
         init=False,
         default=Factory(
             lambda self: lru_cache(MAX_KNOWN_INSTRUCTIONS)(partial(_count_alone, most=self.max_model_len)),
             takes_self=True,
         ),
     )
+    """Counts an instruction, and remembers it."""
 
     def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
@@ -171,7 +172,7 @@ class TextRenderer:
         """Return the number of the instruction's tokens; 0 if they are pooled."""
         if self.pools_instruction or not params.instruction:
             return 0
-        return self._count_alone(tokenizer, params.instruction, params.add_special_tokens)
+        return self._instruction_tokens(tokenizer, params.instruction, params.add_special_tokens)
 
 
 def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int) -> int:  # noqa: FBT001
