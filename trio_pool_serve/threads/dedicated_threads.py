@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -107,18 +108,12 @@ def at_idle_priority(blocking: Callable[[], T]) -> T:
     The thread, and threads that it starts, get a core only when no other thread wants it (SCHED_IDLE). They keep the
     caller's priority if the system does not allow idle priority, or has none.
     """
-    result: outcome.Outcome[T] | None = None
-
-    def run() -> None:
-        nonlocal result
-        if HAS_IDLE_PRIORITY:
-            with suppress(PermissionError):
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        result = outcome.capture(blocking)
-
     # A thread of its own: without CAP_SYS_NICE, a thread cannot leave idle priority.
-    thread = threading.Thread(target=run, name="idle", daemon=True)
-    thread.start()
-    thread.join()
-    assert result is not None  # noqa: S101  (it has run)
-    return result.unwrap()
+    with ThreadPoolExecutor(1, "idle", _take_idle_priority) as thread:
+        return thread.submit(blocking).result()
+
+
+def _take_idle_priority() -> None:
+    if HAS_IDLE_PRIORITY:
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -84,9 +84,7 @@ SANDBOX.globals |= {
 }
 
 
-@lru_cache
-def _compiled(template: str) -> jinja2.Template:
-    return SANDBOX.from_string(template)
+_compiled: Callable[[str], jinja2.Template] = lru_cache(SANDBOX.from_string)
 
 
 def render_conversation(
