@@ -314,10 +314,10 @@ def test_the_description_names_all_pooling_types_and_labels(bert: Path, tmp_path
 
 
 def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
-    assert set(load(pylate_bert(tmp_path / "late")).heads) == {TokenEmbed, MaxSim}
-    assert set(load(splade_max(tmp_path / "splade")).heads) == {SparseEmbed}
-    assert set(load(inference_free(tmp_path / "free")).heads) == {SparseEmbed, SparseLookup}
-    assert set(load(write_bge_m3(tmp_path / "bge")).heads) == {Embed, SparseEmbed, TokenEmbed}
+    assert set(load(pylate_bert(tmp_path / "late")).loaded.heads) == {TokenEmbed, MaxSim}
+    assert set(load(splade_max(tmp_path / "splade")).loaded.heads) == {SparseEmbed}
+    assert set(load(inference_free(tmp_path / "free")).loaded.heads) == {SparseEmbed, SparseLookup}
+    assert set(load(write_bge_m3(tmp_path / "bge")).loaded.heads) == {Embed, SparseEmbed, TokenEmbed}
 
 
 def test_batches_of_a_vocabulary_s_width_are_smaller(tmp_path: Path):
