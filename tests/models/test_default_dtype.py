@@ -59,8 +59,7 @@ def test_no_bit_of_an_output_depends_on_the_default_dtype(name: str, backend: An
     folder = (OF_IMAGES.get(name) or FOLDERS[name])(tmp_path / "model")
     runner = load(folder, backend=backend, cache_dir="")
     rows = [RenderedPrompt(np.arange(1, 1 + length, dtype=np.int32)) for length in (12, 5)]
-    heads = getattr(runner, "loaded", runner).heads
-    kinds = [kind for kind in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify) if kind in heads]
+    kinds = {Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify} & getattr(runner, "loaded", runner).heads.keys()
     batch = Batch(tuple(PoolingRequest(row, (kind(),)) for kind in kinds for row in rows))
 
     def outputs() -> list[bytes]:
