@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import settings
 
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.app import PoolServeApp, create_app
+from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.engine import worker
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -140,16 +141,16 @@ def render_templates_on_the_loop(service: Service) -> None:
 
 
 @asynccontextmanager
-async def listening(service: Service, app: PoolServeApp | None = None, *, root_path: str = "") -> AsyncIterator[str]:
-    """Serve a running service on a real socket, by an app of its own or a given one; gives its URL."""
+async def listening(service: Service | None, app: Any = None, *, root_path: str = "") -> AsyncIterator[str]:
+    """Serve a running service on a real socket, by an app of its own, or a given app; gives its URL."""
     hypercorn = HypercornConfig()
     hypercorn.root_path = root_path
     hypercorn.bind = ["127.0.0.1:0"]
     hypercorn.graceful_timeout = 5
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        app = app or create_app(service.config, service)
-        (url,) = await nursery.start(partial(serve, app, hypercorn, shutdown_trigger=stop.wait))
+        served = app or create_app(service.config, service)
+        (url,) = await nursery.start(partial(serve, served, hypercorn, shutdown_trigger=stop.wait))
         try:
             yield url
         finally:

@@ -158,7 +158,7 @@ def test_every_view_works_behind_nginx_at_a_path(browser, server_url, tmp_path):
             if view != "live":
                 fill(page, fields)
                 run(page)
-                page.locator("summary", has_text="curl").click()
+                page.locator("summary", has_text="curl").first.click()
                 assert f"{url}/x/" in page.locator("details pre").first.inner_text()
 
 

@@ -4,21 +4,16 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve
 from quart import Response, request
 from quart_trio import QuartTrio
 from rich.console import Console
 
-from tests.conftest import until
+from tests.conftest import listening, until
 from tests.server.server_process import ROOT
 from trio_pool_serve.load import run_bench as module
 from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
@@ -66,18 +61,6 @@ def other_server() -> QuartTrio:
     return app
 
 
-@asynccontextmanager
-async def listening(app: QuartTrio) -> AsyncIterator[str]:
-    config = HypercornConfig()
-    config.bind = ["127.0.0.1:0"]
-    config.graceful_timeout = 0
-    stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
-        yield url
-        nursery.cancel_scope.cancel(reason="the test is over")
-
-
 @pytest.mark.usefixtures("short")
 async def test_this_server_is_measured_on_every_route(url: str):
     for route in ("/v1/embeddings", "/v1/score", "/embed"):
@@ -93,7 +76,7 @@ async def test_this_server_is_measured_on_every_route(url: str):
 @pytest.mark.usefixtures("short")
 async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str, Any]):
     app = other_server()
-    async with listening(app) as url:
+    async with listening(None, app) as url:
         load = LoadOptions(duration=0.6, **loop)
         (result,), _ = await measure([f"{url}/v1"], load, RequestOptions(), QUIET)
     outcomes = result.outcomes
@@ -109,7 +92,7 @@ async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str
 async def test_the_command_writes_its_results(tmp_path: Path):
     written = tmp_path / "bench.json"
     flags = ("--clients", "2", "--duration", "1", "--api-key", "secret-key", "--json", str(written))
-    async with listening(other_server()) as url:
+    async with listening(None, other_server()) as url:
         done = await trio.run_process([*BENCH, url, *flags], capture_stdout=True, check=False, cwd=ROOT)
     assert done.returncode == 3
     for shown in ("[bold]no[/]", "× 429: slow down", "█"):
@@ -164,7 +147,7 @@ def test_a_load_is_closed_or_open():
 
 
 async def test_a_server_that_lists_no_model_needs_its_name():
-    async with listening(QuartTrio(__name__)) as url:
+    async with listening(None, QuartTrio(__name__)) as url:
         with pytest.raises(BenchError, match=r"lists no model \(status 404\): --model is needed"):
             await first_model(target_of(url, "/v1/embeddings"), None)
 

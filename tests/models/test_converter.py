@@ -134,13 +134,6 @@ def test_a_model_is_loaded_again_if_the_process_has_died_of_another(
         assert process.channel.fileno() == -1, "nothing is left of the first one"
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(model: Path, child: ChildConverter):
-    spoil(model)
-    with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* has numbers that are not finite"):
-        child.load()
-
-
 def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
     job = job_of(model, imports=["json"], kind="plugin:load")
     with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
@@ -226,6 +219,6 @@ async def test_a_later_model_s_error_is_found_before_the_first_is_converted(mode
     config = Config(
         models=(f"good={model}", f"broken={broken}"), loading=loading, processes=ProcessesConfig(engine="local")
     )
-    with pytest.raises(ModelLoadError, match="not finite"):
+    with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* has numbers that are not finite"):
         await Service(config).run()
     assert list(cache.rglob("model.xml")) == []

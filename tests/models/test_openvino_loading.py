@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import tempfile
@@ -555,24 +554,6 @@ def test_on_full_disks_torch_computes_and_that_is_not_kept(
     assert re.match(r"by torch \(it cannot be converted now: .*: No space left on device: ", said)
     (small_disk / "data").unlink()
     assert described(model, small_disk / "cache", backend="auto").startswith("by OpenVINO")
-
-
-def describe_in_a_process(model: Path, cache: Path, said: Any) -> None:
-    said.put(described(model, cache))
-
-
-@pytest.mark.slow
-def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
-    spawn = multiprocessing.get_context("spawn")
-    said = spawn.Queue()
-    processes = [spawn.Process(target=describe_in_a_process, args=(model, tmp_path / "c", said)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    assert [said.get(timeout=60) for _ in processes] == ["by OpenVINO"] * 2
-    for process in processes:
-        process.join()
-    the_entry(tmp_path / "c")
-    assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
 
 
 def test_what_is_logged_while_a_model_is_converted_is_not_lost(model: Path, caplog: pytest.LogCaptureFixture):

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.load.raw_server import listening
 from tests.model_folders import write_scripted_folder
 from tests.pipes import read
 from tests.server.server_process import scripted
@@ -44,15 +45,7 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
 async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
     for name in ("a", "b"):
         write_scripted_folder(tmp_path / name)
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listeners[0].socket.getsockname()[1]
-    env = {
-        "HF_HUB_OFFLINE": "0",
-        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
-        "HF_HOME": str(tmp_path / "hub"),
-        "HF_HUB_ETAG_TIMEOUT": "600",
-        "NO_PROXY": "127.0.0.1",
-    }
+    env = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_ETAG_TIMEOUT": "600"}
     flags = (f"a={tmp_path / 'a'}", "--model-api", "--api-key", "admin-key")
     answers: list[tuple[str, int]] = []
     is_asked = trio.Event()
@@ -62,11 +55,12 @@ async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
         await trio.sleep_forever()
 
     async with (
-        trio.open_nursery() as nursery,
-        scripted(tmp_path, *flags, env=env) as server,
+        listening(hang) as port,
+        scripted(
+            tmp_path, *flags, env=env | {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"}
+        ) as server,
         client_of(server.url) as client,
     ):
-        nursery.start_soon(trio.serve_listeners, hang, listeners)
 
         async def load(model: str, name: str) -> None:
             answer = await client.post("/v1/models", json={"model": model, "name": name}, headers=ADMIN)
@@ -86,4 +80,3 @@ async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
         assert answers == [("b", 200), ("hangs", 409)]
         server.signal()
         assert await server.wait_exit(30) == 0
-        nursery.cancel_scope.cancel()

@@ -1,6 +1,5 @@
 """Real engine processes over scripted runners, on GPUs of which they see nothing but the environment."""
 
-import json
 import logging
 import os
 import re
@@ -29,7 +28,6 @@ from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.telemetry.snapshots import exposition_of
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
 
 GPUS = parse_listing(EIGHT)
@@ -133,16 +131,6 @@ def test_replicas_take_turns_on_the_gpus(machine, models, settings, gpus, expect
 def test_without_known_gpus_the_device_is_that_of_the_settings(machine):
     assert [place.replica.device for place in machine.make(gpus=[], device="cuda:1").places] == ["cuda:1"]
     assert [place.replica.device for place in machine.make(gpus=[], device="cpu", replicas=2).places] == ["cpu"] * 2
-
-
-@pytest.mark.slow
-async def test_each_process_sees_its_own_gpu_only(machine, caplog):
-    caplog.set_level(logging.INFO)
-    engines = machine.make(replicas="1/gpu")
-    async with running(engines):
-        await until(lambda: states(engines) == ["ready"] * 8)
-    for number, (uuid, label) in enumerate(zip(UUIDS, LABELS, strict=True)):
-        assert f"m, replica {number} on {label}: cuda:0 of CUDA_VISIBLE_DEVICES={uuid}" in caplog.text
 
 
 async def test_processes_on_cpu_and_on_unknown_gpus_have_this_processs_environment(machine, caplog, monkeypatch):
@@ -277,26 +265,3 @@ async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_
         await until(lambda: engines.places[1].restarts == 1)
         assert computed_at[1] == -np.inf
         assert computed_at[0] > 0
-
-
-# -- what is told ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-async def test_states_are_told_by_replica(machine):
-    machine.breaks(gpu1="raises")
-    engines = machine.make(gpus=GPUS[:2])
-    loading = {"state": "loading", "restarts": 0}
-    assert engines.snapshot().load == {
-        "models": {"m": {"replicas": {str(number): {"device": LABELS[number], **loading} for number in range(2)}}},
-        "processes": {f"engine m {number}": loading for number in range(2)},
-    }
-    async with running(engines):
-        await until(lambda: states(engines) == ["ready", "failed"])
-        snapshot = engines.snapshot()
-    assert [each["state"] for each in snapshot.load["models"]["m"]["replicas"].values()] == ["ready", "failed"]
-    assert json.loads(json.dumps(snapshot.load)) == snapshot.load
-    lines = exposition_of([snapshot]).decode().splitlines()
-    of_second = f'trio_pool_serve_replica{{device="{LABELS[1]}",model="m",of="%s",replica="1"}} %s'
-    assert of_second % ("failed", "1.0") in lines
-    assert of_second % ("restarts", "0.0") in lines
