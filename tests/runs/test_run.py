@@ -1,5 +1,7 @@
 """A run computes windows at the same time; if an engine process dies, the row at fault fails alone."""
 
+from contextlib import nullcontext
+
 import trio
 from attrs import frozen
 
@@ -65,9 +67,6 @@ class List(Sink[Row, Result]):
     def commit(self, position):
         return position
 
-    def close(self) -> None:
-        pass
-
 
 async def test_rows_computed_beside_one_that_ends_engine_processes_do_not_fail(autojump_clock):
     def windows(position):
@@ -81,7 +80,7 @@ async def test_rows_computed_beside_one_that_ends_engine_processes_do_not_fail(a
     position = await Run(
         windows=windows,
         computer=DyingEngine(),
-        open_sink=lambda _: written,
+        open_sink=lambda _: nullcontext(written),
         commit=commit,
         offload=Offload(in_threads=False),
         should_pause=lambda: False,

@@ -13,8 +13,8 @@ from trio_pool_serve.bulk.file_urls import digest_of_url, is_url
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.prompts import InputType
+from trio_pool_serve.runs.run import OnError
 
-OnError: TypeAlias = Literal["fail", "null", "skip"]
 VectorFormat: TypeAlias = Literal["float32", "float16", "int8", "binary"]
 
 SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")

@@ -18,7 +18,7 @@ from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions, j
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_engine import identity_of, open_own_service
-from trio_pool_serve.bulk.run_table import exit_status, run_shown, written_at
+from trio_pool_serve.bulk.run_table import exit_status, run_shown
 from trio_pool_serve.errors import TransferError
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import Identity, Journal, open_journal
@@ -186,9 +186,7 @@ class OwnBatch:
         """Check that the output of a finished run is still there. Raises ``StorageError``. Cancellation: at once."""
         target = self.options.output_file
         if not is_url(target):
-            await self.service.offload.run(
-                "files", partial(check_finished, self.options.output, JSONL, written_at(position))
-            )
+            await self.service.offload.run("files", partial(check_finished, self.options.output, JSONL, position))
         await self.service.offload.run("files", self._remove_temporary)
         shown = without_secrets(target) if is_url(target) else target
         self.console.print(f"{shown} is complete: {position.done:,} lines.", markup=False)

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ from trio_pool_serve.bulk.run_progress import scanning, showing
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
-from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.run import OnError, Position, Run
 from trio_pool_serve.runs.tables.input_table import InputTable, open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.output_table import Written, check_finished, open_output
+from trio_pool_serve.runs.tables.output_table import check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
-from trio_pool_serve.runs.tables.table_windows import OnError, TableFiles, TableWindows
+from trio_pool_serve.runs.tables.table_windows import TableFiles, TableWindows
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
@@ -141,7 +141,7 @@ async def run_table(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
         if path is not None and journal.position.is_finished:
-            await offload.run("files", partial(check_finished, path, format, written_at(journal.position)))
+            await offload.run("files", partial(check_finished, path, format, journal.position))
             console.print(f"{target} is complete: {journal.position.done:,} rows.", markup=False)
             return journal.position
         numbers, rows = run.numbers, fingerprint.rows
@@ -170,26 +170,22 @@ async def run_table(
         return position
 
 
+@contextmanager
 def _open_files(
     path: Path | None,
     format: Format,  # noqa: A002
     columns: Sequence[OutputColumn],
     on_error: OnError,
     position: Position,
-) -> TableFiles:
-    """Open the output and the file of errors at a position. Blocks."""
-    every_column = [OutputColumn("id", "string"), *columns]
+) -> Iterator[TableFiles]:
+    """Open the output and the file of errors at a position, for the block. Blocks."""
     with ExitStack() as stack:
-        written = written_at(position) if position.line else None
-        output = stack.enter_context(closing(open_output(path, format, every_column, written)))
-        errors = None if path is None or on_error == "fail" else open_appended(errors_path(path), position.error_bytes)
-        stack.pop_all()
-    return TableFiles(output, errors, on_error, (None,) * len(columns))
-
-
-def written_at(position: Position) -> Written:
-    """Return how much of the output is committed at a position."""
-    return Written(position.output_bytes, position.parts)
+        output = open_output(path, format, [OutputColumn("id", "string"), *columns], position)
+        stack.enter_context(closing(output))
+        errors = None
+        if path is not None and on_error != "fail":
+            errors = stack.enter_context(closing(open_appended(errors_path(path), position.error_bytes)))
+        yield TableFiles(output, errors, on_error, (None,) * len(columns))
 
 
 def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:

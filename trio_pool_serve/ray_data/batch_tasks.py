@@ -47,7 +47,7 @@ async def _columns_of(engine: OwnEngine) -> Sequence[OutputColumn]:
 
 
 async def _compute(engine: OwnEngine, rows: list[InputRow]) -> list[RowResult]:
-    windows = [await compute_window(engine, window, logger.warning) for window in cut_windows(rows)]
+    windows = [await compute_window(engine, window.rows, logger.warning) for window in cut_windows(rows)]
     return [result for window in windows for result in window.rows]
 
 

@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 from rich.console import Console
 
-from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
+from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions, VectorFormat
 from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine
 from trio_pool_serve.bulk.run_table import run_table
 from trio_pool_serve.errors import (
@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine, checked
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
-from trio_pool_serve.runs.run import Position
+from trio_pool_serve.runs.run import OnError, Position
 from trio_pool_serve.runs.tables.arrow_rows import check_value
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]

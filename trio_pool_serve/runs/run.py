@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -34,6 +34,9 @@ MAX_DEATHS = 2
 
 CLOSE_TIMEOUT_S = 5.0
 """For closing files, which is short once no thread reads or writes them."""
+
+OnError: TypeAlias = Literal["fail", "null", "skip"]
+"""What is done with a row that cannot be computed: the run ends, it is written without a result, or it is left out."""
 
 
 class Readable(Protocol):
@@ -142,10 +145,6 @@ class Sink(ABC, Generic[Row, Result]):
         A finished position completes the output.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files. What was not committed does not count."""
-
 
 Windows: TypeAlias = Callable[[Position], Generator[Window[Row], None, None]]
 """Yields the windows from a position on; blocks while it reads."""
@@ -166,8 +165,8 @@ class Run(Generic[Row, Result]):
 
     windows: Windows[Row]
     computer: Computer[Row, Result]
-    open_sink: Callable[[Position], Sink[Row, Result]]
-    """Opens the sink at a position, at which it cuts off its files. Blocks."""
+    open_sink: Callable[[Position], AbstractContextManager[Sink[Row, Result]]]
+    """Opens the sink at a position, at which it cuts off its files, for a block. Blocks, at the end as well."""
     commit: Callable[[Position], Awaitable[None]]
     offload: Offload
     should_pause: Callable[[], bool]
@@ -184,15 +183,16 @@ class Run(Generic[Row, Result]):
         writing and ``commit`` raise. Cancellation: as soon as a thread that reads or writes has finished; windows that
         are not committed do not count.
         """
+        files = ExitStack()
         with unwrap_exception_groups(PoolServeError):
-            sink = await self.offload.run("files", partial(self.open_sink, position))
-            windows = self.windows(position)
             try:
+                sink = await self.offload.run("files", lambda: files.enter_context(self.open_sink(position)))
+                windows = files.enter_context(closing(self.windows(position)))
                 async with trio.open_nursery() as nursery:
                     return await self._run(position, windows, sink, nursery)
             finally:
                 with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
-                    await self.offload.run("files", partial(_close, windows, sink))
+                    await self.offload.run("files", files.close)
         raise AssertionError  # nothing is suppressed
 
     async def _run(
@@ -253,11 +253,6 @@ def _write(sink: Sink[Row, Result], position: Position, computed: _Computing[Row
         tokens=position.tokens + computed.result.tokens,
     )
     return sink.commit(position) if window.commits else position
-
-
-def _close(windows: Generator[Window[Row], None, None], sink: Sink[Row, Result]) -> None:
-    with closing(sink):
-        windows.close()
 
 
 async def compute_window(

@@ -24,10 +24,11 @@ from tests.lanes import sampled
 from tests.runs.tables.table_files import LINE_FORMATS, all_rows, printed, values
 from tests.server.server_process import ROOT
 from trio_pool_serve.errors import BulkInputError, StorageError
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables import output_table
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.output_table import OutputTable, Written, open_output
+from trio_pool_serve.runs.tables.output_table import OutputTable, open_output
 from trio_pool_serve.runs.tables.table_formats import format_of
 
 FOLDER_FORMATS = ["parquet", "arrow"]
@@ -36,10 +37,11 @@ FORMATS = [*LINE_FORMATS, *FOLDER_FORMATS]
 of_each_format = pytest.mark.parametrize("kind", FORMATS)
 
 COLUMNS = [OutputColumn("id", "string"), OutputColumn("text", "string"), OutputColumn("vector", "vector", 3)]
+START, END = Position(), Position(is_finished=True)
 
 
-def opened(path: Path, written: Written | None = None, columns=COLUMNS) -> OutputTable:
-    return open_output(path, format_of(path), columns, written)
+def opened(path: Path, position: Position = START, columns=COLUMNS) -> OutputTable:
+    return open_output(path, format_of(path), columns, position)
 
 
 def row(number: int) -> tuple:
@@ -58,7 +60,7 @@ def content(path: Path) -> dict[str, bytes]:
 def finish(output: OutputTable, *writes: list[tuple]) -> None:
     for some in writes:
         output.write(some)
-    output.finish()
+    output.commit(END)
     output.close()
 
 
@@ -94,19 +96,19 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
         for target in (path, plain):
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         output, uninterrupted = opened(path), opened(plain)
-        committed = None
+        committed = START
         done = 0
         for n_rows, crash, lost in steps:
             for target in (output, uninterrupted):
                 target.write(rows(done, done + n_rows))
-            committed = output.commit()
-            uninterrupted.commit()
+            committed = output.commit(START)
+            uninterrupted.commit(START)
             done += n_rows
             if crash:
                 crashes.append(lost)
                 output.write(rows(done, done + lost))
                 if lost % 2:
-                    output.commit()  # which the journal has not seen
+                    output.commit(START)  # which the journal has not seen
                 output.close()
                 output = opened(path, committed)
         for target in (output, uninterrupted):
@@ -132,7 +134,7 @@ def test_what_was_committed_and_is_gone_or_shorter_is_an_error_and_else_stays_as
     output = opened(path)
     for first, last in ((0, 10), (10, 25)):
         output.write(rows(first, last))
-        committed = output.finish()
+        committed = output.commit(END)
     output.close()
     file = path if path.is_file() else path / f"part-00001.{kind}"
     before, whole = content(path), file.read_bytes()
@@ -170,11 +172,11 @@ def test_a_full_disk_is_an_error_and_what_was_committed_can_be_continued(small_d
     text = [OutputColumn("text", "string")]
     output = opened(path, columns=text)
     output.write([("committed",)] * 20)
-    committed = output.commit()
+    committed = output.commit(START)
     filler = [(os.urandom(50_000).hex(),) for _ in range(60)]
     with pytest.raises(StorageError, match=f"{path}.*: No space left on device"):
         output.write(filler)
-        output.commit()
+        output.commit(START)
     output.close()
     finish(opened(path, committed, text), [("more",)])
     assert values(all_rows(path, "text")) == ["committed"] * 20 + ["more"]
@@ -196,8 +198,8 @@ def test_a_part_has_the_rows_of_one_commit_and_a_resume_removes_only_its_own_fil
     output, commits = opened(path), []
     for first in (0, 10, 20, 30):
         output.write(rows(first, first + 10))
-        commits.append(output.commit())
-    output.commit()  # of no rows
+        commits.append(output.commit(START))
+    output.commit(START)  # of no rows
     assert sorted(content(path)) == [f"part-{number:05d}.{kind}" for number in range(4)]
     assert [ds.dataset(path / name, format=kind).count_rows() for name in content(path)] == [10] * 4
     assert ds.dataset(path, format=kind).to_table()["id"].to_pylist() == [row[0] for row in rows(0, 40)]
@@ -230,7 +232,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 import numpy as np
-from tests.runs.tables.test_output_table import opened
+from tests.runs.tables.test_output_table import END, START, opened
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 path, n_rows = Path(sys.argv[1]), int(sys.argv[2])
 output = opened(path, columns=[OutputColumn("vector", "vector", 384)])
@@ -241,8 +243,8 @@ random = np.random.default_rng(0)
 for _ in range(n_rows // 500):
     output.write([(vector,) for vector in random.random((500, 384), np.float32)])
     if path.suffix == ".zst":
-        output.commit()  # as a run does after each window
-output.finish()
+        output.commit(START)  # as a run does after each window
+output.commit(END)
 output.close()
 print(peak_kib() - before)
 """
@@ -329,7 +331,7 @@ def test_a_vector_of_another_shape_is_an_error_and_not_repeated_or_cut(tmp_path,
     output = opened(tmp_path / f"out.{kind}")
     with pytest.raises(ValueError, match=r"where one of \(3,\) is written"):
         output.write([("id", "text", value)] * 10)
-        output.commit()
+        output.commit(START)
     output.close()
 
 
@@ -340,8 +342,8 @@ def test_each_commit_ends_a_member_that_other_programs_read(tmp_path, kind):
     lengths = []
     for first in (0, 10, 20):
         output.write(rows(first, first + 10))
-        lengths.append(output.commit().n_bytes)
-        assert output.commit().n_bytes == lengths[-1]  # nothing new, no new member
+        lengths.append(output.commit(START).output_bytes)
+        assert output.commit(START).output_bytes == lengths[-1]  # nothing new, no new member
     output.close()
     content = path.read_bytes()
     members = [content[start:end] for start, end in zip([0, *lengths], lengths, strict=False)]
@@ -355,16 +357,16 @@ def test_each_commit_ends_a_member_that_other_programs_read(tmp_path, kind):
 
 STDOUT_WRITER = """
 import sys
-from tests.runs.tables.test_output_table import COLUMNS, rows
+from tests.runs.tables.test_output_table import COLUMNS, END, START, rows
 from trio_pool_serve.runs.tables.output_table import open_output
 from trio_pool_serve.runs.tables.table_formats import format_of
 from trio_pool_serve.errors import PoolServeError
 try:
-    output = open_output(None, format_of("-", sys.argv[1]), COLUMNS, None)
+    output = open_output(None, format_of("-", sys.argv[1]), COLUMNS, START)
     for _ in range(int(sys.argv[2])):
         output.write(rows(0, 30))
-        output.commit()
-    output.finish()
+        output.commit(START)
+    output.commit(END)
     output.close()
 except PoolServeError as error:
     print(error, file=sys.stderr)
@@ -389,4 +391,4 @@ def test_standard_output_that_is_closed_is_one_clear_error():
 
 def test_parquet_to_standard_output_is_refused():
     with pytest.raises(BulkInputError, match="parquet cannot be written to standard output"):
-        open_output(None, format_of("-", "parquet"), COLUMNS, None)
+        open_output(None, format_of("-", "parquet"), COLUMNS, START)

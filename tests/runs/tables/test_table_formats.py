@@ -41,6 +41,7 @@ WITHOUT_THE_EXTRA = """
 import sys
 sys.modules["pyarrow"] = sys.modules["zstandard"] = None
 from pathlib import Path
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import open_output
@@ -50,9 +51,9 @@ folder = Path(sys.argv[1])
 for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.jsonl.zst", "a.parquet", "a.arrow"):
     path = folder / name
     try:
-        output = open_output(path, format_of(path), [OutputColumn("text", "string")], None)
+        output = open_output(path, format_of(path), [OutputColumn("text", "string")], Position(is_finished=True))
         output.write([("a text",)])
-        output.finish()
+        output.commit(Position(is_finished=True))
         output.close()
     except BulkInputError as error:
         print(name, "written:", error)

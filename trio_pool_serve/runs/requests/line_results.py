@@ -1,7 +1,7 @@
 """The responses to lines of requests: how they are computed, and how they are written."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -134,13 +134,15 @@ class LineFiles(Sink[Line, FinishedLine]):
     errors: AppendedFile | None
 
     @classmethod
-    def open(cls, encode: EncodeLine, output: Path, errors: Path | None, position: Position) -> "LineFiles":
-        """Open the files, cut off at a position. Raises ``StorageError``."""
+    @contextmanager
+    def open(cls, encode: EncodeLine, output: Path, errors: Path | None, position: Position) -> Iterator["LineFiles"]:
+        """Open the files, cut off at a position, for the block. Raises ``StorageError``."""
         with ExitStack() as stack:
             opened = stack.enter_context(closing(open_appended(output, position.output_bytes)))
-            of_errors = None if errors is None else open_appended(errors, position.error_bytes)
-            stack.pop_all()
-        return cls(encode, opened, of_errors)
+            of_errors = None
+            if errors is not None:
+                of_errors = stack.enter_context(closing(open_appended(errors, position.error_bytes)))
+            yield cls(encode, opened, of_errors)
 
     def write(self, rows: Sequence[Line], results: Sequence[FinishedLine]) -> None:
         """Append the lines of a window."""
@@ -156,12 +158,6 @@ class LineFiles(Sink[Line, FinishedLine]):
         return evolve(
             position, output_bytes=self.output.sync(), error_bytes=self.errors.sync() if self.errors is not None else 0
         )
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in (self.output, self.errors):
-            if file is not None:
-                file.close()
 
 
 class ResponseRecord(msgspec.Struct):

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import evolve
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
+from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.output_rows import (
     LINES_OF,
     WRITING_ARROW,
@@ -48,17 +49,6 @@ MAX_PARTS = 100_000
 GROUP_ROWS = 1024
 GROUP_BYTES = 16 * 2**20
 """A row group ends with the row that fills it: vectors of tokens are much larger than texts."""
-
-
-@frozen
-class Written:
-    """How much of an output is committed. When writing resumes, everything behind it is removed.
-
-    ``n_bytes`` is the length of a file of lines, or of all ``parts`` of a folder together.
-    """
-
-    n_bytes: int = 0
-    parts: int = 0
 
 
 class StandardOutput(AppendedFile):
@@ -104,12 +94,12 @@ class LineOutput:
     """Writes rows as lines at each commit, which ends a member of a compressed file: so each can be read by itself."""
 
     def __init__(
-        self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], written: Written
+        self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: Position
     ) -> None:
         self._lines_of = partial(LINES_OF[table_format.kind], columns)
         self._member_of = MEMBER_OF[table_format.compression]
         self._member_of(b"")  # if a package is missing, that is known before the run
-        self._file = StandardOutput.opened() if path is None else open_appended(path, written.n_bytes)
+        self._file = StandardOutput.opened() if path is None else open_appended(path, position.output_bytes)
         has_header = table_format.kind != "jsonl" and not self._file.length
         self._pending = [self._lines_of([[column.name for column in columns]])] if has_header else []
 
@@ -117,18 +107,14 @@ class LineOutput:
         """Take rows, which are written at the next commit."""
         self._pending.append(self._lines_of(rows))
 
-    def commit(self) -> Written:
+    def commit(self, position: Position) -> Position:
         """Make all rows durable. Raises ``StorageError``; then only ``close`` is of use."""
-        if content := b"".join(self._pending):
+        content = b"".join(self._pending)
+        # Once finished, a compressed file has a member, even without rows.
+        if content or (position.is_finished and not self._file.length):
             self._file.append(self._member_of(content))
         self._pending = []
-        return Written(self._file.sync())
-
-    def finish(self) -> Written:
-        """Commit, once all rows are written. Raises ``StorageError``."""
-        if not self._file.length and not any(self._pending):
-            self._file.append(self._member_of(b""))  # a compressed file has a member, even without rows
-        return self.commit()
+        return evolve(position, output_bytes=self._file.sync())
 
     def close(self) -> None:
         """Close the file. Bytes after the last commit are cut off when it is opened again."""
@@ -183,22 +169,20 @@ class PartFolder:
     Where row groups begin depends on the rows alone, not on how they are divided among calls.
     """
 
-    def __init__(
-        self, folder: Path, table_format: Format, columns: Sequence[OutputColumn], written: Written | None
-    ) -> None:
+    def __init__(self, folder: Path, table_format: Format, columns: Sequence[OutputColumn], position: Position) -> None:
         self._folder = folder
         self._format = table_format
         self._builder = BatchBuilder(columns)
-        self._written = written or Written()
+        self._n_bytes, self._n_parts = position.output_bytes, position.parts
         self._group: list[Sequence[Any]] = []
         self._group_bytes = 0
         self._part: PartFile | None = None
         with storage_errors(folder):
             make_folder(folder)
             foreign = foreign_files(folder, _parts_in(folder, table_format))
-            if written is None and foreign:
+            if foreign and not position.parts:
                 raise BulkInputError(f"{folder} has other files in it ({foreign[0]}): name a new or empty folder.")
-            remove_files(folder, _parts_behind(folder, table_format, self._written))
+            remove_files(folder, _parts_behind(folder, table_format, position))
 
     def write(self, rows: Rows) -> None:
         """Write rows. Raises ``StorageError``; then only ``close`` is of use."""
@@ -208,24 +192,20 @@ class PartFolder:
             if len(self._group) == GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
                 self._end_group()
 
-    def commit(self) -> Written:
+    def commit(self, position: Position) -> Position:
         """End a part with the rows since the last commit, if there are any, and make it durable.
 
-        Raises ``StorageError``; then only ``close`` is of use.
+        A finished output has an empty part if there were no rows at all. Raises ``StorageError``; then only ``close``
+        is of use.
         """
         self._end_group()
+        if position.is_finished and not self._n_parts:
+            self._part = self._part or self._new_part()
         if self._part is not None:
-            size = self._part.complete()
-            self._written = Written(self._written.n_bytes + size, self._written.parts + 1)
+            self._n_bytes += self._part.complete()
+            self._n_parts += 1
             self._part = None
-        return self._written
-
-    def finish(self) -> Written:
-        """Commit, with an empty part if there were no rows at all."""
-        self._end_group()
-        if self._part is None and not self._written.parts:
-            self._part = self._new_part()
-        return self.commit()
+        return evolve(position, output_bytes=self._n_bytes, parts=self._n_parts)
 
     def close(self) -> None:
         """Remove the part that is not complete. Complete ones stay, until writing resumes before them."""
@@ -241,9 +221,9 @@ class PartFolder:
         self._group, self._group_bytes = [], 0
 
     def _new_part(self) -> PartFile:
-        if self._written.parts == MAX_PARTS:
+        if self._n_parts == MAX_PARTS:
             raise StorageError(f"{self._folder} has {MAX_PARTS} parts, which is the most. Use more rows per file.")
-        path = _part_path(self._folder, self._format, self._written.parts)
+        path = _part_path(self._folder, self._format, self._n_parts)
         return PartFile(path, self._format.kind, self._builder.schema)
 
 
@@ -266,61 +246,62 @@ def foreign_files(folder: Path, own: Container[Path]) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path not in own and path.name[0] not in "._")
 
 
-def _parts_behind(folder: Path, table_format: Format, written: Written) -> list[Path]:
+def _parts_behind(folder: Path, table_format: Format, position: Position) -> list[Path]:
     """Return the parts that are not committed, complete or not.
 
     Raises ``StorageError`` if committed ones are missing, or have another size.
     """
     n_bytes = 0
-    for part in range(written.parts):
+    for part in range(position.parts):
         path = _part_path(folder, table_format, part)
         if not path.is_file():
             raise StorageError(f"{path} has been deleted: it was complete.")
         n_bytes += path.stat().st_size
-    if n_bytes != written.n_bytes:
+    if n_bytes != position.output_bytes:
         raise StorageError(
-            f"{folder}: its first {written.parts} parts have {n_bytes} bytes, where "
-            f"{written.n_bytes} had been written: one of them has been changed."
+            f"{folder}: its first {position.parts} parts have {n_bytes} bytes, where "
+            f"{position.output_bytes} had been written: one of them has been changed."
         )
-    return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= written.parts)
+    return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= position.parts)
 
 
 OutputTable: TypeAlias = LineOutput | PartFolder
 """Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
 
-Their methods raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the
-output can be opened again behind them.
+``commit`` returns the position with ``output_bytes``, the length of the file or of all ``parts`` together. Their methods
+raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the output can be
+opened again behind them.
 """
 
 
 def open_output(
-    path: Path | None, table_format: Format, columns: Sequence[OutputColumn], written: Written | None
+    path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: Position
 ) -> OutputTable:
-    """Open an output to continue behind ``written``, or a new one for None: then files of an earlier run are removed.
+    """Open an output to continue at a position: everything behind it is removed, as are files of an earlier run.
 
     ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, with a file for
     each commit. Raises ``BulkInputError`` for a new folder with other files in it, and ``StorageError`` if committed
     rows are no longer there.
     """
     if table_format.in_lines:
-        return LineOutput(path, table_format, columns, written or Written())
+        return LineOutput(path, table_format, columns, position)
     if path is None:
         raise BulkInputError(f"{table_format} cannot be written to standard output. Use jsonl or csv, or a folder.")
-    return PartFolder(path, table_format, columns, written)
+    return PartFolder(path, table_format, columns, position)
 
 
-def check_finished(path: Path, table_format: Format, written: Written) -> None:
+def check_finished(path: Path, table_format: Format, position: Position) -> None:
     """Raise ``StorageLostError`` if the output of a complete run has changed since. Nothing is opened."""
     try:
         with storage_errors(path):
             if not path.exists():
                 raise StorageLostError(f"{path} has been deleted.")
-            behind = [] if table_format.in_lines else _parts_behind(path, table_format, written)
+            behind = [] if table_format.in_lines else _parts_behind(path, table_format, position)
             if behind:
-                raise StorageLostError(f"{behind[0]} is new: {written.parts} parts had been written.")
+                raise StorageLostError(f"{behind[0]} is new: {position.parts} parts had been written.")
             size = path.stat().st_size
-            if table_format.in_lines and size != written.n_bytes:
-                raise StorageLostError(f"{path} has {size} bytes, where {written.n_bytes} had been written.")
+            if table_format.in_lines and size != position.output_bytes:
+                raise StorageLostError(f"{path} has {size} bytes, where {position.output_bytes} had been written.")
     except StorageError as error:
         raise StorageLostError(
             f"The run is complete, but its output was changed. {error} --overwrite begins again."

@@ -1,19 +1,18 @@
 """What a run reads of a table, and what it writes: the windows of its rows, and their results."""
 
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 from attrs import define, evolve, frozen
 
 from trio_pool_serve.errors import BulkRowError
-from trio_pool_serve.runs.run import Position, Sink, Window
+from trio_pool_serve.runs.run import OnError, Position, Sink, Window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
 from trio_pool_serve.runs.tables.output_table import OutputTable
 from trio_pool_serve.storage.durable_files import AppendedFile
-
-OnError: TypeAlias = Literal["fail", "null", "skip"]
 
 WINDOW_ROWS = 2048
 
@@ -51,43 +50,36 @@ class TableWindows:
 
         Raises ``InputChangedError`` if a file was changed since its scan.
         """
-        rows: list[InputRow] = []
-        characters, number = 0, position.line - 1
-        for row in self.table.rows(self.columns, self.id_column, position.line):
-            if row.number >= self.numbers.stop:
-                self.table.check_read()
-                yield Window(rows, self.numbers.stop)
-                return
-            number = row.number
-            if number in self.numbers:
-                rows.append(row)
-                characters += _characters(row)
-            ends_part = self.rows_per_part is not None and (number + 1) % (self.numbers.step * self.rows_per_part) == 0
-            if ends_part or _is_full(rows, characters):
-                self.table.check_read()
-                yield Window(rows, number + 1, commits=ends_part or self.rows_per_part is None)
-                rows, characters = [], 0
-        self.table.check_unchanged()
-        if number >= position.line:
-            yield Window(rows, number + 1)
-
-
-def cut_windows(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
-    """Yield the rows of a table in memory in windows, as a run has them."""
-    window: list[InputRow] = []
-    characters = 0
-    for row in rows:
-        window.append(row)
-        characters += _characters(row)
-        if _is_full(window, characters):
+        for window in cut_windows(self._rows_from(position.line), self.numbers, self.rows_per_part):
+            self.table.check_read()
             yield window
+
+    def _rows_from(self, start: int) -> Iterator[InputRow]:
+        """Yield the rows up to the limit; at the end of the table, check that no file was changed."""
+        for row in self.table.rows(self.columns, self.id_column, start):
+            if row.number >= self.numbers.stop:
+                return
+            yield row
+        self.table.check_unchanged()
+
+
+def cut_windows(
+    rows: Iterable[InputRow], numbers: range = range(sys.maxsize), rows_per_part: int | None = None
+) -> Iterator[Window[InputRow]]:
+    """Yield the windows of consecutive rows, of which only ``numbers`` are computed; see ``TableWindows``."""
+    window: list[InputRow] = []
+    characters, number = 0, -1
+    for row in rows:
+        number = row.number
+        if number in numbers:
+            window.append(row)
+            characters += _characters(row)
+        ends_part = rows_per_part is not None and (number + 1) % (numbers.step * rows_per_part) == 0
+        if ends_part or len(window) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+            yield Window(window, number + 1, commits=ends_part or rows_per_part is None)
             window, characters = [], 0
-    if window:
-        yield window
-
-
-def _is_full(rows: Sequence[InputRow], characters: int) -> bool:
-    return len(rows) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS
+    if number >= 0:
+        yield Window(window, number + 1)
 
 
 def _characters(row: InputRow) -> int:
@@ -127,16 +119,5 @@ class TableFiles(Sink[InputRow, RowResult]):
 
     def commit(self, position: Position) -> Position:
         """Make the rows durable; return the position with the sizes of the files."""
-        written = self.output.finish() if position.is_finished else self.output.commit()
-        return evolve(
-            position,
-            output_bytes=written.n_bytes,
-            parts=written.parts,
-            error_bytes=0 if self.errors is None else self.errors.sync(),
-        )
-
-    def close(self) -> None:
-        """Close the files."""
-        self.output.close()
-        if self.errors is not None:
-            self.errors.close()
+        position = self.output.commit(position)
+        return evolve(position, error_bytes=0 if self.errors is None else self.errors.sync())
