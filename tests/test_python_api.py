@@ -201,8 +201,8 @@ async def test_a_task_that_the_model_does_not_support_is_refused_with_those_that
 
 async def test_long_lists_are_computed_in_windows(model: AsyncModel, scripted: ScriptedRunner, monkeypatch, capfd):
     jobs: list[int] = []
-    monkeypatch.setattr(python_api, "WINDOW_ROWS", 10)
-    monkeypatch.setattr(python_api, "WINDOWS_AT_ONCE", 2)
+    monkeypatch.setattr(python_api, "CALL_WINDOW_TEXTS", 10)
+    monkeypatch.setattr(python_api, "CALL_WINDOWS", 2)
 
     async def counted(*args: Any) -> Any:
         jobs.append(len(args[1].prompts))

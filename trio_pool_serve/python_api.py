@@ -34,8 +34,8 @@ Texts: TypeAlias = Iterable[str]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WINDOW_ROWS, WINDOWS_AT_ONCE = 512, 4
-"""At most four windows of this many texts are rendered and computed at a time: the memory of a call is bounded."""
+CALL_WINDOW_TEXTS, CALL_WINDOWS = 512, 4
+"""A call renders and computes at most four windows of this many texts at a time, so its memory is bounded."""
 
 CALLER = Client("python", is_background=True)
 """Calls wait and are never rejected: a program has no other server to go to."""
@@ -164,7 +164,7 @@ class AsyncModel:
             scores[window] = (await score(model, job, RequestContext(client=CALLER))).values
 
         with _named_inputs(inputs):
-            await _compute_windows(len(documents), WINDOW_ROWS, compute, options)
+            await _compute_windows(len(documents), CALL_WINDOW_TEXTS, compute, options)
         return scores
 
 
@@ -276,7 +276,7 @@ async def _compute_windows(
     rows: int, most_rows: int, compute: Callable[[slice], Awaitable[None]], options: Options
 ) -> None:
     """Compute windows of at most ``most_rows``, several at a time, and show the progress."""
-    size, is_shown = max(1, min(most_rows, WINDOW_ROWS)), options.get("progress")
+    size, is_shown = max(1, min(most_rows, CALL_WINDOW_TEXTS)), options.get("progress")
     begins: Iterable[int] = range(0, rows, size)
     if is_shown or (is_shown is None and rows > size and sys.stderr.isatty()):
         begins = track(begins, "", console=Console(stderr=True))
@@ -287,5 +287,5 @@ async def _compute_windows(
                 await compute(slice(begin, begin + size))
 
         async with trio.open_nursery() as nursery:
-            for _ in range(WINDOWS_AT_ONCE):
+            for _ in range(CALL_WINDOWS):
                 nursery.start_soon(compute_some)

@@ -4,7 +4,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 
-import msgspec
 import trio
 from attrs import Factory, field, frozen
 from rich.console import Console
@@ -27,7 +26,6 @@ from trio_pool_serve.runs.requests.line_results import (
     LineComputer,
     LineFiles,
     LineRequest,
-    ResponseRecord,
     Submitter,
     encode_result,
 )
@@ -197,10 +195,10 @@ def vllm_result(line: FinishedLine) -> bytes:
 
     The ``error`` is a response with an error, as its route writes it, or a sentence if the line is not a request.
     """
-    response, null = line.response, msgspec.Raw(b"null")
+    response = line.response
     if response is None or not response.is_json:
         # The second is vLLM's message for all responses that are not JSON.
         error = line.error.message if line.error is not None else "Request must not be sent in stream mode"
-        return encode_result(line, ResponseRecord(REFUSED_STATUS, line.request_id, null), error)
-    body, of_failed = (null, response.body_in_line) if line.has_failed else (response.body_in_line, None)
-    return encode_result(line, ResponseRecord(response.status, line.request_id, body), of_failed)
+        return encode_result(line, REFUSED_STATUS, None, error)
+    body, of_failed = (None, response.body_in_line) if line.has_failed else (response.body_in_line, None)
+    return encode_result(line, response.status, body, of_failed)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import (
@@ -68,8 +69,8 @@ class BatchApi:
     """Set once the folder exists or is needed."""
     _hurry: trio.Event = field(init=False, factory=trio.Event)
     """Set by a request that waits for the next attempt to open the folder, and replaced after each attempt."""
-    _attempted: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and replaced, after each attempt to open the folder."""
+    _attempted: ParkingLot = field(init=False, factory=ParkingLot)
+    """Woken after each attempt to open the folder."""
     _failure: StorageError | None = field(default=None, init=False)
     """The error of the last attempt."""
     folder: DataFolder = field(init=False, default=Factory(lambda self: DataFolder.of(self.config), takes_self=True))
@@ -108,7 +109,7 @@ class BatchApi:
                 await self._wanted.wait()
                 await self._connected.wait()  # an owner has to answer the other processes
                 await self._own_once()
-                self._note_attempt()
+                self._attempted.unpark_all()
                 self._hurry = trio.Event()
                 await trio.sleep(SHORT_RETRY_S)  # however many requests wait
                 with trio.move_on_after(RETRY_S if isinstance(self._failure, StorageInUseError) else RETRY_PAUSE_S):
@@ -146,7 +147,7 @@ class BatchApi:
         self._wanted.set()
         self._hurry.set()
         with trio.move_on_at(deadline):
-            await self._attempted.wait()
+            await self._attempted.park()
         if self._opened is not None:
             return
         if self._failure is not None and not isinstance(self._failure, StorageInUseError):
@@ -165,10 +166,6 @@ class BatchApi:
             return False
         await trio.aclose_forcefully(stream)
         return True
-
-    def _note_attempt(self) -> None:
-        self._attempted.set()
-        self._attempted = trio.Event()
 
     async def _own_once(self) -> None:
         """Open the folder and run its batches until cancelled; return if that fails or the folder is removed."""
@@ -206,7 +203,7 @@ class BatchApi:
             await nursery.start(self._listen)
             nursery.start_soon(_sweep, opened)
             self._opened = opened
-            self._note_attempt()
+            self._attempted.unpark_all()
             logger.info("files and batches are in %s", self.folder.path)
             await database.replaced.wait()
             self._opened = None

@@ -7,7 +7,7 @@ from attrs import define, field
 
 from trio_pool_serve.errors import NotFoundError
 from trio_pool_serve.runs.batch_api.stored_records import BatchError
-from trio_pool_serve.runs.requests.request_lines import Line
+from trio_pool_serve.runs.requests.request_lines import Line, LineError
 from trio_pool_serve.runs.run import Window
 
 MAX_LINES = 50_000
@@ -16,8 +16,11 @@ MAX_LINES = 50_000
 MAX_ERRORS = 200
 """That are listed; the check goes no further."""
 
-WINDOWS_AT_ONCE = 16
+WINDOWS_PER_CALL = 16
 """That ``check_some`` reads: some milliseconds of work."""
+
+MAX_MESSAGE = 500
+"""Characters of an error's message."""
 
 
 @define(eq=False)
@@ -39,10 +42,11 @@ class InputCheck:
 
     def check_some(self, windows: Iterator[Window[Line]]) -> bool:
         """Check the next windows; return whether the check has ended. Blocks. Raises ``StorageError``."""
-        for _ in range(WINDOWS_AT_ONCE):
+        for _ in range(WINDOWS_PER_CALL):
             window = next(windows, None)
             for line in () if window is None else window.rows:
-                self._check(line)
+                self.total += 1
+                self.errors += [_shown(error, line.number) for error in self._errors_of(line)]
             if window is None or len(self.errors) >= MAX_ERRORS or self.total > MAX_LINES:
                 self._end()
                 return True
@@ -58,42 +62,31 @@ class InputCheck:
             self.errors.append(BatchError(code="empty_file", message="The file has no requests."))
         del self.errors[MAX_ERRORS:]
 
-    def _check(self, line: Line) -> None:
-        self.total += 1
+    def _errors_of(self, line: Line) -> Iterator[LineError]:
         if line.error is not None:
-            self._add(line.number, line.error.code, line.error.message, line.error.param)
+            yield line.error
         if line.custom_id is not None:
             digest = blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             if digest in self._seen:
-                self._add(
-                    line.number,
-                    "duplicate_custom_id",
-                    f"The custom_id {line.custom_id!r} is that of an earlier line, too.",
-                    "custom_id",
-                )
+                message = f"The custom_id {line.custom_id!r} is that of an earlier line, too."
+                yield LineError("duplicate_custom_id", message, "custom_id")
             self._seen.add(digest)
         if line.error is not None:
             return
         if line.url != self.endpoint:
-            self._add(
-                line.number, "url_mismatch", f"The url of the line is not the batch's endpoint, {self.endpoint}.", "url"
-            )
+            message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
+            yield LineError("url_mismatch", message, "url")
         try:
             model = self.model_of(line.model)
         except NotFoundError:
-            self._add(line.number, "model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
+            yield LineError("model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
             return
-        if self.model is None:
-            self.model = model
-        elif model != self.model:
-            self._add(
-                line.number,
-                "model_mismatch",
-                f"The line is for the model `{model}`, an earlier one for `{self.model}`.",
-                "body.model",
-            )
+        self.model = self.model or model
+        if model != self.model:
+            message = f"The line is for the model `{model}`, an earlier one for `{self.model}`."
+            yield LineError("model_mismatch", message, "body.model")
 
-    def _add(self, number: int, code: str, message: str, param: str | None) -> None:
-        if len(self.errors) < MAX_ERRORS:
-            shown = message if len(message) <= 500 else f"{message[:500]}…"
-            self.errors.append(BatchError(code=code, message=shown, line=number + 1, param=param))
+
+def _shown(error: LineError, number: int) -> BatchError:
+    message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]}…"
+    return BatchError(code=error.code, message=message, line=number + 1, param=error.param)

@@ -160,31 +160,21 @@ class LineFiles(Sink[Line, FinishedLine]):
         )
 
 
-class ResponseRecord(msgspec.Struct):
-    """The response of a line, as it is written."""
-
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class _Result(msgspec.Struct):
-    id: str
-    custom_id: str | None
-    response: ResponseRecord | None
-    error: Any
-
-
-def encode_result(line: FinishedLine, response: ResponseRecord | None, error: Any) -> bytes:
-    """Return the result of a line, with the line end."""
-    return msgspec.json.encode(_Result(RESULT_PREFIX + line.request_id, line.custom_id, response, error)) + b"\n"
+def encode_result(line: FinishedLine, status: int | None, body: msgspec.Raw | None, error: Any) -> bytes:
+    """Return the result of a line, with the line end; without a status, it has no response."""
+    response = {"status_code": status, "request_id": line.request_id, "body": body}
+    result = {
+        "id": RESULT_PREFIX + line.request_id,
+        "custom_id": line.custom_id,
+        "response": None if status is None else response,
+        "error": error,
+    }
+    return msgspec.json.encode(result) + b"\n"
 
 
 def openai_result(line: FinishedLine) -> bytes:
     """Return the result of a line in the format of OpenAI's Batch API."""
-    response = error = None
     if line.response is not None:
-        response = ResponseRecord(line.response.status, line.request_id, line.response.body_in_line)
-    if line.error is not None:
-        error = {"code": line.error.code, "message": line.error.message}
-    return encode_result(line, response, error)
+        return encode_result(line, line.response.status, line.response.body_in_line, None)
+    error = line.error and {"code": line.error.code, "message": line.error.message}
+    return encode_result(line, None, None, error)

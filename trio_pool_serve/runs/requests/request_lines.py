@@ -1,7 +1,6 @@
 """Files of requests, one per line: what a line says, and the windows of a file."""
 
 from collections.abc import Generator, Iterator
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -103,11 +102,10 @@ def request_id_of(digest: str, number: int) -> str:
 def line_windows(path: Path, max_line_bytes: int, position: Position) -> Generator[Window[Line], None, None]:
     """Yield the windows of a file from a position on. Blocks. Raises ``StorageError``."""
     with storage_errors(path), path.open("rb") as file:
-        read = partial(read_window, file, max_line_bytes=max_line_bytes)
-        window = read(position.line, position.offset)
-        while window is not None:
+        line, offset = position.line, position.offset
+        while (window := read_window(file, line, offset, max_line_bytes)) is not None:
             yield window
-            window = read(window.next_line, window.next_offset)
+            line, offset = window.next_line, window.next_offset
 
 
 def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> Window[Line] | None:

@@ -268,9 +268,9 @@ def _parts_behind(folder: Path, table_format: Format, position: Position) -> lis
 OutputTable: TypeAlias = LineOutput | PartFolder
 """Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
 
-``commit`` returns the position with ``output_bytes``, the length of the file or of all ``parts`` together. Their methods
-raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the output can be
-opened again behind them.
+``commit`` returns the position with ``output_bytes``, the length of the file or of all ``parts`` together. Their
+methods raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the output can
+be opened again behind them.
 """
 
 
