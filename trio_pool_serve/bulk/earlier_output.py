@@ -48,9 +48,12 @@ def check_output(
         raise BulkInputError(f"{path} exists, and no journal of a run that wrote it. --overwrite removes it.")
 
 
-def files_of_run(path: Path) -> frozenset[Path]:
-    """Return the files that an earlier run wrote for this output, resolved; none without its journal. Blocking."""
-    if not journal_path(path).exists():
+def files_of_run(path: Path | None) -> frozenset[Path]:
+    """Return the files that an earlier run wrote for this output, resolved; none without its journal. Blocking.
+
+    They are no part of a run's input, even if they match its glob. None is standard output.
+    """
+    if path is None or not journal_path(path).exists():
         return frozenset()
     return frozenset(found.resolve() for found in (*_parts(path), errors_path(path), *_journal_files(path)))
 

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 import trio
@@ -89,9 +88,6 @@ class TableComputer(Computer[InputRow, RowResult]):
         """Return the error of a row that ends engine processes."""
         del row
         return RowResult(error="The engine died while it computed this row.")
-
-
-OpenComputer: TypeAlias = Callable[[], AbstractAsyncContextManager[TableComputer]]
 
 
 def inputs_of(task: TaskOptions, rows: Sequence[tuple[Any, ...]]) -> list[list[str]]:

@@ -90,7 +90,7 @@ async def _open_input(options: BatchOptions, offload: Offload) -> InputTable:
         name = without_secrets(options.input_file)
         if not await offload.run("files", path.exists):
             await download(options.input_file, path, offload)
-    return InputTable(JSONL, (InputFile(name, path),))
+    return InputTable((InputFile(name, path),), JSONL)
 
 
 @frozen(eq=False)

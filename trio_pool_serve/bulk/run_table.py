@@ -22,13 +22,13 @@ from trio_pool_serve.bulk.bulk_options import (
 )
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
-from trio_pool_serve.bulk.row_results import OpenComputer, TableComputer
+from trio_pool_serve.bulk.row_results import TableComputer
 from trio_pool_serve.bulk.run_progress import scanning, showing
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.runs.run import OnError, Position, Run
-from trio_pool_serve.runs.tables.input_table import InputTable, open_input
+from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
@@ -99,7 +99,7 @@ async def run_table(
     task: TaskOptions,
     run: RunOptions,
     text: TextOptions,
-    open_computer: OpenComputer,
+    open_computer: Callable[[], AbstractAsyncContextManager[TableComputer]],
     console: Console,
     stopping: Callable[[], AbstractAsyncContextManager[trio.Event]],
 ) -> Position:
@@ -111,7 +111,7 @@ async def run_table(
     """
     offload = Offload()
     path = None if target == STDIO else Path(target)
-    table = await offload.run("files", partial(_open_input, source, run.input_format, path))
+    table = await offload.run("files", lambda: open_input(source, format=run.input_format, left_out=files_of_run(path)))
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin
     if path is not None:
@@ -186,11 +186,6 @@ def _open_files(
         if path is not None and on_error != "fail":
             errors = stack.enter_context(closing(open_appended(errors_path(path), position.error_bytes)))
         yield TableFiles(output, errors, on_error, (None,) * len(columns))
-
-
-def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
-    """Open the input; files that this run has written are no part of it, even if they match a glob. Blocks."""
-    return open_input(source, format=given, left_out=files_of_run(output) if output is not None else frozenset())
 
 
 def _computer(

@@ -1,6 +1,5 @@
 """Runs of the bulk commands as rows of a data set: each has a journal, so all of them are resumable."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -93,8 +92,8 @@ class BulkRuns(WithEngine):
                 if value is not None:
                     check_value(value, name)
             run = self._run if shard is None else evolve(self._run, shard=shard)
-            paths = [_path(name, value) for name, value in (("source", source), ("target", target))]
-            after = self._call(partial(_run, paths=paths, task=self._task, run=run, text=self._text))
+            source, target = _path("source", source), _path("target", target)
+            after = self._call(partial(_run, source=source, target=target, task=self._task, run=run, text=self._text))
         except (EngineDeadError, UnavailableError):
             raise  # the row can be computed, by another engine
         except (PoolServeError, OSError, ValueError, TypeError) as error:
@@ -109,10 +108,9 @@ def _path(name: str, value: Any) -> str:
 
 
 async def _run(
-    engine: OwnEngine, paths: Sequence[str], task: TaskOptions, run: RunOptions, text: TextOptions
+    engine: OwnEngine, source: str, target: str, task: TaskOptions, run: RunOptions, text: TextOptions
 ) -> Position:
     console, opened, never = Console(quiet=True), nullcontext(engine), nullcontext(trio.Event())  # Ray shows progress
-    source, target = paths
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
             with unwrap_exception_groups(PoolServeError, OSError):

@@ -1,7 +1,7 @@
 """The journal of a run: what it computes from what, and how much of that is committed."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -59,8 +59,7 @@ class Journal:
 
         Cancellation: it may have been committed.
         """
-        encoded = msgspec.json.encode(position)
-        await self.database.run(lambda connection: _put(connection, {"position": encoded}))
+        await self.database.run(lambda connection: _put(connection, "position", position))
         self.position = position
 
 
@@ -91,7 +90,7 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
                     "Use another output, or --overwrite to begin again."
                 )
             identity = evolve(identity, input=before.input)
-            await database.run(lambda connection: _put(connection, {"identity": msgspec.json.encode(identity)}))
+            await database.run(lambda connection: _put(connection, "identity", identity))
             yield Journal(database, identity, position)
     except StorageInUseError:
         raise StorageInUseError(f"Another run is writing this output: {path} is in use.") from None
@@ -101,5 +100,5 @@ def _read(connection: sqlite3.Connection) -> dict[str, bytes]:
     return {row["name"]: row["value"] for row in connection.execute("SELECT name, value FROM run")}
 
 
-def _put(connection: sqlite3.Connection, values: Mapping[str, bytes]) -> None:
-    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(values.items()))
+def _put(connection: sqlite3.Connection, name: str, value: Position | Identity) -> None:
+    connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, msgspec.json.encode(value)))

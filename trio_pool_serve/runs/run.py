@@ -146,10 +146,6 @@ class Sink(ABC, Generic[Row, Result]):
         """
 
 
-Windows: TypeAlias = Callable[[Position], Generator[Window[Row], None, None]]
-"""Yields the windows from a position on; blocks while it reads."""
-
-
 def ignore(_: object) -> None:
     """Do nothing: the default callback."""
 
@@ -163,7 +159,8 @@ class Run(Generic[Row, Result]):
     the last one, and removes what was written after it.
     """
 
-    windows: Windows[Row]
+    windows: Callable[[Position], Generator[Window[Row], None, None]]
+    """Yields the windows from a position on; blocks while it reads."""
     computer: Computer[Row, Result]
     open_sink: Callable[[Position], AbstractContextManager[Sink[Row, Result]]]
     """Opens the sink at a position, at which it cuts off its files, for a block. Blocks, at the end as well."""

@@ -104,7 +104,7 @@ class BatchApi:
             return
         try:
             while True:
-                if not self._wanted.is_set() and await self._exists():
+                if not self._wanted.is_set() and await self.offload.run("files", self.folder.exists):
                     self._wanted.set()
                 await self._wanted.wait()
                 await self._connected.wait()  # an owner has to answer the other processes
@@ -131,7 +131,7 @@ class BatchApi:
                 return self.socket
             if not self._is_running:
                 raise EngineLoadingError("The server is starting.")
-            if not create and not await self._exists():
+            if not create and not await self.offload.run("files", self.folder.exists):
                 return None
             await self._attempt(deadline)
         return self._opened
@@ -154,9 +154,6 @@ class BatchApi:
             raise self._failure
         if trio.current_time() >= deadline:
             raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
-
-    async def _exists(self) -> bool:
-        return await self.offload.run("files", self.folder.exists)
 
     async def _is_served(self) -> bool:
         """Return whether a process listens at the socket."""

@@ -112,7 +112,7 @@ class BatchRunner:
             if not 0 < left_s <= window_s:  # no server was running, or the clock is wrong or was: nobody can tell
                 left_s = window_s
             self._scopes[batch.id] = trio.CancelScope(deadline=trio.current_time() + left_s)
-            self._nursery.start_soon(self._live, batch.id, next(self._numbers))
+            self._nursery.start_soon(self._run_to_its_end, batch.id, next(self._numbers))
 
     def statistics(self) -> BatchStatistics:
         """Return the numbers of this moment."""
@@ -129,21 +129,15 @@ class BatchRunner:
             self._scopes[batch_id].cancel(reason="the batch has been cancelled")
         return batch
 
-    async def _live(self, batch_id: str, number: int) -> None:
-        try:
-            await self._run_to_its_end(batch_id, number)
-        finally:
-            del self._scopes[batch_id]
-
     async def _run_to_its_end(self, batch_id: str, number: int) -> None:
         while True:
             try:
                 batch = await self.store.batch(None, batch_id)
                 if batch.status in FINAL:
-                    return
+                    break
                 await self._step(batch, number)
             except NotFoundError:
-                return
+                break
             except ConflictError:
                 """It has been cancelled meanwhile: its next step is another one."""
             except StorageLostError as error:
@@ -157,6 +151,7 @@ class BatchRunner:
             except Exception:
                 logger.exception("the batch %s fails", batch_id)
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
+        del self._scopes[batch_id]
 
     async def _step(self, batch: StoredBatch, number: int) -> None:
         """Take the next step of a batch."""

@@ -68,6 +68,12 @@ class Page:
 MAX_UNFINISHED = 100
 """Batches of one owner: quotas are computed from the records of all of them."""
 
+TABLES: Mapping[type, tuple[str, str]] = {
+    StoredFile: ("files", "No such File object: {}"),
+    StoredBatch: ("batches", "No batch found with id '{}'."),
+}
+"""The table of each record, and OpenAI's message for an id that is not in it."""
+
 
 def transaction(
     method: Callable[Concatenate["BatchStore", sqlite3.Connection, Given], Returned],
@@ -108,15 +114,16 @@ class BatchStore:
     @transaction
     def file(self, connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
         """Return a file. Raises ``NotFoundError``."""
-        return _find_file(connection, owner, file_id)
+        return _find(connection, StoredFile, owner, file_id)
 
     @transaction
     def files(
         self, connection: sqlite3.Connection, owner: str, page: Page, purpose: str | None = None
     ) -> tuple[list[StoredFile], bool]:
         """Return a page of files, and whether there are more behind it. Raises ``NotFoundError`` for its ``after``."""
-        where, values = ("AND purpose = ?", (purpose,)) if purpose else ("", ())
-        return _page(connection, "files", StoredFile, owner, page, where, values)
+        return _page(
+            connection, StoredFile, page, {"owner": owner, "purpose": purpose} if purpose else {"owner": owner}
+        )
 
     @transaction
     def remove_file(self, connection: sqlite3.Connection, owner: str, file_id: str) -> None:
@@ -124,7 +131,7 @@ class BatchStore:
 
         Raises ``NotFoundError``, and ``ConflictError`` while a batch reads it.
         """
-        _find_file(connection, owner, file_id)
+        _find(connection, StoredFile, owner, file_id)
         used_by = connection.execute(
             "SELECT id FROM batches WHERE input_file_id = ? AND NOT is_final", (file_id,)
         ).fetchone()
@@ -151,7 +158,7 @@ class BatchStore:
         """
         if idempotency_key is not None and (known := _of_key(connection, batch.owner, idempotency_key, request)):
             return known
-        source = _find_file(connection, batch.owner, batch.input_file_id)
+        source = _find(connection, StoredFile, batch.owner, batch.input_file_id)
         if source.purpose != "batch":
             raise InvalidRequestError(
                 f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
@@ -174,12 +181,12 @@ class BatchStore:
     @transaction
     def batch(self, connection: sqlite3.Connection, owner: str | None, batch_id: str) -> StoredBatch:
         """Return a batch of an owner, or of any. Raises ``NotFoundError``."""
-        return _find_batch(connection, owner, batch_id)
+        return _find(connection, StoredBatch, owner, batch_id)
 
     @transaction
     def batches(self, connection: sqlite3.Connection, owner: str, page: Page) -> tuple[list[StoredBatch], bool]:
         """Return a page of batches, and whether there are more behind it. Raises ``NotFoundError`` for ``after``."""
-        return _page(connection, "batches", StoredBatch, owner, page)
+        return _page(connection, StoredBatch, page, {"owner": owner})
 
     @transaction
     def unfinished(self, connection: sqlite3.Connection) -> list[StoredBatch]:
@@ -200,7 +207,7 @@ class BatchStore:
 
         Raises ``ConflictError`` if that state does not follow the one that it is in.
         """
-        batch = _find_batch(connection, None, batch_id)
+        batch = _find(connection, StoredBatch, None, batch_id)
         if to not in TRANSITIONS[batch.status]:
             raise ConflictError(f"The batch {batch_id} is {batch.status}, and cannot become {to}.")
         for file in results:
@@ -221,7 +228,8 @@ class BatchStore:
     @transaction
     def commit(self, connection: sqlite3.Connection, batch_id: str, position: Position) -> None:
         """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
-        batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
+        batch = _find(connection, StoredBatch, None, batch_id)
+        _update_batch(connection, evolve(batch, position=position))
         self._check_bytes(connection, batch.owner, 0)
 
     # -- retention --------------------------------------------------------------------------------------------------
@@ -286,18 +294,14 @@ def _unfinished(connection: sqlite3.Connection, where: str = "", *values: object
     return [_decode(row, StoredBatch) for row in connection.execute(query, values)]
 
 
-def _find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
-    row = connection.execute("SELECT record FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
-    if row is None:
-        raise NotFoundError(f"No such File object: {file_id}")
-    return _decode(row, StoredFile)
-
-
-def _find_batch(connection: sqlite3.Connection, owner: str | None, batch_id: str) -> StoredBatch:
-    row = connection.execute("SELECT record, owner FROM batches WHERE id = ?", (batch_id,)).fetchone()
+def _find(connection: sqlite3.Connection, kind: type[T], owner: str | None, record_id: str) -> T:
+    """Return a record of an owner, or of any. Raises ``NotFoundError``."""
+    table, message = TABLES[kind]
+    query = f"SELECT record, owner FROM {table} WHERE id = ?"  # noqa: S608  (a name of ours)
+    row = connection.execute(query, (record_id,)).fetchone()
     if row is None or owner not in (None, row["owner"]):
-        raise NotFoundError(f"No batch found with id '{batch_id}'.")
-    return _decode(row, StoredBatch)
+        raise NotFoundError(message.format(record_id))
+    return _decode(row, kind)
 
 
 def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, request: bytes) -> StoredBatch | None:
@@ -312,20 +316,16 @@ def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, re
 
 
 def _page(
-    connection: sqlite3.Connection,
-    table: str,
-    kind: type[T],
-    owner: str,
-    page: Page,
-    where: str = "",
-    values: Sequence[object] = (),
+    connection: sqlite3.Connection, kind: type[T], page: Page, columns: Mapping[str, str]
 ) -> tuple[list[T], bool]:
-    conditions = f"owner = ? {where}"
-    bound: list[object] = [owner, *values]
+    """Return a page of the records with these values of columns, and whether there are more behind it."""
+    table, _ = TABLES[kind]
+    conditions = " AND ".join(f"{column} = ?" for column in columns)
+    bound: list[object] = list(columns.values())
     if page.after is not None:
         row = connection.execute(
             f"SELECT number FROM {table} WHERE id = ? AND owner = ?",  # noqa: S608  (names of ours)
-            (page.after, owner),
+            (page.after, columns["owner"]),
         ).fetchone()
         if row is None:
             raise NotFoundError(f"There is no {page.after} to list what is behind it.")

@@ -72,16 +72,15 @@ def open_input(
     the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Files that are ``left_out``,
     by resolved paths, do not count in a glob or a folder. Raises ``BulkInputError``.
     """
-    files, found = find_files(source, format, left_out)
-    return InputTable(found, files)
+    return InputTable(*find_files(source, format, left_out))
 
 
 @define(eq=False)
 class InputTable:
     """Files of one format. It holds no file open except while it is read; standard input can be read once."""
 
-    format: Format
     files: tuple[InputFile, ...]
+    format: Format
     _scanned: dict[str, tuple[FilePrint, int]] = field(factory=dict, init=False)
     """By name, with their numbers of rows."""
     _reading: InputFile | None = field(default=None, init=False)
@@ -187,14 +186,14 @@ class InputTable:
         raise AssertionError  # all rows are skipped
 
 
+@define(eq=False, slots=False)
 class HashedFile(io.RawIOBase):
     """A file whose bytes are hashed and counted while they are read; ``progress`` is told ``done`` and the count."""
 
-    def __init__(self, file: BinaryIO, done: int, progress: Callable[[int], None]) -> None:
-        self.digest = blake2b(digest_size=DIGEST_BYTES)
-        self._file = file
-        self._done = done
-        self._progress = progress
+    file: BinaryIO
+    done: int
+    progress: Callable[[int], None]
+    digest: blake2b = field(init=False, factory=partial(blake2b, digest_size=DIGEST_BYTES))
 
     def readable(self) -> bool:
         """Return True."""
@@ -202,10 +201,10 @@ class HashedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer; return how many bytes were written to it, 0 at the end."""
-        n = self._file.readinto(buffer)  # type: ignore[attr-defined]  # a buffered file has it
+        n = self.file.readinto(buffer)  # type: ignore[attr-defined]  # a buffered file has it
         self.digest.update(memoryview(buffer)[:n])
-        self._done += n
-        self._progress(self._done)
+        self.done += n
+        self.progress(self.done)
         return int(n)
 
 
