@@ -4,7 +4,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import msgspec
@@ -43,14 +43,12 @@ TIMEOUT_S = 600.0
 MAX_ERROR = 500
 """Characters of a server's error that are kept."""
 
-Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-
 
 class RefusedRowsError(PoolServeError):
     """The server rejects a request because of its content: one of its rows, or all."""
 
 
-def _vector(embedding: Any) -> Vectors:
+def _vector(embedding: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
     if isinstance(embedding, str):
         return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))

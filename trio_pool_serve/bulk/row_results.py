@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import trio
 
@@ -44,15 +44,14 @@ async def compute_parts(
     return WindowResult.joined(results)
 
 
-ComputeValues: TypeAlias = Callable[[Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]]
-"""Returns the output's values for rows with these input values, and the number of tokens computed."""
-
-
 async def compute_halving(
-    rows: Sequence[InputRow], compute: ComputeValues, faults: tuple[type[PoolServeError], ...]
+    rows: Sequence[InputRow],
+    compute: Callable[[Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]],
+    faults: tuple[type[PoolServeError], ...],
 ) -> WindowResult[RowResult]:
     """Compute rows; if that fails with one of the ``faults``, both halves, down to the row at fault.
 
+    ``compute`` returns the output's values for rows with these input values, and the number of tokens computed.
     Raises ``UnavailableError``, and what ``compute`` raises besides ``faults``. Cancellation: as its own.
     """
     try:

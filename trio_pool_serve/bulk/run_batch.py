@@ -41,8 +41,6 @@ from trio_pool_serve.threads.offload import Offload
 
 JSONL = Format("jsonl")
 
-REFUSED_STATUS = 400
-
 
 async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
     """Run a file of requests; return the exit status: 0, 1 for errors, 3 if lines failed, 130 if stopped.
@@ -199,6 +197,6 @@ def vllm_result(line: FinishedLine) -> bytes:
     if response is None or not response.is_json:
         # The second is vLLM's message for all responses that are not JSON.
         error = line.error.message if line.error is not None else "Request must not be sent in stream mode"
-        return encode_result(line, REFUSED_STATUS, None, error)
+        return encode_result(line, 400, None, error)
     body, of_failed = (None, response.body_in_line) if line.has_failed else (response.body_in_line, None)
     return encode_result(line, response.status, body, of_failed)

@@ -42,8 +42,6 @@ ROWS_FAILED = 3
 STOPPED = 128 + signal.SIGINT
 """Exit status of a run that a signal has stopped."""
 
-STDIO = "-"
-
 
 async def run_command(
     source: str, target: str, task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
@@ -110,7 +108,7 @@ async def run_table(
     Cancellation: at once; what was committed stays.
     """
     offload = Offload()
-    path = None if target == STDIO else Path(target)
+    path = None if target == "-" else Path(target)
     table = await offload.run("files", lambda: open_input(source, format=run.input_format, left_out=files_of_run(path)))
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin

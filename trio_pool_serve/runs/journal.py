@@ -73,7 +73,8 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
     """
     try:
         async with open_database(path or IN_MEMORY, SCHEMA) as database:
-            kept = await database.run(_read)
+            rows = await database.run(lambda connection: connection.execute("SELECT name, value FROM run").fetchall())
+            kept = {row["name"]: row["value"] for row in rows}
             if "progress" in kept:
                 raise BulkInputError(
                     f"{database.path} was written by an earlier version. Finish the run with that version, or use "
@@ -94,10 +95,6 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
             yield Journal(database, identity, position)
     except StorageInUseError:
         raise StorageInUseError(f"Another run is writing this output: {path} is in use.") from None
-
-
-def _read(connection: sqlite3.Connection) -> dict[str, bytes]:
-    return {row["name"]: row["value"] for row in connection.execute("SELECT name, value FROM run")}
 
 
 def _put(connection: sqlite3.Connection, name: str, value: Position | Identity) -> None:

@@ -207,8 +207,7 @@ class Run(Generic[Row, Result]):
                 if window is None:
                     has_ended = True
                     break
-                before = computing[-1].is_done if computing else None
-                computing.append(_Computing(window, before))
+                computing.append(_Computing(window, before=computing[-1].is_done if computing else None))
                 nursery.start_soon(computing[-1].compute, self)
             if not computing:
                 break

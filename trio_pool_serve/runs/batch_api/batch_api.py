@@ -41,8 +41,6 @@ RETRY_S = 1.0
 SHORT_RETRY_S = 0.05
 """The least pause between two attempts."""
 
-DAY_S = 24 * 3600.0
-
 Serve: TypeAlias = Callable[[trio.SocketStream], Awaitable[None]]
 """Serves HTTP on a connection of another process of the server."""
 
@@ -189,7 +187,7 @@ class BatchApi:
         batch = self.config.batch
         store = BatchStore(database, batch.max_stored_bytes)
         runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, lambda: self._routes)
-        return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * DAY_S)
+        return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * 24 * 3600.0)
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)

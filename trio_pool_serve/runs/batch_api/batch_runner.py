@@ -173,7 +173,7 @@ class BatchRunner:
                 while not await self.offload.run("files", partial(check.check_some, lines)):
                     """The next part."""
         if scope.cancelled_caught:
-            if _is_over(scope):
+            if trio.current_time() >= scope.deadline:
                 await self.store.advance(batch.id, "expired", is_expired=True)
         elif check.errors:
             await self.store.advance(batch.id, "failed", errors=tuple(check.errors))
@@ -200,7 +200,7 @@ class BatchRunner:
                 position = await self._run_lines(batch, submitter, should_pause=should_pause)
         if position.is_finished:
             await self.store.advance(batch.id, "finalizing")
-        elif scope.cancelled_caught and _is_over(scope):
+        elif scope.cancelled_caught and trio.current_time() >= scope.deadline:
             await self.store.advance(batch.id, "finalizing", is_expired=True)
 
     def _cost_of_next(self, batch: StoredBatch) -> tuple[int, int]:
@@ -230,7 +230,7 @@ class BatchRunner:
             self._lines += position.done - done
             done = position.done
 
-        run = Run(
+        return await Run(
             windows=partial(line_windows, file(batch.input_file_id), self.max_line_bytes),
             computer=LineComputer(
                 respond_all=self.routes().respond_all,
@@ -244,8 +244,7 @@ class BatchRunner:
             offload=self.offload,
             should_pause=should_pause,
             on_progress=count_lines,
-        )
-        return await run.run(batch.position)
+        ).run(batch.position)
 
     async def _finalize(self, batch: StoredBatch) -> None:
         if batch.is_expired:
@@ -299,14 +298,9 @@ class BatchRunner:
 
     @contextmanager
     def _working_on(self, batch: StoredBatch) -> Iterator[trio.CancelScope]:
-        """Cancel the block when the batch expires or is cancelled."""
+        """Cancel the block when the batch expires, which is the deadline of the scope, or is cancelled."""
         try:
             with self._scopes[batch.id] as scope:
                 yield scope
         finally:
             self._scopes[batch.id] = trio.CancelScope(deadline=scope.deadline)
-
-
-def _is_over(scope: trio.CancelScope) -> bool:
-    """Whether the batch whose scope this is has expired."""
-    return trio.current_time() >= scope.deadline

@@ -253,8 +253,7 @@ class BatchStore:
     def known_ids(self, connection: sqlite3.Connection) -> set[str]:
         """Return the ids of all files: complete ones, and the results of batches that have not ended."""
         complete = {row["id"] for row in connection.execute("SELECT id FROM files")}
-        unfinished = _unfinished(connection)
-        return complete | {result for batch in unfinished for result in (batch.output_id, batch.error_id)}
+        return complete | {file for batch in _unfinished(connection) for file in (batch.output_id, batch.error_id)}
 
     def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
         if not self.max_stored_bytes:
@@ -279,11 +278,10 @@ def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def _update_batch(connection: sqlite3.Connection, batch: StoredBatch) -> StoredBatch:
-    is_final = batch.status in FINAL
-    ended_at = batch.times[time_of(batch.status)] if is_final else None
+    ended_at = batch.times[time_of(batch.status)] if batch.status in FINAL else None
     connection.execute(
         "UPDATE batches SET is_final = ?, ended_at = ?, record = ? WHERE id = ?",
-        (is_final, ended_at, msgspec.json.encode(batch), batch.id),
+        (ended_at is not None, ended_at, msgspec.json.encode(batch), batch.id),
     )
     return batch
 

@@ -76,12 +76,10 @@ class DataFolder:
     def remove_left(self, socket: Path) -> None:
         """Remove unfinished uploads, the socket and those in the folder, of processes that have ended."""
         with storage_errors(self.path):
-            for left in (self.path / "uploads").iterdir():
-                if ID.fullmatch(left.name):
-                    left.unlink(missing_ok=True)
-            for left in (socket, *self.path.glob(f"*.{SOCKET_NAME}")):
-                if left.is_socket():
-                    left.unlink(missing_ok=True)
+            uploads = [upload for upload in (self.path / "uploads").iterdir() if ID.fullmatch(upload.name)]
+            sockets = [left for left in (socket, *self.path.glob(f"*.{SOCKET_NAME}")) if left.is_socket()]
+            for left in (*uploads, *sockets):
+                left.unlink(missing_ok=True)
 
     def file_ids(self) -> set[str]:
         """Return the ids of all complete files. Raises ``StorageError``."""

@@ -14,8 +14,6 @@ from trio_pool_serve.runs.run import Computer, Position, Sink, WindowResult
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
 from trio_pool_serve.types import Client
 
-RESULT_PREFIX = "batch_req_"
-
 
 @frozen
 class Submitter:
@@ -164,7 +162,7 @@ def encode_result(line: FinishedLine, status: int | None, body: msgspec.Raw | No
     """Return the result of a line, with the line end; without a status, it has no response."""
     response = {"status_code": status, "request_id": line.request_id, "body": body}
     result = {
-        "id": RESULT_PREFIX + line.request_id,
+        "id": f"batch_req_{line.request_id}",
         "custom_id": line.custom_id,
         "response": None if status is None else response,
         "error": error,

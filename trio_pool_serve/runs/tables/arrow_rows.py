@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import input_rows
@@ -30,12 +30,13 @@ FILE_MAGIC = b"ARROW1"
 OLD_FEATHER_MAGIC = b"FEA1"
 
 
-Batches: TypeAlias = Callable[[BinaryIO, Selection], Iterator[tuple[int, Any]]]
-"""Yields batches with their numbers of rows; for one that is skipped, None."""
+def arrow_rows(
+    file: BinaryIO, selection: Selection, batches: Callable[[BinaryIO, Selection], Iterator[tuple[int, Any]]]
+) -> RowsOfFile:
+    """Read a file, whose ``batches`` come with their numbers of rows, None in place of a skipped one.
 
-
-def arrow_rows(file: BinaryIO, selection: Selection, batches: Batches) -> RowsOfFile:
-    """Read a file. Raises ``BulkInputError`` if a column is missing."""
+    Raises ``BulkInputError`` if a column is missing.
+    """
     pyarrow = import_extra("pyarrow", READING)
     n_rows = 0
     try:

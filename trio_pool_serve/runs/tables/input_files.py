@@ -16,7 +16,6 @@ from trio_pool_serve.runs.tables.table_formats import FORMATS, Format, format_of
 STDIN = "-"
 WILDCARD = re.compile(r"[*?\[]")
 
-HUB_PREFIX = "hf://"
 HUB_SOURCE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<pattern>.+))?")
 MAX_MESSAGE_CHARS = 500
 
@@ -53,7 +52,7 @@ def find_files(source: str, given: str | None, left_out: frozenset[Path] = froze
     """
     if source == STDIN:
         return _standard_input(given)
-    if source.startswith(HUB_PREFIX):
+    if source.startswith("hf://"):
         folder, names = hub_files(source, given)
         return _found(source, folder, [folder / name for name in names], given)
     path = Path(source)

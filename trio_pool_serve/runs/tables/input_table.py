@@ -21,8 +21,6 @@ from trio_pool_serve.runs.tables.table_formats import Compression, Format, Kind,
 
 READ_BYTES = 2**18
 
-DIGEST_BYTES = 32
-
 
 @frozen
 class FilePrint:
@@ -140,6 +138,7 @@ class InputTable:
                 self._reading = file
                 number += yield from self._rows_in(opened, Selection(file.name, columns, id_column, number, skip))
                 self._check(file)
+        self._reading = None
 
     def check_read(self) -> None:
         """Raise ``InputChangedError`` if the file being read has changed since its scan."""
@@ -193,7 +192,7 @@ class HashedFile(io.RawIOBase):
     file: BinaryIO
     done: int
     progress: Callable[[int], None]
-    digest: blake2b = field(init=False, factory=partial(blake2b, digest_size=DIGEST_BYTES))
+    digest: blake2b = field(init=False, factory=partial(blake2b, digest_size=32))
 
     def readable(self) -> bool:
         """Return True."""

@@ -32,8 +32,6 @@ from trio_pool_serve.storage.durable_files import (
     storage_errors,
 )
 
-WRITING_ZSTD = "Writing .zst files"
-
 STANDARD_OUTPUT = Path("Standard output")
 """In messages."""
 
@@ -78,7 +76,7 @@ class StandardOutput(AppendedFile):
 
 
 def _zst_member(content: bytes) -> bytes:
-    zstandard = import_extra("zstandard", WRITING_ZSTD)
+    zstandard = import_extra("zstandard", "Writing .zst files")
     return bytes(zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content))
 
 
