@@ -1,6 +1,6 @@
 """Computes rows by requests to a server: this one, or for embeddings any with OpenAI's API."""
 
-import math
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from operator import itemgetter
@@ -270,11 +270,9 @@ def message_of(response: httpx.Response) -> str:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    try:
-        seconds = float(response.headers.get("retry-after", "0"))
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) else 0.0
+    """Return for how many seconds the server asks to wait; 0 if it does not say, or names a date."""
+    retry_after = response.headers.get("retry-after", "")
+    return float(retry_after) if re.fullmatch(r"\d+(\.\d+)?", retry_after) else 0.0
 
 
 @asynccontextmanager

@@ -96,8 +96,7 @@ def test_a_run_that_is_cut_off_and_resumed_any_number_of_times_writes_the_same_b
         for target in (path, plain):
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         output, uninterrupted = opened(path), opened(plain)
-        committed = START
-        done = 0
+        committed, done = START, 0
         for n_rows, crash, lost in steps:
             for target in (output, uninterrupted):
                 target.write(rows(done, done + n_rows))
@@ -338,8 +337,7 @@ def test_a_vector_of_another_shape_is_an_error_and_not_repeated_or_cut(tmp_path,
 @pytest.mark.parametrize("kind", ["jsonl.gz", "csv.zst"])
 def test_each_commit_ends_a_member_that_other_programs_read(tmp_path, kind):
     path = tmp_path / f"out.{kind}"
-    output = opened(path)
-    lengths = []
+    output, lengths = opened(path), []
     for first in (0, 10, 20):
         output.write(rows(first, first + 10))
         lengths.append(output.commit(START).output_bytes)

@@ -23,7 +23,7 @@ from trio_pool_serve.runs.batch_api.batch_store import BatchStore
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
-from trio_pool_serve.runs.batch_api.stored_records import FINAL, BatchError, BatchStatus, StoredBatch, StoredFile
+from trio_pool_serve.runs.batch_api.stored_records import BatchError, BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, RespondAll, Submitter, openai_result
 from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, Line, LineError, line_windows
 from trio_pool_serve.runs.run import Position, Run
@@ -133,9 +133,17 @@ class BatchRunner:
         while True:
             try:
                 batch = await self.store.batch(None, batch_id)
-                if batch.status in FINAL:
-                    break
-                await self._step(batch, number)
+                match batch.status:
+                    case "validating":
+                        await self._check(batch)
+                    case "in_progress":
+                        await self._compute(batch, number)
+                    case "finalizing":
+                        await self._finalize(batch)
+                    case "cancelling":
+                        await self._end(batch, "cancelled")
+                    case _:
+                        break
             except NotFoundError:
                 break
             except ConflictError:
@@ -152,18 +160,6 @@ class BatchRunner:
                 logger.exception("the batch %s fails", batch_id)
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
         del self._scopes[batch_id]
-
-    async def _step(self, batch: StoredBatch, number: int) -> None:
-        """Take the next step of a batch."""
-        match batch.status:
-            case "validating":
-                await self._check(batch)
-            case "in_progress":
-                await self._compute(batch, number)
-            case "finalizing":
-                await self._finalize(batch)
-            case "cancelling":
-                await self._end(batch, "cancelled")
 
     async def _check(self, batch: StoredBatch) -> None:
         check = InputCheck(batch.endpoint, lambda name: self.routes().model_of(name, batch.models))

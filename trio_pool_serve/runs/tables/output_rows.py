@@ -58,7 +58,11 @@ def json_lines(columns: Sequence[OutputColumn], rows: Rows) -> bytes:
     return b"".join(
         [
             orjson.dumps(
-                {of.name: _json_value(of, value) for of, value in zip(columns, row, strict=True)}, option=options
+                {
+                    of.name: None if value is None else _json_value(of, value)
+                    for of, value in zip(columns, row, strict=True)
+                },
+                option=options,
             )
             for row in rows
         ]
@@ -114,7 +118,7 @@ class BatchBuilder:
     def _array(self, column: OutputColumn, values: list[Any], arrow_type: Any) -> Any:
         if column.type == "string":
             return self._arrow.array([_text(column, value) for value in values], arrow_type)
-        values = [_as_written(column, value) for value in values]
+        values = [None if value is None else WRITTEN[column.type](column, value) for value in values]
         if column.type == "vector":
             return self._vectors(column, values, arrow_type)
         if column.type in ("vectors", "sparse"):
@@ -147,8 +151,8 @@ class BatchBuilder:
 
 
 def _json_value(column: OutputColumn, value: Any) -> Any:
-    written = _as_written(column, value)
-    if column.type == "sparse" and written is not None:
+    written = WRITTEN[column.type](column, value)
+    if column.type == "sparse":
         pairs = zip(written["index"].tolist(), written["score"], strict=True)
         return [{"index": index, "score": score} for index, score in pairs]
     return written
@@ -183,9 +187,7 @@ WRITTEN: Mapping[ColumnType, Callable[[OutputColumn, Any], Any]] = {
     "vectors": lambda column, value: _shaped(value, column.dtype, (len(value), column.length)),
     "sparse": _items,
 }
-"""Returns a value as it is written: a contiguous array, a float32, or a string or id as it is."""
+"""Returns a value as it is written: a contiguous array, a float32, or a string or id as it is.
 
-
-def _as_written(column: OutputColumn, value: Any) -> Any:
-    """Return the value as ``WRITTEN`` has it, or None. Raises ``ValueError`` for an array of another shape."""
-    return None if value is None else WRITTEN[column.type](column, value)
+Raises ``ValueError`` for an array of another shape.
+"""
