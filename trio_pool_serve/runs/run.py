@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 5.0
 """For closing files, which is short once no thread reads or writes them."""
 
 OnError: TypeAlias = Literal["fail", "null", "skip"]
-"""What is done with a row that cannot be computed: the run ends, it is written without a result, or it is left out."""
+"""The policy for a row that cannot be computed: end the run, write it without a result, or leave it out."""
 
 
 class Readable(Protocol):
