@@ -15,16 +15,17 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
+import msgspec
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.standard_error import StandardError
 
 logger = logging.getLogger(__name__)
 
 Status = TypeVar("Status")
-Job = TypeVar("Job")
 
 EXIT_TIMEOUT_S = 5.0
 """Seconds that a child has to exit by itself after its channel is closed, before it is killed."""
@@ -199,27 +200,43 @@ def flush_and_leave(status: int) -> NoReturn:
     leave(status)
 
 
-def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> None:
-    """Run ``main(channel, job)`` as a child process, and exit with its status even if threads still run."""
+class LoadFailed(msgspec.Struct, tag=True, array_like=True):
+    """Message of a child that ends because a model cannot be loaded: the reason, for the user."""
+
+    message: str
+
+
+def run_as_child(main: Callable[[FramedStream[Any], Any], Awaitable[int | None]], job_type: Any) -> None:
+    """Run ``main(channel, job)`` as a child process, and exit with its status even if threads still run.
+
+    If it raises ``ModelLoadError`` or ``EngineDeadError``, send ``LoadFailed`` to the parent, and exit with status 1.
+    """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     leave(trio.run(_run, main, job_type))
 
 
-async def _run(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> int:
+async def _run(main: Callable[[FramedStream[Any], Any], Awaitable[int | None]], job_type: Any) -> int:
     parent = socket.socket(fileno=int(sys.argv[1]))
-    channel = FramedStream[Job](trio.SocketStream(trio.socket.from_stdlib_socket(parent)), job_type)
+    channel = FramedStream[Any](trio.SocketStream(trio.socket.from_stdlib_socket(parent)), job_type)
     received = await channel.receive()
-    return 0 if received is None else await main(channel, received[0])
+    if received is None:
+        return 0
+    try:
+        with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+            return await main(channel, received[0]) or 0
+    except (ModelLoadError, EngineDeadError) as error:
+        await send_to_parent(channel, LoadFailed(sendable(str(error))))
+        return 1
 
 
-async def send_to_parent(channel: FramedStream[Job], status: object) -> None:
+async def send_to_parent(channel: FramedStream[Any], status: object) -> None:
     """Send a message to the parent, unless it has ended. Cancellation: at once; the channel is unusable afterwards."""
     with suppress(trio.BrokenResourceError):
         await channel.send(status)
 
 
-async def wait_for_parent(channel: FramedStream[Job]) -> None:
+async def wait_for_parent(channel: FramedStream[Any]) -> None:
     """Wait until the parent has ended or closed the channel, ignoring its messages. Cancellation: at once."""
     while await channel.receive() is not None:
         continue

@@ -7,8 +7,6 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.config import decode_config, import_plugins
-from trio_pool_serve.engine.places.supervisor import LoadFailed
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.processes.child_process import (
     leave,
@@ -17,7 +15,7 @@ from trio_pool_serve.processes.child_process import (
     send_to_parent,
     wait_for_parent,
 )
-from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, Ready, Reload
 from trio_pool_serve.server.draining import drain
@@ -27,9 +25,8 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import configure_logging
 
 
-async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
-    """Serve until the parent sends ``Drain`` or has ended; return the exit status. Cancellation: at once."""
-    assert isinstance(job, ApiJob)  # noqa: S101  (the first message)
+async def main(channel: FramedStream[FromParent], job: ApiJob) -> None:
+    """Serve until the parent sends ``Drain`` or has ended. Cancellation: at once."""
     config = decode_config(job.config)
     configure_logging(config.logging)
     import_plugins(config)
@@ -39,34 +36,29 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     tls = open_tls(service)  # before anything is loaded
     stop = trio.Event()
     loading = trio.CancelScope()
-    try:
-        with unwrap_exception_groups(ModelLoadError, EngineDeadError), socket.socket(fileno=job.fd) as listening:
+    with socket.socket(fileno=job.fd) as listening:
 
-            async def watch_parent() -> None:
-                while (received := await channel.receive()) is not None and isinstance(received[0], Reload):
-                    await service.reload()
-                loading.cancel(reason="no connections will be accepted")
-                # ``received`` is ``Drain``, or the parent is gone already.
-                await drain(service, stop, partial(wait_for_parent, channel) if received else trio.sleep_forever)
-                leave(0)
+        async def watch_parent() -> None:
+            while (received := await channel.receive()) is not None and isinstance(received[0], Reload):
+                await service.reload()
+            loading.cancel(reason="no connections will be accepted")
+            # ``received`` is ``Drain``, or the parent is gone already.
+            await drain(service, stop, partial(wait_for_parent, channel) if received else trio.sleep_forever)
+            leave(0)
 
-            async def report_ready() -> None:
-                await service.wait_ready()
-                await send_to_parent(channel, Ready())
+        async def report_ready() -> None:
+            await service.wait_ready()
+            await send_to_parent(channel, Ready())
 
-            async with open_process_nursery() as nursery:
-                nursery.start_soon(watch_parent)
-                await nursery.start(service.run)
-                nursery.start_soon(report_ready)
-                if job.joins:
-                    with loading:
-                        await service.wait_ready()
-                await serve_listeners(service, listening, stop, tls)
-                nursery.cancel_scope.cancel(reason="drained")
-    except (ModelLoadError, EngineDeadError) as error:
-        await send_to_parent(channel, LoadFailed(sendable(str(error))))
-        return 1
-    return 0
+        async with open_process_nursery() as nursery:
+            nursery.start_soon(watch_parent)
+            await nursery.start(service.run)
+            nursery.start_soon(report_ready)
+            if job.joins:
+                with loading:
+                    await service.wait_ready()
+            await serve_listeners(service, listening, stop, tls)
+            nursery.cancel_scope.cancel(reason="drained")
 
 
 if __name__ == "__main__":

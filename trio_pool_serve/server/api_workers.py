@@ -21,9 +21,16 @@ from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.places.ray_places import RayPlacement
 from trio_pool_serve.engine.places.server_places import supervisor_of
-from trio_pool_serve.engine.places.supervisor import LoadFailed, Supervisor
+from trio_pool_serve.engine.places.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child, open_process_nursery
+from trio_pool_serve.processes.child_process import (
+    ChildEnd,
+    ChildProcess,
+    LoadFailed,
+    keep_alive,
+    open_child,
+    open_process_nursery,
+)
 from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.server.listening_socket import open_listening, url_of

@@ -11,7 +11,7 @@ from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, LoadFailed, ToEngineProcess
+from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
@@ -42,12 +42,11 @@ SNAPSHOT_S = 2.0
 """Interval between snapshots to the parent, if the server is on another machine."""
 
 
-async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> int:
-    """Load the model, then compute until the parent ends or sends ``Leave``; return the exit status.
+async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
+    """Load the model, then compute until the parent ends or sends ``Leave``. Raises ``ModelLoadError``.
 
     Cancellation: at once.
     """
-    assert isinstance(job, EngineJob)  # noqa: S101  (the first message)
     limit_openmp_spinning()  # before torch is imported, as ``prepare_for_loading``
     prepare_for_loading()
     config = decode_config(job.config)
@@ -108,13 +107,9 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 if job.key:
                     await EngineListener(engine, LinkKeys(keys=[job.key.encode()])).serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
-    except ModelLoadError as error:
-        await send_to_parent(channel, LoadFailed(sendable(str(error))))
-        return 1
     except EngineDeadError as error:
         logger.critical("%s", error)
-        return 1
-    return 0
+        leave(1)
 
 
 async def _watch_parent(

@@ -22,9 +22,9 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave, LoadFailed
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
-from trio_pool_serve.processes.child_process import ChildProcess, open_child
+from trio_pool_serve.processes.child_process import ChildProcess, LoadFailed, open_child
 from trio_pool_serve.processes.large_imports import LazyModule
 
 logger = logging.getLogger(__name__)

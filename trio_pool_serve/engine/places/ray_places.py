@@ -27,9 +27,9 @@ from trio_pool_serve.engine.places.queue_scaling import (
     choose_wanted,
 )
 from trio_pool_serve.engine.places.ray_cluster import NodeLostError, RayCluster, open_cluster, resources_of
-from trio_pool_serve.engine.places.supervisor import Loaded, LoadFailed, Place, Supervisor
+from trio_pool_serve.engine.places.supervisor import Loaded, Place, Supervisor
 from trio_pool_serve.errors import ModelLoadError, PoolServeError
-from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, LoadFailed, keep_alive, open_child
 from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
 
 logger = logging.getLogger(__name__)

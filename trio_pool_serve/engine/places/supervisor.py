@@ -14,7 +14,7 @@ from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
-from trio_pool_serve.processes.child_process import RestartBackoff
+from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff
 from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family
 
 logger = logging.getLogger(__name__)
@@ -106,12 +106,6 @@ class Loaded(msgspec.Struct, tag=True, array_like=True):
     description: str
     address: str
     pid: int
-
-
-class LoadFailed(msgspec.Struct, tag=True, array_like=True):
-    """The model cannot be loaded: the message for the user."""
-
-    message: str
 
 
 ToEngineProcess: TypeAlias = EngineJob | Leave
