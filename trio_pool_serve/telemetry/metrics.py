@@ -14,13 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trio_pool_serve.errors import (
-    DrainingError,
-    EngineLoadingError,
-    OverloadedError,
-    StorageInUseError,
-    UnavailableError,
-)
+from trio_pool_serve.errors import PoolServeError, RefusalReason
 from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.standard_error import StandardError
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
@@ -51,7 +45,7 @@ FAULTS = {
     "failed_rows": "rows that got an error",
 }
 
-REFUSALS = {
+REFUSALS: Mapping[RefusalReason, str] = {
     "queue": "429: the request would wait longer than `--max-queue-s`, or past its deadline",
     "memory": "429: all requests, or its client's, hold as much memory as they may",
     "api_key": "429: its API key has reached a limit",
@@ -159,15 +153,8 @@ class Metrics(Collector):
     def count_failure(self, error: Exception) -> None:
         """Count a request that is answered by an error; if it was refused, count that, too."""
         self.failures.inc()
-        match error:
-            case OverloadedError():
-                self._refusals[error.reason].inc()
-            case EngineLoadingError():
-                self._refusals["loading"].inc()
-            case DrainingError():
-                self._refusals["draining"].inc()
-            case UnavailableError() | StorageInUseError():
-                self._refusals["unavailable"].inc()
+        if isinstance(error, PoolServeError) and error.reason is not None:
+            self._refusals[error.reason].inc()
 
     def forget(self, model: str) -> None:
         """Remove the metrics of a model that is no longer served."""
