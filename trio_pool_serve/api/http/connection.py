@@ -1,5 +1,6 @@
 """One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
+import math
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -55,14 +56,14 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     """
 
     app: Any
+    _body: RequestBody | Body
 
     def __init__(self, app: Any, scope: Any) -> None:
         scope["path"] = _path_of_target(scope["path"])
         super().__init__(app, scope)
-        self._body: RequestBody | Body | None = None
         self._body_ended = False
         self._is_finishing = False
-        self._arrived: trio.Event | None = None
+        self._silence: trio.CancelScope | None = None
         self._exchange: Any = scope.get("extensions", {}).get(EXCHANGE)
         self._request_scope = trio.CancelScope() if self._exchange is None else self._exchange.cancel_scope
 
@@ -129,9 +130,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             response = await self.app.middleware.respond(request, handler)
             if not self._body_ended:
                 await self._wait_for_body_end()
-        await self._send(response, send)
 
-    async def _send(self, response: HttpResponse, send: Any) -> None:
         async def noting(message: Any) -> None:
             """Note when the last part of a stream is sent: nothing is being computed any more."""
             self._is_finishing = message.get("more_body", True) is False
@@ -147,32 +146,24 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     def take(self, data: bytes, *, is_last: bool) -> None:
         """Take a piece of the body."""
-        assert self._body is not None  # noqa: S101  (there is one before anything is delivered)
         self._body.append(data)
         if is_last:
             self._body.set_complete()
             self._body_ended = True
-        self._note_arrival()
+        if self._silence is not None:
+            self._silence.deadline = -math.inf if is_last else trio.current_time() + SILENCE_S
 
     def leave(self) -> None:
         """Cancel the request: the client has disconnected."""
         self._body_ended = True
-        self._note_arrival()
         if not self._is_finishing:
             self._request_scope.cancel(reason=CLIENT_LEFT)
 
-    def _note_arrival(self) -> None:
-        if self._arrived is not None:
-            self._arrived.set()
-
     async def _wait_for_body_end(self) -> None:
-        with trio.move_on_after(self.app.service.config.time_limits.client_timeout_s):
-            while not self._body_ended:
-                self._arrived = trio.Event()
-                with trio.move_on_after(SILENCE_S) as silence:
-                    await self._arrived.wait()
-                if silence.cancelled_caught:
-                    return
+        """Wait until the body has ended, nothing of it has come for ``SILENCE_S``, or its time is over."""
+        limit_s = self.app.service.config.time_limits.client_timeout_s
+        with trio.move_on_after(limit_s), trio.move_on_after(SILENCE_S) as self._silence:
+            await trio.sleep_forever()
 
 
 async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
