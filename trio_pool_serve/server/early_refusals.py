@@ -26,7 +26,7 @@ from trio_pool_serve.server.incoming_request import (
     RequestBuffer,
 )
 from trio_pool_serve.server.listening_socket import REFUSAL
-from trio_pool_serve.server.outgoing_response import head_bytes
+from trio_pool_serve.server.outgoing_response import head_bytes, server_headers
 from trio_pool_serve.server.server_context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class EarlyRefusals:
                 return None
             status, headers, content = refused
             closes = request.closes or is_last
-            headers += self.context.server_headers(self.config).now()
+            headers += server_headers(self.config)
             if closes:
                 headers.append((b"Connection", b"close"))
             return Refusal(head_bytes(status, headers) + content, closes)

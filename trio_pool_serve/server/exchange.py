@@ -6,10 +6,11 @@ from types import coroutine
 from typing import Any
 
 import trio
+from hypercorn.config import Config
 
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.server.incoming_request import IncomingRequest
-from trio_pool_serve.server.outgoing_response import OutgoingResponse, ServerHeaders
+from trio_pool_serve.server.outgoing_response import OutgoingResponse, server_headers
 
 MAX_UNRECEIVED = 64 * 1024
 """Bytes of a body that wait for the app; above this, no more are read from the client."""
@@ -28,7 +29,7 @@ class Exchange:
         self,
         request: IncomingRequest,
         waited_s: float,
-        server_headers: ServerHeaders,
+        config: Config,
         is_last: Callable[[], bool],
         write: Callable[..., Awaitable[None]],
         cancel_scope: trio.CancelScope,
@@ -37,7 +38,7 @@ class Exchange:
         self.waited_s = waited_s
         self.response: OutgoingResponse | None = None
         self.is_answered = False
-        self._server_headers = server_headers
+        self._config = config
         self._is_last = is_last
         self._write = write
         self.cancel_scope = cancel_scope
@@ -82,7 +83,7 @@ class Exchange:
         kind = message["type"]
         if kind == "http.response.start" and self.response is None:
             response = OutgoingResponse(self.request, int(message["status"]), message.get("headers", ()))
-            self._head = response.head(self._server_headers.now(), is_last=self._is_last())
+            self._head = response.head(server_headers(self._config), is_last=self._is_last())
             self.response = response
             if not response.has_known_length:
                 await self._write(self._take_head())

@@ -15,7 +15,13 @@ from trio_pool_serve.server.client_socket import MAX_RECEIVED, has_arrived, seco
 from trio_pool_serve.server.early_refusals import EarlyRefusals
 from trio_pool_serve.server.exchange import Exchange, call_in_context
 from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError, RequestBuffer
-from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL_HEADERS, OutgoingResponse, head_bytes
+from trio_pool_serve.server.outgoing_response import (
+    BEGINNING,
+    REFUSAL_HEADERS,
+    OutgoingResponse,
+    head_bytes,
+    server_headers,
+)
 from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
 
 LAST_REQUEST_S = 1.0
@@ -54,7 +60,6 @@ class HttpConnection:
         self._socket = stream.socket
         self._client = parse_socket_addr(self._socket.family, self._socket.getpeername())
         self._server = parse_socket_addr(self._socket.family, self._socket.getsockname())
-        self._server_headers = context.server_headers(config)
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._buffer.append(received)
         self._refusals = refusals
@@ -241,7 +246,7 @@ class HttpConnection:
                         await trio.lowlevel.checkpoint()  # other tasks' turn
                     continue
             exchange = self._exchange = Exchange(
-                request, waited_s, self._server_headers, self._is_last, self._write_response, self._requests_scope
+                request, waited_s, self._config, self._is_last, self._write_response, self._requests_scope
             )
             self._deliver_body(exchange, body)
             return exchange
@@ -275,7 +280,7 @@ class HttpConnection:
         scope |= {"server": self._server, "state": self._state.copy()}
         scope["extensions"][EXCHANGE] = exchange
         if exchange.request.expects_continue:
-            await self._write(head_bytes(100, self._server_headers.now()))
+            await self._write(head_bytes(100, server_headers(self._config)))
         try:
             await self._app(scope, exchange.receive, exchange.send, trio.to_thread.run_sync, trio.from_thread.run)
         except Exception:
@@ -308,7 +313,7 @@ class HttpConnection:
         )
 
     async def _refuse(self, status: int) -> None:
-        headers = self._server_headers.now()
+        headers = server_headers(self._config)
         if self._exchange is None:
             head = head_bytes(status, [*REFUSAL_HEADERS, *headers])
         else:

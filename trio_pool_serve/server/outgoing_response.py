@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterable
+from functools import lru_cache
 
 from hypercorn.config import Config
 from hypercorn.typing import ResponseSummary
@@ -18,20 +19,14 @@ BEGINNING = b"HTTP/1.1 "
 REFUSAL_HEADERS: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
-class ServerHeaders:
-    """The headers that the server adds to all responses; their date is formatted once a second."""
+def server_headers(config: Config) -> Headers:
+    """Return the headers that the server adds to all responses; their date is formatted once a second."""
+    return _headers_at(config, int(time.time()))
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._second = 0
-        self._headers: Headers = []
 
-    def now(self) -> Headers:
-        """Return the headers for a response that begins now."""
-        second = int(time.time())
-        if second != self._second:
-            self._second, self._headers = second, self._config.response_headers("h11")
-        return self._headers
+@lru_cache(8)  # a process has one server, or a few
+def _headers_at(config: Config, _: int) -> Headers:
+    return config.response_headers("h11")
 
 
 class OutgoingResponse:

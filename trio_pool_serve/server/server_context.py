@@ -7,10 +7,8 @@ from typing import Self
 
 import trio
 from attrs import define, field
-from hypercorn.config import Config
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 
-from trio_pool_serve.server.outgoing_response import ServerHeaders
 from trio_pool_serve.service import Service
 
 WRITE_PIECE = 256 * 1024
@@ -107,10 +105,3 @@ class ServerContext(WorkerContext):
         super().__init__(max_requests)
         self.terminated = Termination()
         self.connections = connections or Connections()
-        self._server_headers: ServerHeaders | None = None
-
-    def server_headers(self, config: Config) -> ServerHeaders:
-        """Return the headers that the server adds to all responses; all connections share them."""
-        if self._server_headers is None:
-            self._server_headers = ServerHeaders(config)
-        return self._server_headers
