@@ -129,14 +129,6 @@ def _sequence(sequence: object) -> Prompt:
     raise InvalidRequestError("Each of inputs must be a list of one text or of two, a pair.", param="inputs")
 
 
-@frozen
-class Prediction:
-    """One label of a response of ``/predict``."""
-
-    score: msgspec.Raw
-    label: str
-
-
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     """Respond to ``/embed``, ``/embed_all`` and ``/embed_sparse``: the value of the job's one task for each input.
 
@@ -184,7 +176,7 @@ def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
     assert not isinstance(value, SparseVector)  # noqa: S101
     numbers = number_items(value)
     return msgspec.json.encode(
-        [Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in ranked(value, top_k)]
+        [{"score": msgspec.Raw(numbers[at]), "label": model.label(at)} for at, _ in ranked(value, top_k)]
     )
 
 

@@ -67,15 +67,6 @@ class SimilarityRequest(WireRequest):
         )
 
 
-@frozen
-class Rank:
-    """One text of a response of ``/rerank``."""
-
-    index: int
-    score: msgspec.Raw
-    text: str | msgspec.UnsetType = msgspec.UNSET
-
-
 async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
     """Respond to ``/rerank``: the texts' indices and scores, best first.
 
@@ -87,7 +78,7 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
     def encode() -> HttpResponse:
         numbers = number_items(scores.values)
         ranks = [
-            Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
+            {"index": index, "score": msgspec.Raw(numbers[index]), **({"text": texts[index]} if texts else {})}
             for index, _ in ranked(scores.values, call.wire.top_n)
         ]
         return HttpResponse.json(ranks)

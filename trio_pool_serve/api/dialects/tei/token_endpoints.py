@@ -40,17 +40,6 @@ class TokenizeRequest(WireRequest):
         return texts
 
 
-@frozen
-class SimpleToken:
-    """One token of a response of ``/tokenize``; ``start`` and ``stop`` count bytes of UTF-8."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
 async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpResponse:
     """Respond to ``/tokenize``: the tokens of each text.
 
@@ -73,16 +62,17 @@ async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpRespon
     return await respond_timed(call, encode, rows=count, nbytes=characters, tokens=count, characters=characters)
 
 
-def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
+def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[dict[str, object]]:
+    """Return the tokens of a text as ``/tokenize`` shows them; ``start`` and ``stop`` count bytes of UTF-8."""
     at = [0, *accumulate(len(character.encode()) for character in text)]
     return [
-        SimpleToken(
-            token.id,
-            token.text,
-            token.special,
-            None if token.start is None else at[token.start],
-            None if token.stop is None else at[token.stop],
-        )
+        {
+            "id": token.id,
+            "text": token.text,
+            "special": token.special,
+            "start": None if token.start is None else at[token.start],
+            "stop": None if token.stop is None else at[token.stop],
+        }
         for token in tokens
     ]
 
