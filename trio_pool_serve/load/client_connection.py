@@ -6,7 +6,7 @@ from typing import Self
 
 import httptools
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.rendering.media.fetching import open_stream
 
@@ -80,10 +80,9 @@ class ResponseReader:
     has_length: bool = field(init=False, default=False)
     """Whether a header says where the body ends; otherwise the connection ends with it."""
     _head_bytes: int = field(init=False, default=0)
-    _parser: httptools.HttpResponseParser = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+    _parser: httptools.HttpResponseParser = field(
+        init=False, default=Factory(httptools.HttpResponseParser, takes_self=True)
+    )
 
     def feed(self, data: bytes) -> None:
         """Parse received bytes. Raises ``NoResponseError``."""

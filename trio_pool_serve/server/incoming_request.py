@@ -191,10 +191,7 @@ def _end_of_piece(data: bytes, begin: int) -> int:
     found = data.find(END_OF_HEAD, begin)
     if found >= 0:
         return found + len(END_OF_HEAD)
-    for length in (3, 2, 1):
-        if data.endswith(END_OF_HEAD[:length], begin):
-            return len(data) - length
-    return len(data)
+    return len(data) - next((length for length in (3, 2, 1) if data.endswith(END_OF_HEAD[:length], begin)), 0)
 
 
 class RequestBuffer:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import trio
-from attrs import define, field
 
 OWN = "trio_pool_serve."
 W3C = ("traceparent", "tracestate")
@@ -45,7 +44,6 @@ def is_switched_on() -> bool:
     return True
 
 
-@define(eq=False)
 class Tracing:
     """Makes spans, and sends them to the endpoint that the environment names.
 
@@ -54,11 +52,7 @@ class Tracing:
     those for sampling; by default the caller's decision counts, and requests without one are sampled.
     """
 
-    _provider: Any = field(init=False)
-    _tracer: Any = field(init=False)
-    _context: Any = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -67,7 +61,7 @@ class Tracing:
 
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "trio-pool-serve"}
         # ``run`` flushes; the SDK's own flush at exit has no time limit.
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider: Any = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("trio_pool_serve")
         self._context = TraceContextTextMapPropagator()

@@ -177,13 +177,11 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
 def _counts_fit(body: Buffer | bytes, most: int, values: int) -> bool:
     """Whether the counts fit even if characters within strings are counted, too."""
     characters = np.frombuffer(body, dtype=np.uint8)
-    quotes = containers = commas = 0
-    for begin in range(0, len(characters), COUNTED_AT_ONCE):
-        piece = characters[begin : begin + COUNTED_AT_ONCE]
-        quotes += int(np.count_nonzero(piece == QUOTE))
-        containers += int(np.count_nonzero(piece == BRACKET) + np.count_nonzero(piece == BRACE))
-        commas += int(np.count_nonzero(piece == COMMA))
-    return quotes // 2 <= most and containers <= most and commas <= values
+    pieces = [characters[begin : begin + COUNTED_AT_ONCE] for begin in range(0, len(characters), COUNTED_AT_ONCE)]
+    quotes, commas, brackets, braces = (
+        sum(int(np.count_nonzero(piece == each)) for piece in pieces) for each in (QUOTE, COMMA, BRACKET, BRACE)
+    )
+    return quotes // 2 <= most and brackets + braces <= most and commas <= values
 
 
 # A JSON parser holds the interpreter lock while it walks through a string of a hundred megabytes, and again while it

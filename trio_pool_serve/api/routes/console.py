@@ -4,8 +4,8 @@ The page and its scripts need no key, since a browser sends none for them, and c
 data is fetched by routes that need a key like any other.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Annotated
 
@@ -69,23 +69,17 @@ class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
     after: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
-@asynccontextmanager
-async def _live_body(service: Service, after: int) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Return server-sent events: the samples that are kept, then each new one, until the server drains."""
+async def _live_events(service: Service, after: int) -> AsyncGenerator[bytes, None]:
+    """Yield server-sent events: the samples that are kept, then each new one, until the server drains."""
     service.live.viewers += 1
     try:
-        async with aclosing(_live_events(service, after)) as events:
-            yield events
+        has_ended = False
+        while not has_ended:
+            after, samples = await service.live.samples_after(after)
+            has_ended = service.draining
+            yield b"".join(b"data: " + sample + b"\n\n" for sample in samples)
     finally:
         service.live.viewers -= 1
-
-
-async def _live_events(service: Service, after: int) -> AsyncGenerator[bytes, None]:
-    has_ended = False
-    while not has_ended:
-        after, samples = await service.live.samples_after(after)
-        has_ended = service.draining
-        yield b"".join(b"data: " + sample + b"\n\n" for sample in samples)
 
 
 def console_routes(service: Service) -> Routes:
@@ -98,7 +92,7 @@ def console_routes(service: Service) -> Routes:
     async def live(request: HttpRequest) -> HttpResponse:
         after = request.query(LiveQuery).after
         request.end()  # a page that is open is no running request of its key
-        body = b"" if request.scope["method"] == "HEAD" else _live_body(service, after)
+        body = b"" if request.scope["method"] == "HEAD" else aclosing(_live_events(service, after))
         # nginx would keep events until its buffer is full.
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return HttpResponse(body, "text/event-stream").with_headers(headers)

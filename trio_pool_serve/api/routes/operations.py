@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.route_table import Routes, fixed
 from trio_pool_serve.api.routes.console import LIVE_PATH
 from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.engine.places.host_places import HostPlaces
@@ -85,9 +85,6 @@ def operational_routes(service: Service) -> Routes:
         service.media.cache.clear()
         return HttpResponse.json({"status": "cleared"})
 
-    async def version(_: HttpRequest) -> HttpResponse:
-        return HttpResponse.json({"version": trio_pool_serve.__version__})
-
     return {
         ("GET", LIVENESS_PATH): liveness,
         ("GET", READINESS_PATH): readiness,
@@ -95,7 +92,7 @@ def operational_routes(service: Service) -> Routes:
         ("POST", "/ping"): health,
         ("GET", "/metrics"): metrics,
         ("GET", "/load"): load,
-        ("GET", "/version"): version,
+        ("GET", "/version"): fixed(HttpResponse.json({"version": trio_pool_serve.__version__})),
         ("POST", "/reset_mm_cache"): reset_mm_cache,
     }
 
