@@ -325,14 +325,20 @@ def forget_frames(error: BaseException) -> None:
 
     Their frames refer to objects of the request, and often to the error: only the garbage collector would free them.
     """
-    pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
+    for each in related_errors(error, hidden=True):
+        each.__traceback__ = None
+
+
+def related_errors(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """Yield an error, its group's members, its causes, and so on, each once; ``hidden``: suppressed contexts, too."""
+    pending, seen = [error], set[int]()
     while pending:
-        each = pending.pop()
-        if each is not None and id(each) not in seen:
+        each = pending.pop(0)
+        if id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = None
-            pending += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+            yield each
+            context = None if each.__suppress_context__ and not hidden else each.__context__
+            pending += filter(None, (*getattr(each, "exceptions", ()), each.__cause__, context))
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:

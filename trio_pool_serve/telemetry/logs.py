@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import islice
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, TypeAlias
 
@@ -17,6 +18,7 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.msgspec import MsgspecFormatter
 
 from trio_pool_serve.config import LoggingConfig
+from trio_pool_serve.errors import related_errors
 from trio_pool_serve.processes.standard_error import detach_standard_error
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -100,21 +102,10 @@ def places_of(exc_info: ExcInfo) -> str:
     Leaves out messages, which may quote a client's text, and the paths of files.
     """
     lines: list[str] = []
-    pending: list[BaseException] = [] if exc_info[1] is None else [exc_info[1]]
-    seen: set[int] = set()
-    while pending and len(seen) < MAX_ERRORS:
-        error = pending.pop(0)
-        if id(error) in seen:
-            continue
-        seen.add(id(error))
+    for error in islice(related_errors(exc_info[1]) if exc_info[1] else (), MAX_ERRORS):
         lines.append(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."))
         frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
         lines += [f"  {frame.f_globals.get('__name__')}:{line} {frame.f_code.co_name}" for frame, line in frames]
-        if isinstance(error, BaseExceptionGroup):
-            pending += error.exceptions
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if cause is not None:
-            pending.append(cause)
     return "\n".join(lines)
 
 
