@@ -79,7 +79,7 @@ def read_config(arguments: Sequence[str]) -> Config:
 def check_references(config: Config) -> None:
     """Check the files and packages that settings refer to. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on()
-    keys = ApiKeys.of(config)
+    keys = ApiKeys(config)
     keys.read_file()
     if config.model_changes.model_api and not keys.are_needed:
         raise ValueError("--model-api requires --api-key or --api-keys-file: otherwise any client could load models.")

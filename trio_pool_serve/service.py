@@ -79,7 +79,7 @@ class Service:
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
     """Called by ``reload``. Code that reads a file at start registers a function here that reads it again."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
+    api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
     tracing: Tracing | None = field(init=False, factory=lambda: Tracing() if is_switched_on() else None)
     memory: MemoryBudget = field(init=False)

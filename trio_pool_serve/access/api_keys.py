@@ -1,15 +1,14 @@
 """The API keys of a server, and the usage of each against its limits."""
 
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Self
 
 import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file
-from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ModelLoadError, OverloadedError
 from trio_pool_serve.threads.offload import Offload
 
@@ -139,16 +138,13 @@ class ApiKeys:
     The keys of ``--api-keys-file`` are known once ``load`` has returned.
     """
 
-    network: NetworkConfig
-    known_models: Collection[str] | None = ()
-    """Models that keys may name; ``None`` for any, because models may be loaded while the server runs."""
-    processes: int = 1
+    config: Config
     _of_flags: Mapping[bytes, ApiKey] = field(
         init=False,
         default=Factory(
             lambda self: {
                 digest_of(key): ApiKey(name=f"--api-key {number}", admin=True)
-                for number, key in enumerate(self.network.api_key_list, 1)
+                for number, key in enumerate(self.config.network.api_key_list, 1)
             },
             takes_self=True,
         ),
@@ -160,16 +156,10 @@ class ApiKeys:
     _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
     """By the key's name, and whether it is the usage by jobs. Usage stays when the file is reloaded."""
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return the API keys of a server with these settings."""
-        known = None if config.model_changes.model_api else [name for source in config.sources for name in source.names]
-        return cls(config.network, known, config.processes.api_workers)
-
     @property
     def are_needed(self) -> bool:
         """Whether requests need a key."""
-        return bool(self._of_flags) or self.network.api_keys_file is not None
+        return bool(self._of_flags) or self.config.network.api_keys_file is not None
 
     def find(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """Return the key that a request presents; ``None`` if it presents no valid one."""
@@ -183,7 +173,7 @@ class ApiKeys:
         """Return the usage of a key, by requests or by jobs of the Batch API, which one process computes."""
         usage = self._usage.get((key.name, by_batches))
         if usage is None:
-            usage = self._usage[key.name, by_batches] = KeyUsage(1 if by_batches else self.processes)
+            usage = self._usage[key.name, by_batches] = KeyUsage(1 if by_batches else self.config.processes.api_workers)
             usage.apply(key, trio.current_time())
         return usage
 
@@ -199,8 +189,10 @@ class ApiKeys:
 
         Raises ``ValueError`` or ``OSError`` for an invalid file.
         """
-        path = self.network.api_keys_file
-        of_file = {} if path is None else read_key_file(path, self.known_models)
+        path = self.config.network.api_keys_file
+        # With ``--model-api``, keys may name models that are loaded while the server runs.
+        known = [name for source in self.config.sources for name in source.names]
+        of_file = {} if path is None else read_key_file(path, None if self.config.model_changes.model_api else known)
         if of_file.keys() & self._of_flags.keys():
             raise ValueError(f"--api-keys-file {path}: one of its keys is among those of --api-key.")
         return of_file
@@ -211,7 +203,7 @@ class ApiKeys:
         Raises ``ModelLoadError``, without changing the keys. Cancellation: as soon as the thread has finished; nothing
         is changed.
         """
-        if self.network.api_keys_file is None:
+        if self.config.network.api_keys_file is None:
             return
         try:
             of_file = await offload.run("postprocess", self.read_file)
@@ -230,7 +222,7 @@ class ApiKeys:
 
         Running requests keep the key with which they began. Cancellation: as ``load``.
         """
-        if self.network.api_keys_file is None:
+        if self.config.network.api_keys_file is None:
             return
         try:
             await self.load(offload)

@@ -93,6 +93,5 @@ def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) ->
             raise ValueError(f"[{keys[digest].name}] and [{name}] have the same key")
         if known_models is not None and not (table.models or frozenset()).issubset(known_models):
             raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
-        permissions = {field: getattr(table, field) for field in _Permissions.__struct_fields__}
-        keys[digest] = ApiKey(name=name, **permissions)
+        keys[digest] = ApiKey(name=name, **{field: getattr(table, field) for field in _Permissions.__struct_fields__})
     return keys
