@@ -28,9 +28,10 @@ MAX_REFUSED = 256
 
 @define(eq=False, kw_only=True)
 class Connections:
-    """The number of open connections of a process, and of refused ones, and the limits of both.
+    """The number of open connections of a process, and the limits of these and of refused ones.
 
-    Within ``client_timeout_s`` a client must send a request's head, or read ``WRITE_PIECE`` bytes of a response.
+    ``on_refusal`` is called for each refused connection. Within ``client_timeout_s`` a client must send a request's
+    head, or read ``WRITE_PIECE`` bytes of a response.
     """
 
     client_timeout_s: float = 60.0
@@ -38,7 +39,6 @@ class Connections:
     max_refused: int = MAX_REFUSED
     on_refusal: Callable[[], object] = lambda: None
     open: int = field(default=0, init=False)
-    refused: int = field(default=0, init=False)
 
     @classmethod
     def of(cls, service: Service) -> Self:
@@ -60,13 +60,8 @@ class Connections:
         """Return whether there is no room for another connection, which then counts as refused."""
         is_refused = self.open >= self.max_connections
         if is_refused:
-            self.note_refusal()
+            self.on_refusal()
         return is_refused
-
-    def note_refusal(self) -> None:
-        """Count a refused connection."""
-        self.refused += 1
-        self.on_refusal()
 
 
 class Termination(EventWrapper):
