@@ -6,7 +6,7 @@ import random
 import signal
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -192,11 +192,9 @@ async def first_model(target: Target, api_key: str | None) -> str:
                 response = await connection.ask(request)
     except (OSError, trio.BrokenResourceError, NoResponseError, trio.TooSlowError) as error:
         raise BenchError(f"{target.authority} does not answer: {error.__cause__ or error!r}") from error
-    if response.status == 200:
-        try:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+        if response.status == 200:
             return str(msgspec.json.decode(response.body)["data"][0]["id"])
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-            pass
     raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}): --model is needed.")
 
 

@@ -90,8 +90,8 @@ class ApiWorkers:
     ready: trio.Event = field(init=False, factory=trio.Event)
     """Set once one of them is ready."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
-    _starts: Counter[int] = field(init=False, factory=Counter)
-    """By index of the API process."""
+    starts: Counter[int] = field(init=False, factory=Counter)
+    """How often each has been started, by its index."""
     _draining: bool = field(default=False, init=False)
     _drained: trio.Event = field(init=False, factory=trio.Event)
 
@@ -108,7 +108,7 @@ class ApiWorkers:
     async def _live(self, number: int) -> ChildEnd:
         if self._draining:
             await trio.sleep_forever()  # the others refuse all requests by now
-        self._starts[number] += 1
+        self.starts[number] += 1
         fd = self.listening.fileno()
         job = ApiJob(encode_config(self.config), str(self.socket_folder), number, fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
@@ -134,10 +134,6 @@ class ApiWorkers:
                 await trio.sleep_forever()  # it is not replaced
             return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
 
-    def restarts(self) -> dict[str, dict[str, float]]:
-        """Return how often each process was started again, by its name."""
-        return {api_process_name(number): {"restarts": starts - 1} for number, starts in self._starts.items()}
-
     async def drain(self) -> None:
         """Tell all of them to finish their requests and exit, and wait until they have exited.
 
@@ -162,7 +158,8 @@ async def _send(message: FromParent, *children: ChildProcess[ToParent]) -> None:
 def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapshot:
     """Return the launcher's own usage, the API processes' restarts, and the engines' snapshot."""
     of_engines = engines.snapshot()
-    processes = {"launcher": process_usage(), **workers.restarts()}
+    restarts = {api_process_name(number): {"restarts": starts - 1} for number, starts in workers.starts.items()}
+    processes = {"launcher": process_usage(), **restarts}
     return Snapshot(of_engines.families, merged_load([of_engines, Snapshot([], {"processes": processes})]))
 
 

@@ -3,8 +3,8 @@
 import contextlib
 import select
 import socket
+import struct
 from collections.abc import Callable
-from struct import Struct
 
 import trio
 
@@ -19,7 +19,7 @@ LINGER_BYTES = 2**20
 FIRST_PAUSE_S = 1.0
 """Between the first two probes of a half-closed connection; each later pause is twice as long."""
 
-LAST_DATA_RECEIVED = Struct("@52xI")
+LAST_DATA_RECEIVED = struct.Struct("@52xI")
 """``tcpi_last_data_recv`` of Linux's ``struct tcp_info``: milliseconds."""
 
 
@@ -28,13 +28,9 @@ def seconds_since_arrival(connection: socket.socket | trio.socket.SocketType) ->
 
     Return 0 if that is unknown: for Unix sockets, and on systems other than Linux. Takes about a microsecond.
     """
-    tcp_info = getattr(socket, "TCP_INFO", None)
-    if tcp_info is None:
-        return 0.0
-    with contextlib.suppress(OSError):  # Unix sockets have none
-        received = connection.getsockopt(socket.IPPROTO_TCP, tcp_info, LAST_DATA_RECEIVED.size)
-        if len(received) == LAST_DATA_RECEIVED.size:
-            return float(LAST_DATA_RECEIVED.unpack(received)[0]) / 1000
+    with contextlib.suppress(OSError, AttributeError, struct.error):  # of Unix sockets, and of other systems
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.size)
+        return float(LAST_DATA_RECEIVED.unpack(info)[0]) / 1000
     return 0.0
 
 

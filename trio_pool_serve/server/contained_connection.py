@@ -34,8 +34,6 @@ from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnectio
 from trio_pool_serve.server.incoming_request import MAX_HEADERS
 from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
 
-NOT_READ = "the client does not read"
-
 CLOSE_TIMEOUT_S = 5.0
 """Seconds that closing may take, and that a connection may go on after its client has left."""
 
@@ -100,7 +98,6 @@ class ContainedConnection(TCPServer):
     """
 
     context: ServerContext
-    _reading: trio.CancelScope
 
     def __init__(self, *args: Any, received: bytes = b"", head_by: float = math.inf) -> None:
         super().__init__(*args)
@@ -140,7 +137,7 @@ class ContainedConnection(TCPServer):
                 with trio.fail_after(self._client_timeout_s, shield=True):
                     await self.stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                self._connection.cancel(reason=NOT_READ)
+                self._connection.cancel(reason="the client does not read")
                 await self.protocol.handle(Closed())
 
     async def _call_app(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:

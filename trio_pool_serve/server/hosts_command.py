@@ -41,10 +41,14 @@ def drain(host: Host, *, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
 
 def _ask(method: str, path: str, host: str | None, url: str, api_key: str | None) -> int:
     console = Console(soft_wrap=True, highlight=False)
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    body = None if host is None else {"host": host}
     try:
-        response = httpx.request(method, url.rstrip("/") + path, json=body, headers=headers, timeout=TIMEOUT_S)
+        response = httpx.request(
+            method,
+            url.rstrip("/") + path,
+            json=None if host is None else {"host": host},
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            timeout=TIMEOUT_S,
+        )
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         console.print(f"trio-pool-serve: {url} does not answer: {error}", style="red", markup=False)

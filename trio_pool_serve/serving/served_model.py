@@ -41,8 +41,6 @@ class ServedModel:
     last_used: float | None = field(init=False, default=None)
     """Seconds since the epoch."""
     state: ModelState = field(init=False, default="unloaded")
-    reads_images: bool = field(init=False, default=False)
-    """As of the last load. If so, prepared images of it may be cached."""
     is_leaving: bool = field(init=False, default=False)
     """Whether it is being removed: it takes no more requests, and goes once running ones have ended."""
     is_new: bool = field(default=False, kw_only=True)
@@ -77,8 +75,6 @@ class ServedModel:
         """Let requests use ``model``, which is loaded."""
         self.loaded, self.folder = model, model.folder
         self.cosine_with_float32, self.computed_by = model.engine.facts.cosine_with_float32, model.computed_by
-        conversations = model.renderer.conversations
-        self.reads_images = conversations is not None and conversations.image_format is not None
         self.state, self.is_new = "loaded", False
         self.idle_since = trio.current_time()
         self.settled.set()

@@ -167,7 +167,7 @@ class ServedModels:
             served.engine = maker.make_engine(served.source)
             served.probe = DeepProbe(served.engine)
             maker.metrics.add_gauges(served.gauges, model=name)
-        if served.reads_images:
+        if served.folder is not None and served.folder.reads_images:
             maker.media.cache.clear()
         await maker.offload.run("load", free)
         served.state, served.is_frozen = "unloaded", False

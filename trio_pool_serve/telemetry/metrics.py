@@ -206,9 +206,11 @@ def process_gauges() -> Gauges:
 
     The number of tasks grows only if something leaks.
     """
-    process = {"count": 1.0, "start_time_seconds": STARTED, "resident_bytes": float(resident_bytes())}
-    log = {"dropped": sys.stderr.dropped_lines if isinstance(sys.stderr, StandardError) else 0}
-    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process, "log_lines": log}
+    return {
+        "tasks": {"living": trio.lowlevel.current_statistics().tasks_living},
+        "process": {"count": 1.0, "start_time_seconds": STARTED, "resident_bytes": float(resident_bytes())},
+        "log_lines": {"dropped": sys.stderr.dropped_lines if isinstance(sys.stderr, StandardError) else 0},
+    }
 
 
 def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Mapping[str, WorkerStatistics]) -> Gauges:

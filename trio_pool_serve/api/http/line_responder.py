@@ -12,7 +12,6 @@ from trio_pool_serve.api.http.endpoint import Call, Dialect
 from trio_pool_serve.api.http.error_responses import describe, error_body
 from trio_pool_serve.api.http.json_body import is_quick_to_decode
 from trio_pool_serve.api.http.request_body import SMALL_BYTES
-from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
@@ -94,9 +93,7 @@ class LineResponder:
             decoded = await self._decoded(handler, bytearray(line.body), context)
             if decoded.error is not None:
                 raise decoded.error  # noqa: TRY301
-            response = await self._compute(decoded, line, submitter, member, context)
-            assert isinstance(response.body, bytes)  # noqa: S101  (checked where it is computed)
-            return LineResponse(response.status, response.body, timings.tokens)
+            return await self._compute(decoded, line, submitter, member, context)
         except UnavailableError:
             raise
         except OverloadedError as error:  # other requests hold the memory: it is not the line's fault
@@ -125,7 +122,7 @@ class LineResponder:
         submitter: Submitter,
         member: WindowMember,
         context: RequestContext,
-    ) -> HttpResponse:
+    ) -> LineResponse:
         """Return the response. Raises ``_NotJsonError`` for one that cannot be part of a line."""
         models = self.service.models
         with models.use(getattr(decoded.wire, "model", None), among=submitter.models) as use:
@@ -146,7 +143,7 @@ class LineResponder:
             raise _NotJsonError(
                 f"The response to a line of a batch must be JSON, not {response.content_type}.", param="encoding_format"
             )
-        return response
+        return LineResponse(response.status, response.body, context.timings.tokens)
 
     def _handler_of(self, path: str) -> TaskHandler | None:
         handler = self.routes.find("POST", self.routes.path_of_route(path))

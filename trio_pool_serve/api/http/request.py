@@ -4,12 +4,13 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
@@ -41,6 +42,9 @@ CLIENT_LEFT = "the client has disconnected"
 
 Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
 """refused: an error status below 500, for a fault of the request. failed: a status from 500 on."""
+
+OUTCOMES: Mapping[type[Exception], Outcome] = {DrainingError: "drained", DeadlineExceededError: "deadline"}
+"""By the error, if that is more than its status says."""
 
 
 @define(eq=False)
@@ -122,11 +126,8 @@ class HttpRequest:
             return "client left" if self.cancel_reason == CLIENT_LEFT else "cancelled"
         if self.error is None:
             return "answered"
-        if isinstance(self.error, DrainingError):
-            return "drained"
-        if isinstance(self.error, DeadlineExceededError):
-            return "deadline"
-        return "refused" if self.status is not None and self.status < 500 else "failed"
+        is_refused = self.status is not None and self.status < 500
+        return OUTCOMES.get(type(self.error), "refused" if is_refused else "failed")
 
     def apply_limits(self, usage: KeyUsage) -> None:
         """Apply the limits of the request's key. Raises ``OverloadedError``."""
@@ -181,15 +182,8 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Returns the response to a request of one route."""
 
 
-@frozen(eq=False)
-class StreamingHandler:
+class StreamingHandler(partial[Awaitable[HttpResponse]]):
     """A handler whose requests have bodies that may not fit in memory: it iterates over ``request.pieces``."""
-
-    respond: Handler
-
-    async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Return the response. Cancellation: as ``respond``."""
-        return await self.respond(request)
 
 
 # Of a request, its path, query, fields and texts are never logged or traced.

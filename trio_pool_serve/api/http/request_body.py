@@ -3,7 +3,7 @@
 import mmap
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Self, TypeAlias
 
 import trio
@@ -112,12 +112,8 @@ class RequestBody:
         self._complete.set()
 
     @contextmanager
-    def _ended_if_stalled(self) -> Iterator[None]:
+    def _ended_if_stalled(self, reservation: Reservation) -> Iterator[None]:
         """In the block, end the body if it does not arrive and others need the memory."""
-        reservation = self._reservation
-        if reservation is None:
-            yield
-            return
         since, length = time.monotonic(), self._length
 
         def end_if_stalled(now: float) -> None:
@@ -166,8 +162,10 @@ class RequestBody:
         bytes are announced. Cancellation: at once.
         """
         if not self._complete.is_set():  # a time limit takes 12 µs
+            held = self._reservation
+            unless_stalled = nullcontext() if held is None else self._ended_if_stalled(held)
             try:
-                with trio.fail_after(timeout_s), self._ended_if_stalled():
+                with trio.fail_after(timeout_s), unless_stalled:
                     await self._complete.wait()
             except trio.TooSlowError:
                 raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None

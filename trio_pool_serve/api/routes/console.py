@@ -7,6 +7,7 @@ data is fetched by routes that need a key like any other.
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Annotated
 
 import msgspec
@@ -48,13 +49,9 @@ SECURITY_HEADERS = {
 
 def console_files() -> dict[str, str]:
     """Return the files of the page, by path below ``/console/``, with their content types; the page is ``""``."""
-    found = {"": CONTENT_TYPES[".html"]}
-    for folder in ("", "panels/", "vendor/"):
-        for entry in (FOLDER / folder).iterdir():
-            kind = CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
-            if kind is not None and entry.name != "index.html":
-                found[folder + entry.name] = kind
-    return found
+    paths = [folder + entry.name for folder in ("", "panels/", "vendor/") for entry in (FOLDER / folder).iterdir()]
+    kinds = {path: CONTENT_TYPES.get(PurePath(path).suffix) for path in paths}
+    return {"" if path == "index.html" else path: kind for path, kind in kinds.items() if kind is not None}
 
 
 OPEN_ROUTES = frozenset(
