@@ -86,9 +86,7 @@ class EarlyRefusals:
             return _sent(connection, UNREAD)
         found = self._answer(connection, client, received, waited_s)
         if isinstance(found, Refusal):
-            if len(self._refused_at) >= MAX_ADDRESSES:
-                self._refused_at.clear()
-            self._refused_at[address] = trio.current_time()
+            self._remember(address, trio.current_time())
         return found
 
     async def answer_next(self, connection: socket.socket, peer: Any) -> Refusal | bytes:
@@ -133,6 +131,11 @@ class EarlyRefusals:
         return received.startswith(b"POST ") and (
             trio.current_time() - self._refused_at.get(address, -math.inf) < REFUSED_AGAIN_S
         )
+
+    def _remember(self, address: str, now: float) -> None:
+        if len(self._refused_at) >= MAX_ADDRESSES:
+            self._refused_at.clear()
+        self._refused_at[address] = now
 
     def response_to(
         self, request: IncomingRequest, body: bytes, client: tuple[str, int] | None, waited_s: float, *, is_last: bool
