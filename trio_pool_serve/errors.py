@@ -29,15 +29,11 @@ JobField: TypeAlias = Literal[
 ]
 """Fields of jobs and prompts. Each dialect has its own names for them."""
 
-RefusalReason: TypeAlias = Literal["queue", "memory", "api_key", "loading", "draining", "unavailable"]
-"""Why the server refuses a request, although nothing is wrong with it."""
+OverloadReason: TypeAlias = Literal["queue", "memory", "api_key"]
 
 
 class PoolServeError(Exception):
     """Base class of all errors here; not raised itself."""
-
-    reason: RefusalReason | None = None
-    """The reason under which ``/metrics`` counts a refusal; ``None`` for other errors."""
 
 
 class InvalidRequestError(PoolServeError):
@@ -137,7 +133,7 @@ class OverloadedError(PoolServeError):
     ``retry_after_s`` estimates after how many seconds the request would be admitted.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float, reason: RefusalReason = "queue") -> None:
+    def __init__(self, message: str, *, retry_after_s: float, reason: OverloadReason = "queue") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.reason = reason
@@ -150,7 +146,6 @@ class DeadlineExceededError(PoolServeError):
 class UnavailableError(PoolServeError):
     """The server cannot take work now: it is loading, draining, its engine is dead, or no model can make room."""
 
-    reason: RefusalReason | None = "unavailable"
     retry_after_s = 5.0
 
 
@@ -161,13 +156,9 @@ class StartFailedError(UnavailableError):
 class EngineLoadingError(UnavailableError):
     """The model is still being loaded; try again once ``/readyz`` answers 200."""
 
-    reason = "loading"
-
 
 class DrainingError(UnavailableError):
     """The process is draining: it accepts no new work and will exit; another process may accept it."""
-
-    reason = "draining"
 
 
 class EngineDeadError(UnavailableError):
@@ -226,7 +217,6 @@ class StorageLostError(StorageError):
 class StorageInUseError(StorageError):
     """Another process has the database open; try again once that has ended."""
 
-    reason = "unavailable"
     shown = "The data folder is in use by another server: give each server its own by --data-dir."
     retry_after_s = 5.0
 

@@ -217,14 +217,12 @@ def run_as_child(main: Callable[[FramedStream[Any], Any], Awaitable[int | None]]
 
 
 async def _run(main: Callable[[FramedStream[Any], Any], Awaitable[int | None]], job_type: Any) -> int:
-    parent = socket.socket(fileno=int(sys.argv[1]))
-    channel = FramedStream[Any](trio.SocketStream(trio.socket.from_stdlib_socket(parent)), job_type)
+    parent = trio.socket.from_stdlib_socket(socket.socket(fileno=int(sys.argv[1])))
+    channel = FramedStream[Any](trio.SocketStream(parent), job_type)
     received = await channel.receive()
-    if received is None:
-        return 0
     try:
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
-            return await main(channel, received[0]) or 0
+            return 0 if received is None else (await main(channel, received[0]) or 0)
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1

@@ -14,7 +14,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trio_pool_serve.errors import PoolServeError, RefusalReason
+from trio_pool_serve.errors import (
+    DrainingError,
+    EngineLoadingError,
+    OverloadedError,
+    StorageInUseError,
+    UnavailableError,
+)
 from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.processes.standard_error import StandardError
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
@@ -45,7 +51,7 @@ FAULTS = {
     "failed_rows": "rows that got an error",
 }
 
-REFUSALS: Mapping[RefusalReason, str] = {
+REFUSALS = {
     "queue": "429: the request would wait longer than `--max-queue-s`, or past its deadline",
     "memory": "429: all requests, or its client's, hold as much memory as they may",
     "api_key": "429: its API key has reached a limit",
@@ -53,6 +59,15 @@ REFUSALS: Mapping[RefusalReason, str] = {
     "draining": "503: the server is draining",
     "unavailable": "503: an engine, or another process that the request needs, has ended or is in use",
 }
+
+
+REASONS: Mapping[type, str] = {
+    EngineLoadingError: "loading",
+    DrainingError: "draining",
+    UnavailableError: "unavailable",
+    StorageInUseError: "unavailable",
+}
+"""The refusals other than 429, by their errors; a subclass of a listed error has its reason."""
 
 
 class BatchHistogram(Histogram):
@@ -153,8 +168,10 @@ class Metrics(Collector):
     def count_failure(self, error: Exception) -> None:
         """Count a request that is answered by an error; if it was refused, count that, too."""
         self.failures.inc()
-        if isinstance(error, PoolServeError) and error.reason is not None:
+        if isinstance(error, OverloadedError):
             self._refusals[error.reason].inc()
+        elif reason := next((REASONS[base] for base in type(error).__mro__ if base in REASONS), None):
+            self._refusals[reason].inc()
 
     def forget(self, model: str) -> None:
         """Remove the metrics of a model that is no longer served."""
