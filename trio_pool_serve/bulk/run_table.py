@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,11 @@ def _open_files(
     position: Position,
 ) -> Iterator[TableFiles]:
     """Open the output and the file of errors at a position, for the block. Blocks."""
-    with ExitStack() as stack:
-        output = open_output(path, format, [OutputColumn("id", "string"), *columns], position)
-        stack.enter_context(closing(output))
-        errors = None
-        if path is not None and on_error != "fail":
-            errors = stack.enter_context(closing(open_appended(errors_path(path), position.error_bytes)))
+    listed_at = None if path is None or on_error == "fail" else errors_path(path)
+    with (
+        closing(open_output(path, format, [OutputColumn("id", "string"), *columns], position)) as output,
+        nullcontext() if listed_at is None else closing(open_appended(listed_at, position.error_bytes)) as errors,
+    ):
         yield TableFiles(output, errors, on_error, (None,) * len(columns))
 
 

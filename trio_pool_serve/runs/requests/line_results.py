@@ -1,7 +1,7 @@
 """The responses to lines of requests: how they are computed, and how they are written."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -135,11 +135,10 @@ class LineFiles(Sink[Line, FinishedLine]):
     @contextmanager
     def open(cls, encode: EncodeLine, output: Path, errors: Path | None, position: Position) -> Iterator["LineFiles"]:
         """Open the files, cut off at a position, for the block. Raises ``StorageError``."""
-        with ExitStack() as stack:
-            opened = stack.enter_context(closing(open_appended(output, position.output_bytes)))
-            of_errors = None
-            if errors is not None:
-                of_errors = stack.enter_context(closing(open_appended(errors, position.error_bytes)))
+        with (
+            closing(open_appended(output, position.output_bytes)) as opened,
+            nullcontext() if errors is None else closing(open_appended(errors, position.error_bytes)) as of_errors,
+        ):
             yield cls(encode, opened, of_errors)
 
     def write(self, rows: Sequence[Line], results: Sequence[FinishedLine]) -> None:
