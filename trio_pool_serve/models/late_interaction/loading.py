@@ -10,7 +10,8 @@ from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.runner.heads.embedding import MaxSimHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import MaxSim, TokenEmbed
 

@@ -10,7 +10,8 @@ from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval import PageRetrieval
 from trio_pool_serve.models.vision_language.loading import encode_images
 from trio_pool_serve.runner.forward_pass import ForwardPass, image_inputs, images_of, require_placeholders
-from trio_pool_serve.runner.heads.embedding import MaxSimHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import ImageFeatures, MaxSim, TokenEmbed

@@ -20,7 +20,8 @@ from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
 )
-from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, MaxSimHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.heads.sparse import LexicalHead, SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino import heads
