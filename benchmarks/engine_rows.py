@@ -25,8 +25,8 @@ from cyclopts import Parameter
 from benchmarks.report import RESULTS, Numbers, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.remote.device_server import DeviceServer
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest
@@ -97,7 +97,7 @@ class InstantRunner:
 async def measure(settings: Settings, rows: int) -> Cost:
     """Return the cost of one row in requests of ``rows``."""
     server = DeviceServer(
-        lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"), SchedulingConfig()
+        Worker(lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
     )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "0.engine"
@@ -106,7 +106,7 @@ async def measure(settings: Settings, rows: int) -> Cost:
         listening.listen()
         async with trio.open_nursery() as nursery, trio.SocketListener(listening) as listener:
             nursery.start_soon(server.worker.run)
-            await server.worker.wait_ready()
+            await server.worker.dispatcher.wait_ready()
             nursery.start_soon(trio.serve_listeners, server.serve, [listener])
             cost = await _measure(settings, rows, path)
             nursery.cancel_scope.cancel()

@@ -106,14 +106,6 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
     return _run_until_stopped(config, serve_until_stopped, config, service, load_runner or load_transformer)
 
 
-def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:
-    """Compute one model for API processes on other machines until stopped; return the exit status."""
-    from trio_pool_serve.models.loading.runner_loader import load_transformer
-    from trio_pool_serve.server.engine_server import serve_engine_alone
-
-    return _run_until_stopped(settings.config, serve_engine_alone, settings, load_runner or load_transformer)
-
-
 def _run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
     """Run ``serve`` and log its error; return the exit status: 0 without an error."""
     configure_logging(config.logging)
@@ -143,7 +135,10 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         _print_error(error)
         sys.exit(2)
     if isinstance(settings, EngineServerConfig):
-        return run_engine(settings, load_runner)
+        from trio_pool_serve.models.loading.runner_loader import load_transformer
+        from trio_pool_serve.server.engine_server import serve_engine_alone
+
+        return _run_until_stopped(config, serve_engine_alone, settings, load_runner or load_transformer)
     if isinstance(settings, CheckSettings):
         from trio_pool_serve.checking.check_model import run_check
 

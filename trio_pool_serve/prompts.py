@@ -14,8 +14,8 @@ InputType: TypeAlias = Literal["query", "document"]
 
 
 @frozen
-class TextPrompt:
-    """A text to tokenise."""
+class _Text:
+    """A text, and an estimate of its tokens."""
 
     text: str
 
@@ -26,20 +26,19 @@ class TextPrompt:
 
 
 @frozen
-class ChunkedPrompt:
+class TextPrompt(_Text):
+    """A text to tokenise."""
+
+
+@frozen
+class ChunkedPrompt(_Text):
     """A text that is tokenised as a whole, and its chunks, each of which gets its own vector (late chunking).
 
     A chunk is the position (in code points) of its first character and the one after its last. Chunks are not empty;
     they may overlap and be in any order.
     """
 
-    text: str
     chunks: tuple[tuple[int, int], ...]
-
-    @property
-    def estimated_tokens(self) -> int:
-        """An estimate for admission, as for a text."""
-        return len(self.text) // 4 + 1
 
 
 @frozen(eq=False)

@@ -87,7 +87,7 @@ class Floor:
 
     def __attrs_post_init__(self) -> None:
         metrics = Metrics().of_engine("m")
-        self.dispatcher = Dispatcher(self.queue, metrics.busy, metrics.queue)
+        self.dispatcher = Dispatcher(self.queue, metrics.busy)
 
     def use(self, *devices: ScriptedDevice) -> Sequence[ScriptedDevice]:
         """Begin to work with these devices."""

@@ -270,8 +270,7 @@ class Admission:
         if work.rank < 0:
             return before_s
         turn_s = before_s + work.tokens * float(rates[work.row_class])
-        others_s = np.minimum(COMES_AGAIN * seconds, turn_s)
-        return before_s + float(others_s.sum()) - min(COMES_AGAIN * own_s, turn_s)
+        return before_s + float(np.minimum(COMES_AGAIN * seconds, turn_s).sum()) - min(COMES_AGAIN * own_s, turn_s)
 
     def _own_before(self, work: EstimatedWork) -> float:
         """Return how many tokens of its own client are computed before a request.

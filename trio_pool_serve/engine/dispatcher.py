@@ -30,7 +30,6 @@ from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.engine.waiting_rows import BatchSource
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
-from trio_pool_serve.telemetry.metrics import BatchHistogram
 from trio_pool_serve.types import CopiedBatch
 
 STOPPED = "The engine has stopped."
@@ -58,8 +57,6 @@ class Dispatcher:
     source: BatchSource
     busy: Counter
     """Counts the seconds in which batches were in flight."""
-    queue_times: BatchHistogram | None = None
-    """Observes how long rows have waited."""
     on_computed: Callable[[InFlightBatch], None] = lambda _: None
     """Called with each batch before its outputs are delivered."""
     zone: str = ""
@@ -261,9 +258,6 @@ class Dispatcher:
         self._behind = [batch for batch in self._behind if batch not in batches and batch.handle is None]
         if self._behind and not batches[0].is_planned:
             self._behind.pop(0).launched = device.freed_at
-        if self.queue_times is not None:
-            for batch in batches:
-                self.queue_times.observe_all([batch.launched - entry.queued_at for entry in batch.entries])
         self.note_room()
         self._observe(device, batches)
         for batch in batches:

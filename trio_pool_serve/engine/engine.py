@@ -36,7 +36,12 @@ class Engine:
     def __attrs_post_init__(self) -> None:
         worker, metrics, max_queue_s = self.worker, self.worker.metrics, self.worker.config.max_queue_s
         self.scheduler = Scheduler(MAX_AGE * max_queue_s, lambda rows: self.dispatcher.seconds_of(rows))
-        self.dispatcher = Dispatcher(self.scheduler, metrics.busy, metrics.queue, zone=self.zone)
+        self.dispatcher = Dispatcher(
+            self.scheduler,
+            metrics.busy,
+            lambda batch: metrics.queue.observe_all([batch.launched - entry.queued_at for entry in batch.entries]),
+            self.zone,
+        )
         self.admission = Admission(max_queue_s, lambda: worker.shared(self.dispatcher.rates.seconds_per_token))
         worker.dispatcher = self.dispatcher
         if isinstance(worker, RemoteWorkers):  # device servers, which processes share, are told of what is admitted

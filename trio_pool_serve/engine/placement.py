@@ -64,8 +64,7 @@ def idle_launches_of(config: Config, processes: int = 1) -> int:
 
     0 if the system has no such priority, and in a process that computes nothing else. ``processes`` share the cores.
     """
-    has_idle = config.batch.is_served and HAS_IDLE_PRIORITY
-    return max(1, len(os.sched_getaffinity(0)) // processes) if has_idle else 0
+    return max(1, len(os.sched_getaffinity(0)) // processes) if config.batch.is_served and HAS_IDLE_PRIORITY else 0
 
 
 def with_replicas(config: Config, gpus: int) -> Config:

@@ -340,8 +340,7 @@ class LaunchThread(Device):
             with trio.fail_after(math.inf if batch.is_planned else timeout_s):
                 return await step()
         except trio.TooSlowError as error:
-            wedged = f"a batch has not come back for {timeout_s:g} s: the device is wedged"
-            raise RunnerDeadError(wedged) from error
+            raise RunnerDeadError(f"a batch has not come back for {timeout_s:g} s: the device is wedged") from error
         except RunnerDeadError:
             raise
         except (OutOfDeviceMemoryError, MemoryError) as error:

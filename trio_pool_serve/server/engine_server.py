@@ -16,6 +16,7 @@ from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
@@ -54,7 +55,8 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     load = partial(LocalRunners(config, offload).load, source, load_runner)
-    engine = DeviceServer(load, offload, metrics.of_engine(source.name), config.scheduling, config.hosts.zone)
+    worker = Worker(load, offload, metrics.of_engine(source.name), config.scheduling)
+    engine = DeviceServer(worker, config.hosts.zone)
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(watch_ends)

@@ -19,6 +19,7 @@ from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineList
 from trio_pool_serve.engine.remote.link import LinkKeys, answer_greeting
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -83,7 +84,7 @@ class Replica:
         batch_timeout_s = self.stall_timeout_s / computing_config.STALL_SHARE
         config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
         offload = Offload(launch=self.runner.concurrent_launches)
-        self.engine = DeviceServer(lambda: self.runner, offload, Metrics().of_engine("m"), config, self.zone)
+        self.engine = DeviceServer(Worker(lambda: self.runner, offload, Metrics().of_engine("m"), config), self.zone)
         self.engine.about, self.leaving, self.has_left = self.about, trio.Event(), False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.worker.run)

@@ -25,6 +25,7 @@ from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -196,7 +197,7 @@ class Simulation:
 
     async def add_device(self, runner: SimulatedRunner, *, launches_block: bool = False) -> DeviceServer:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
-        server = DeviceServer(lambda: runner, offload, metrics, SchedulingConfig())
+        server = DeviceServer(Worker(lambda: runner, offload, metrics))
         self.nursery.start_soon(server.worker.run)
         await server.worker.dispatcher.wait_ready()
         self.servers.append(server)

@@ -153,8 +153,8 @@ class HostPlace:
     link: RemoteDevice = field(init=False)
     is_wanted: bool = field(default=True, init=False)
     """Whether its address still belongs to a host."""
-    model: str | None = field(default=None, init=False)
-    """The name of the model that it computes, while it is ready."""
+    loaded: str | None = field(default=None, init=False)
+    """The name of the model that its engine has loaded."""
     digest: ModelDigest = field(default=ModelDigest("", ""), init=False)
     """Digest of the files that its engine has loaded."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
@@ -167,6 +167,11 @@ class HostPlace:
         if not self.link.takes_rows:
             return "draining"
         return "stalled" if self.link.stall_reason else "ready"
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that it computes, while it is ready."""
+        return None if self.link.hello is None else self.loaded
 
     @property
     def names(self) -> set[str]:
@@ -243,10 +248,8 @@ class HostPlaces:
         for address, hosts in wanted.items():
             if address not in self.places:
                 place = self.places[address] = HostPlace(hosts, address)
-                use, lose = partial(self._use, place), partial(self._lose, place)
-                place.link = RemoteDevice(
-                    host_connector(address, self.keys), use, lose, self.scheduling.stall_timeout_s
-                )
+                connector, use = host_connector(address, self.keys), partial(self._use, place)
+                place.link = RemoteDevice(connector, use, self.scheduling.stall_timeout_s)
                 nursery.start_soon(self._keep, place)
         self._drain()
 
@@ -276,7 +279,7 @@ class HostPlaces:
             of_engines = [other.digest for other in self.places.values() if other.model == model]
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
                 self.workers[model].add_ready(link, hello)
-                place.model, place.digest = model, theirs
+                place.loaded, place.digest = model, theirs
                 logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
                 if ", " in self.workers[model].computed_by.fingerprint:
                     logger.warning("the engines of %s differ: %s", model, self.workers[model].computed_by)
@@ -284,11 +287,6 @@ class HostPlaces:
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
         raise LinkRefusedError(f"this server does not serve its model {hello.model}")
-
-    def _lose(self, place: HostPlace, link: RemoteDevice) -> None:
-        model, place.model = place.model, None
-        assert model is not None  # noqa: S101  (it was ready)
-        self.workers[model].lose(link)
 
     def add(self, name: str) -> None:
         """Make all processes of the server use a host: a new one, or one that was drained under any of its names.
@@ -302,16 +300,14 @@ class HostPlaces:
         if len(self.listed.all) >= MAX_HOSTS:
             raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
         known = [place.names for place in self.places.values() if str(host) in place.names]
-        is_new = host not in self.listed.all and not known
-        self.listed.change("add" if is_new else "use", *{str(host)}.union(*known))
+        self.listed.change("use" if known or host in self.listed.all else "add", *{str(host)}.union(*known))
         self._drain()
 
     def drain(self, name: str) -> None:
         """Make all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
         with suppress(ValueError):
             name = str(HostAddress.parse(name))  # as written by ``add``
-        known = [place.names for place in self.places.values()]
-        if name not in {str(host) for host in self.listed.all}.union(*known):
+        if name not in {str(host) for host in self.listed.all}.union(*(place.names for place in self.places.values())):
             raise NotFoundError(f"This server has no host {name[:200]}.")
         self.listed.change("drain", name)
         self._drain()

@@ -54,8 +54,7 @@ class LocalPlaces(Supervisor):
         folder, device = self.socket_folder, self.config.loading.device
         if place.gpu is not None and (len(self.gpus) > 1 or device != "auto"):
             device = "cuda:0"  # not for a single GPU: if torch cannot use it, ``--device auto`` means the CPU
-        shares_cores = place.replica.processes > 1 and not has_gpu(self.config.loading)
-        cores = str(folder / CORES) if shares_cores else ""
+        cores = str(folder / CORES) if place.replica.processes > 1 and not has_gpu(self.config.loading) else ""
         job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder), cores=cores)
         environment = {} if place.gpu is None else place.gpu.environment
         async with open_child(MODULE, job, EngineStatus, environment=environment) as child:

@@ -81,8 +81,7 @@ class RayCluster:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(done.set)
 
-        ref = await self.in_thread(partial(method.remote, *arguments))
-        future = ref.future()
+        future = (await self.in_thread(partial(method.remote, *arguments))).future()
         future.add_done_callback(wake)
         await done.wait()
         error = future.exception()

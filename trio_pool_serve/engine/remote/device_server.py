@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ import trio
 from attrs import define, field
 from msgspec.structs import asdict
 
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
@@ -47,31 +46,23 @@ from trio_pool_serve.engine.remote.wire import (
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
 
 
 @define(eq=False)
 class DeviceServer:
-    """Computes the batches of API processes on one runner, which ``load()`` returns; it is called in a thread."""
+    """Computes the batches of API processes on the runner of one worker."""
 
-    load: Callable[[], Runner]
-    offload: Offload
-    metrics: EngineMetrics
-    config: SchedulingConfig = field(factory=SchedulingConfig)
+    worker: Worker
     zone: str = ""
     about: Mapping[str, Any] = field(init=False, factory=dict)
     """Further fields of ``Hello``, for engines that serve other machines."""
-    worker: Worker = field(init=False)
     joiner: Joiner = field(init=False, factory=Joiner)
     connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.worker = Worker(self.load, self.offload, self.metrics, self.config)
-        self.worker.dispatcher = Dispatcher(self.joiner, self.metrics.busy, on_computed=self._note_computed)
-        self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
+        self.worker.dispatcher = Dispatcher(self.joiner, self.worker.metrics.busy, self._note_computed)
+        self.worker.metrics.add_gauges(lambda: self.worker.statistics().gauges())
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
@@ -259,7 +250,7 @@ class ApiConnection:
         server = self.server
         heartbeat_s = min(
             HEARTBEAT_S,
-            server.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
+            server.worker.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
             self.timeout_s / HEARTBEATS_IN_TIMEOUT,
         )
         await self.stream.send(server.hello())

@@ -102,8 +102,7 @@ def pieces(array: Array, dtype: np.dtype[Any], lengths: Sequence[int], *shape: i
         return [array]
     if len({*lengths}) == 1:
         return list(array.reshape(len(lengths), lengths[0], *shape))
-    ends = list(itertools.accumulate(lengths))
-    return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return [array[end - length : end] for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)]
 
 
 @define(eq=False)

@@ -49,19 +49,19 @@ STABLE_AFTER_S = 5.0
 class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
-    ``on_ready`` is called with its ``Hello``; it sets ``queue``, ``dispatcher`` and ``admission``, or raises
-    ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready device server has ended: unsent rows have
-    been queued again by then; the others are handled afterwards.
+    ``on_ready`` is called with its ``Hello``; it sets ``on_lost``, ``queue``, ``dispatcher`` and ``admission``, or
+    raises ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready device server has ended: unsent
+    rows have been queued again by then; the others are handled afterwards.
     """
 
     computes_ahead: ClassVar[bool] = True
     connector: Connector
     on_ready: Callable[["RemoteDevice", Hello], None]
-    on_lost: Callable[["RemoteDevice"], None]
     stall_timeout_s: float = math.inf
     """A device server that is silent, or answers none of its rows, for longer counts as stalled."""
     hello: Hello | None = field(default=None, init=False)
     """Its first message; ``None`` while it is not ready."""
+    on_lost: Callable[["RemoteDevice"], None] = field(init=False)
     queue: Scheduler = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     admission: Admission = field(init=False)
@@ -334,5 +334,4 @@ class RemoteDevice(Device):
             if entry is not None and len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
             elif entry is not None:
-                queue_s = max(outputs.queue_s, launched - entry.queued_at)
-                yield entry, PoolingOutput(values, queue_s, forward_s, copy_s)
+                yield entry, PoolingOutput(values, max(outputs.queue_s, launched - entry.queued_at), forward_s, copy_s)

@@ -50,9 +50,7 @@ class RemoteWorkers:
     """The values of all ready device servers."""
 
     def __attrs_post_init__(self) -> None:
-        self.links = [
-            RemoteDevice(each, self.add_ready, self.lose, self.config.stall_timeout_s) for each in self.connectors
-        ]
+        self.links = [RemoteDevice(each, self.add_ready, self.config.stall_timeout_s) for each in self.connectors]
 
     async def run(self) -> None:
         """Connect, and give batches to ready links, until cancelled. Cancellation: at once; all rows fail."""
@@ -68,6 +66,7 @@ class RemoteWorkers:
     def add_ready(self, link: RemoteDevice, hello: Hello) -> None:
         """Use a device server that is ready: one of ``connectors``, or one that has joined."""
         link.queue, link.dispatcher, link.admission = self.queue, self.dispatcher, self.admission
+        link.on_lost = self.lose
         if not self._ready:
             self.facts = hello
         self._note_computed_by(hello)
