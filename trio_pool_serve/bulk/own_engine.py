@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.row_results import (
+from trio_pool_serve.bulk.table_computer import (
     TableComputer,
     columns_of,
     compute_halving,
@@ -28,7 +28,7 @@ from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_windows import RowResult
+from trio_pool_serve.runs.tables.table_results import RowResult
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model

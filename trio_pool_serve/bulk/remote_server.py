@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.row_results import (
+from trio_pool_serve.bulk.table_computer import (
     TableComputer,
     columns_of,
     compute_halving,
@@ -28,7 +28,7 @@ from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServ
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_windows import RowResult
+from trio_pool_serve.runs.tables.table_results import RowResult
 
 ROWS_PER_REQUEST = 64
 

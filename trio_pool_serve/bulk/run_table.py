@@ -22,8 +22,8 @@ from trio_pool_serve.bulk.bulk_options import (
 )
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
-from trio_pool_serve.bulk.row_results import TableComputer
 from trio_pool_serve.bulk.run_progress import scanning, showing
+from trio_pool_serve.bulk.table_computer import TableComputer
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
@@ -32,7 +32,8 @@ from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, format_of
-from trio_pool_serve.runs.tables.table_windows import TableFiles, TableWindows
+from trio_pool_serve.runs.tables.table_results import TableFiles
+from trio_pool_serve.runs.tables.table_windows import TableWindows
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 

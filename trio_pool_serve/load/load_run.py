@@ -21,7 +21,7 @@ from trio_pool_serve.load.client_connection import (
 
 ANSWERED = "200"
 
-MAX_IN_FLIGHT = 10_000
+MAX_RUNNING_REQUESTS = 10_000
 """Maximum unanswered requests of an open loop: file descriptors are few."""
 
 PAUSE_S = 0.05
@@ -135,7 +135,7 @@ class LoadRun:
             if due >= self.end:
                 return
             self.late_s.append(trio.current_time() - due)
-            if self.in_flight < MAX_IN_FLIGHT:
+            if self.in_flight < MAX_RUNNING_REQUESTS:
                 nursery.start_soon(self._send, next(turns), due)
             else:
                 self._fail(NOT_SENT, "too many requests wait for their responses", due)

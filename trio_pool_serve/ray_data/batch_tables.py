@@ -11,7 +11,7 @@ from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables.arrow_rows import check_value, objects_of
 from trio_pool_serve.runs.tables.input_rows import InputRow, listed
 from trio_pool_serve.runs.tables.output_rows import BatchBuilder, OutputColumn
-from trio_pool_serve.runs.tables.table_windows import RowResult
+from trio_pool_serve.runs.tables.table_results import RowResult
 
 
 def as_table(batch: Any) -> pa.Table:

@@ -22,7 +22,8 @@ from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, resul
 from trio_pool_serve.runs.run import compute_window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_windows import RowResult, cut_windows
+from trio_pool_serve.runs.tables.table_results import RowResult
+from trio_pool_serve.runs.tables.table_windows import cut_windows
 
 logger = logging.getLogger(__name__)
 

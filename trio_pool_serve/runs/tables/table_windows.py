@@ -1,35 +1,18 @@
-"""What a run reads of a table, and what it writes: the windows of its rows, and their results."""
+"""The windows of a table's rows, which a run reads one after the other."""
 
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any
 
-import msgspec
-from attrs import define, evolve, frozen
+from attrs import frozen
 
-from trio_pool_serve.errors import BulkRowError
-from trio_pool_serve.runs.run import OnError, Position, Sink, Window
+from trio_pool_serve.runs.run import Position, Window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
-from trio_pool_serve.runs.tables.output_table import OutputTable
-from trio_pool_serve.storage.durable_files import AppendedFile
 
 WINDOW_ROWS = 2048
 
 WINDOW_CHARACTERS = 4 * 2**20
 """A window ends with the row by which it has this many: the more rows, the less those of one batch differ in length."""
-
-
-class RowResult(msgspec.Struct, frozen=True):
-    """The values of the output's columns for a row, after the id; or the error it failed with."""
-
-    values: tuple[Any, ...] = ()
-    error: str = ""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether there is an error."""
-        return bool(self.error)
 
 
 @frozen(eq=False, kw_only=True)
@@ -88,36 +71,3 @@ def _characters(row: InputRow) -> int:
         for value in row.values
         if isinstance(value, str | list)
     )
-
-
-@define(eq=False)
-class TableFiles(Sink[InputRow, RowResult]):
-    """Writes results to a table, and failed rows to a file of errors, if there is one."""
-
-    output: OutputTable
-    errors: AppendedFile | None
-    on_error: OnError
-    nulls: tuple[None, ...]
-    """The values of a row that has failed, after its id."""
-
-    def write(self, rows: Sequence[InputRow], results: Sequence[RowResult]) -> None:
-        """Write the results of a window. Raises ``BulkRowError`` for a failed row if ``on_error`` is ``fail``."""
-        written: list[tuple[object, ...]] = []
-        errors: list[bytes] = []
-        for row, result in zip(rows, results, strict=True):
-            if not result.error:
-                written.append((row.id, *result.values))
-                continue
-            if self.on_error == "fail":
-                raise BulkRowError(f"{row.place}, id {row.id!r}: {result.error}")
-            if self.on_error == "null":
-                written.append((row.id, *self.nulls))
-            errors.append(msgspec.json.encode({"line": row.place, "id": row.id, "reason": result.error}) + b"\n")
-        self.output.write(written)
-        if self.errors is not None and errors:
-            self.errors.append(b"".join(errors))
-
-    def commit(self, position: Position) -> Position:
-        """Make the rows durable; return the position with the sizes of the files."""
-        position = self.output.commit(position)
-        return evolve(position, error_bytes=0 if self.errors is None else self.errors.sync())

@@ -1,4 +1,4 @@
-"""The results of rows, what computes them a window at a time, and the columns of outputs."""
+"""What computes the rows of a table, a window at a time, and the columns of its output."""
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn, VectorDtype
-from trio_pool_serve.runs.tables.table_windows import RowResult
+from trio_pool_serve.runs.tables.table_results import RowResult
 
 
 def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
