@@ -12,7 +12,7 @@ from enum import Enum
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class BatchRecovery:
                 continue
             if trio.current_time() >= deadline or self.passes >= MAX_PASSES or self._failures_in_a_row >= max_failures:
                 self.failed_rows += len(rows)
-                fail_unsettled(rows, BatchFailedError("The forward pass failed for this input's batch."))
+                for entry in rows:
+                    entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
                 continue
             self.passes += 1
             failed = await self.compute(rows)
