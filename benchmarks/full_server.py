@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.engine_rows import InstantRunner
-from trio_pool_serve.api.http import dispatch, middleware
+from trio_pool_serve.api.http import middleware, task_handler
 from trio_pool_serve.cli import read_config, run
 from trio_pool_serve.server import contained_connection, early_refusals
 from trio_pool_serve.server.http_connection import HttpConnection
@@ -41,15 +41,15 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     return lambda: setattr(owner, name, replacement)
 
 
-refuse = dispatch._refuse  # noqa: SLF001
+refuse = task_handler._refuse  # noqa: SLF001
 
 POINTS: Mapping[str, Callable[[], None]] = {
     "on acceptance": _replace(early_refusals.EarlyRefusals, "answer", lambda *_: b""),
     "on connections": _replace(contained_connection, "HttpConnection", lambda *known: HttpConnection(*known[:6])),
     "again": _replace(middleware, "KEPT_S", -1.0),
     "reading": _replace(early_refusals, "MAX_LAG_S", -1.0),
-    "by length": _replace(dispatch, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
-    "before thread": _replace(dispatch, "_refuse_before_hop", lambda *_: None),
+    "by length": _replace(task_handler, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
+    "before thread": _replace(task_handler, "_refuse_before_hop", lambda *_: None),
 }
 
 if __name__ == "__main__":  # worker processes import what started the server

@@ -11,8 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fake_nvidia_smi import EIGHT, LABELS, MODEL, UUIDS, printing, write_nvidia_smi
 from tests.pipes import read
-from tests.simulated_gpus import EIGHT, LABELS, MODEL, UUIDS, printing, write_nvidia_smi
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.engine import gpus
 from trio_pool_serve.engine.gpus import Gpu, find_gpus, mps_directory, parse_listing, visible_among

@@ -16,7 +16,7 @@ import trio.testing
 
 from tests.conftest import assert_idle, full_queue, running
 from tests.server.served_app import served_app
-from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.api.http import task_handler
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
@@ -240,14 +240,14 @@ async def test_an_app_that_raises_leaves_the_listener_alone(server, service, mon
 async def test_a_request_behind_another_on_its_connection_has_not_waited_for_the_server(service, url, scripted):
     """The client sent it early. What counts is from when the server could have read it."""
     waited = []
-    note = dispatch.TaskHandler.__call__
+    note = task_handler.TaskHandler.__call__
 
     async def noting(self, request):
         waited.append(request.timings.waited_s)
         return await note(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.TaskHandler, "__call__", noting)
+        patch.setattr(task_handler.TaskHandler, "__call__", noting)
         scripted.gate.clear()
         async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
             await stream.send_all(post() * 2)

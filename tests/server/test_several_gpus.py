@@ -12,10 +12,10 @@ import psutil
 import pytest
 import trio
 
+from tests.fake_nvidia_smi import EIGHT, LABELS, printing, write_nvidia_smi
 from tests.pipes import read, write
 from tests.server.programs import script
 from tests.server.server_process import ServerProcess, scripted
-from tests.simulated_gpus import EIGHT, LABELS, printing, write_nvidia_smi
 
 VISIBLE = "6,1"
 

@@ -10,6 +10,7 @@ from attrs.validators import ge, gt, in_, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.bulk.file_urls import digest_of_url, is_url
+from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.prompts import InputType
@@ -124,7 +125,10 @@ class OwnModelOptions:
         int | None, help_("Maximum length of an input in tokens.", default="from the model's files")
     ] = field(default=None, validator=optional(gt(0)))
     max_batch_tokens: Annotated[
-        int | None, help_("Maximum number of tokens in a batch.", default="16384 on a GPU, 2048 on CPU")
+        int | None,
+        help_(
+            "Maximum number of tokens in a batch.", default=f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on CPU"
+        ),
     ] = field(default=None, validator=optional(gt(0)))
     replicas: Annotated[
         int | None,

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.http.dispatch import task_routes
 from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.http.task_handler import task_routes
 from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions, journal_path
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets

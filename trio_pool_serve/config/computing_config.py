@@ -19,6 +19,13 @@ ZONE = r"[A-Za-z0-9._-]{0,63}"
 REPLICAS = r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3}|/gpu)?"
 
 
+GPU_BATCH_TOKENS = 16384
+"""The default of ``max_batch_tokens`` on a GPU: a batch that fills it."""
+
+CPU_BATCH_TOKENS = 2048
+"""The default on CPU: about what it computes while a short query may wait."""
+
+
 @frozen(kw_only=True)
 class SchedulingConfig:
     """How inputs are queued and batched."""
@@ -26,9 +33,9 @@ class SchedulingConfig:
     max_batch_tokens: Annotated[
         int | Literal["auto"],
         Setting(
-            "Maximum tokens in a batch, padding included. A longer single input is a batch by itself. auto is 16384 on "
-            "a GPU, 2048 on CPU. On a GPU, full batches are computed at the start, and the number is halved until they "
-            "fit into its memory."
+            "Maximum tokens in a batch, padding included. A longer single input is a batch by itself. auto is "
+            f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on CPU. On a GPU, full batches are computed at the "
+            "start, and the number is halved until they fit into its memory."
         ),
     ] = field(default="auto", validator=matches(r"auto|[1-9]\d*", "auto or a number of tokens"))
     max_queue_s: Annotated[

@@ -10,9 +10,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.conftest import reserving
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.http.dispatch import task_routes
 from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.http.task_handler import task_routes
 from trio_pool_serve.errors import UnavailableError
 from trio_pool_serve.runs.requests.line_results import LineRequest, Submitter
 from trio_pool_serve.service import Service

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.api.serving import connect, key_file_of, refused, serving
 from tests.conftest import assert_idle, full_queue, is_idle, make_slow, reserving, until
-from trio_pool_serve.api.http import dispatch, request_body
+from trio_pool_serve.api.http import request_body, task_handler
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
 from trio_pool_serve.api.http.request_body import RESERVED_AHEAD
@@ -35,9 +35,11 @@ LARGE = {"input": ["hello " * 10] * 1000}
 async def test_a_large_body_is_refused_unread_and_a_small_one_unrendered_when_the_queue_is_full(
     client, service, monkeypatch
 ):
-    hops, decoded, decode_body = [], [], dispatch.decode_body
+    hops, decoded, decode_body = [], [], task_handler.decode_body
     service.offload.observe = lambda kind, *_: hops.append(kind)
-    monkeypatch.setattr(dispatch, "decode_body", lambda body, *a, **o: decoded.append(1) or decode_body(body, *a, **o))
+    monkeypatch.setattr(
+        task_handler, "decode_body", lambda body, *a, **o: decoded.append(1) or decode_body(body, *a, **o)
+    )
     with full_queue(service):
         answer = await client.post("/v1/embeddings", json=LARGE)
         assert (answer.status_code, decoded, hops) == (429, [], [])
@@ -186,13 +188,13 @@ def test_the_model_that_is_known_is_the_one_that_decoding_finds(fields):
 async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the_other_answered(
     two, scripted, monkeypatch, size
 ):
-    decoded, decode_body = [], dispatch.decode_body
+    decoded, decode_body = [], task_handler.decode_body
 
     def decode(body, *args, **options):
         decoded.append(json.loads(bytes(body))["model"])
         return decode_body(body, *args, **options)
 
-    monkeypatch.setattr(dispatch, "decode_body", decode)
+    monkeypatch.setattr(task_handler, "decode_body", decode)
     async with serving(two, scripted) as (service, client):
         with full_queue(service):
             body = {"input": "hello " * size, "truncate_prompt_tokens": 8}
@@ -222,9 +224,9 @@ async def test_a_body_that_is_too_large_is_never_told_to_come_back(config, scrip
 
 async def test_a_request_behind_which_nothing_waits_is_answered_however_long_it_waited_to_be_read(service):
     request = HttpRequest({"headers": [], "method": "POST", "extensions": {WAITED_S: 60.0}}, "/v1/embeddings", 10**6)
-    dispatch._refuse_before_hop(service, request, bytearray(b"{}"))
+    task_handler._refuse_before_hop(service, request, bytearray(b"{}"))
     with full_queue(service), pytest.raises(OverloadedError, match="longer than 5 s"):
-        dispatch._refuse_before_hop(service, request, bytearray(b"{}"))
+        task_handler._refuse_before_hop(service, request, bytearray(b"{}"))
 
 
 # -- threads ------------------------------------------------------------------------------------------

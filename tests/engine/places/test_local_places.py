@@ -14,9 +14,9 @@ import pytest
 import trio
 from attrs import define
 
+from tests.fake_nvidia_smi import EIGHT, LABELS, UUIDS
 from tests.lanes import sampled
 from tests.server.server_process import until
-from tests.simulated_gpus import EIGHT, LABELS, UUIDS
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu, parse_listing

@@ -18,9 +18,9 @@ from trio_pool_serve.api.dialects.tei.root_endpoint import MAIN_TASKS
 from trio_pool_serve.api.dialects.vllm import VLLM
 from trio_pool_serve.api.dialects.vllm.pooling_endpoints import main_task
 from trio_pool_serve.api.dialects.voyage import VOYAGE
-from trio_pool_serve.api.http.dispatch import PathByFields
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.json_body import decode_json
+from trio_pool_serve.api.http.task_handler import PathByFields
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import TASKS

@@ -12,15 +12,9 @@ from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import NotFound
 
-from trio_pool_serve.api.http.request import (
-    CLIENT_LEFT,
-    Handler,
-    HttpRequest,
-    StreamingHandler,
-    begin_trace,
-    log_request,
-)
+from trio_pool_serve.api.http.request import CLIENT_LEFT, Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
+from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import innermost
 

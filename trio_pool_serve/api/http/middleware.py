@@ -8,11 +8,12 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.access.key_file import ApiKey
-from trio_pool_serve.api.http.dispatch import TaskHandler
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.error_responses import error_response
-from trio_pool_serve.api.http.request import Handler, HttpRequest, begin_trace
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.task_handler import TaskHandler
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import (
     AuthenticationError,

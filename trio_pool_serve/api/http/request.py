@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -17,9 +17,8 @@ from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import DeadlineExceededError, DrainingError, InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.memory_budget import Reservation
-from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ModelUse
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
@@ -39,12 +38,6 @@ FORWARDED = "trio_pool_serve.forwarded"
 """The ASGI extension of requests that another process of this server has received."""
 
 CLIENT_LEFT = "the client has disconnected"
-
-Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
-"""refused: an error status below 500, for a fault of the request. failed: a status from 500 on."""
-
-OUTCOMES: Mapping[type[Exception], Outcome] = {DrainingError: "drained", DeadlineExceededError: "deadline"}
-"""By the error, if that is more than its status says."""
 
 
 @define(eq=False)
@@ -119,16 +112,6 @@ class HttpRequest:
         is_shown = given and given.isascii() and given.isprintable()
         return given[:MAX_REQUEST_ID] if is_shown else secrets.token_hex(16)
 
-    @property
-    def outcome(self) -> Outcome:
-        """How the request has ended."""
-        if self.cancel_reason is not None:
-            return "client left" if self.cancel_reason == CLIENT_LEFT else "cancelled"
-        if self.error is None:
-            return "answered"
-        is_refused = self.status is not None and self.status < 500
-        return OUTCOMES.get(type(self.error), "refused" if is_refused else "failed")
-
     def apply_limits(self, usage: KeyUsage) -> None:
         """Apply the limits of the request's key. Raises ``OverloadedError``."""
         usage.enter(trio.current_time())
@@ -184,56 +167,3 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 class StreamingHandler(partial[Awaitable[HttpResponse]]):
     """A handler whose requests have bodies that may not fit in memory: it iterates over ``request.pieces``."""
-
-
-# Of a request, its path, query, fields and texts are never logged or traced.
-
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
-
-OTHER = "other"
-"""A method or a path that no route of the server has; routes of users are among them."""
-
-
-def begin_trace(request: HttpRequest, service: Service) -> None:
-    """Open the span of a request that begins, if requests are traced."""
-    if service.tracing is not None:
-        request.span = service.tracing.start(_method_of(request), request.route or OTHER, request.headers)
-
-
-def log_request(request: HttpRequest, service: Service) -> None:
-    """Log a request that has ended, if the settings say so, and end its span, if it has one."""
-    failed = request.outcome == "failed"
-    is_logged = service.access_log.wants(failed=failed)
-    if not is_logged and request.span is None:
-        return
-    event = event_of(request)
-    if is_logged:
-        service.access_log.add(event, failed=failed)
-    if request.span is not None and service.tracing is not None:
-        service.tracing.end(request.span, event, request.timings.stages() if request.timings.rows else {})
-
-
-def event_of(request: HttpRequest) -> Mapping[str, Any]:
-    """Return the fields of a request's event; durations are in milliseconds."""
-    error, timings = request.error, request.timings
-    event = {
-        "request_id": request.request_id,
-        "client": request.client.label,
-        "method": _method_of(request),
-        "route": request.route or OTHER,
-        "status": request.status,
-        "outcome": request.outcome,
-        "cancel_reason": request.cancel_reason,
-        "error": None if error is None else type(error).__name__,
-        "model": request.model,
-        "total_ms": round(timings.total_s * 1e3, 3),
-    }
-    if timings.rows:
-        event |= {"rows": timings.rows, "tokens": timings.tokens}
-        event |= {f"{name}_ms": round(seconds * 1e3, 3) for name, seconds in timings.stages().items()}
-    return event
-
-
-def _method_of(request: HttpRequest) -> str:
-    method: str = request.scope["method"]
-    return method if method in METHODS else OTHER

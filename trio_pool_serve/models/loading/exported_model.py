@@ -8,6 +8,7 @@ import openvino as ov
 from attrs import define, field
 from msgspec.structs import replace
 
+from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -19,9 +20,6 @@ from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest, RenderedPrompt
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_BATCH_TOKENS = 2048
-"""As with torch."""
 
 ROW_TOKENS = 5
 
@@ -69,7 +67,7 @@ class ExportedModel:
             parameters=parameters,
             weight_bytes=weight_bytes,
             pad_token_id=max(0, self.folder.transformer_config.get("pad_token_id") or 0),
-            default_batch_tokens=DEFAULT_BATCH_TOKENS,
+            default_batch_tokens=CPU_BATCH_TOKENS,
         )
 
     def convert(self, folder: Path) -> ConvertedModel:

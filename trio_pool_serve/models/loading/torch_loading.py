@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -107,8 +108,8 @@ def _freed_by_batch(runner: TransformerRunner) -> int:
 
 
 def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:
-    """Return a batch that fills a GPU; on CPU, about what it computes while a short query may wait."""
-    tokens = 2048 if params.device.type == "cpu" else 16384
+    """Return the default for a device; fewer if a token has a large output."""
+    tokens = CPU_BATCH_TOKENS if params.device.type == "cpu" else GPU_BATCH_TOKENS
     if loaded.output_width:
         tokens = min(tokens, max(256, OUTPUT_BYTES // (loaded.output_width * params.dtype.itemsize)))
     return tokens
