@@ -179,7 +179,7 @@ class Challenge(msgspec.Struct, tag=True, array_like=True):
 
 
 class Proof(msgspec.Struct, tag=True, array_like=True):
-    """Proof that one end has a key: see ``keys.proof``."""
+    """Proof that one end has a key: see ``proof``."""
 
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
