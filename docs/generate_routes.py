@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
-from trio_pool_serve.api.http.task_handler import endpoints_by_path
+from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 from trio_pool_serve.api.routes.console import OPEN_ROUTES
 from trio_pool_serve.api.routes.models import MODEL_CHANGES
 from trio_pool_serve.api.routes.openapi import OPERATIONS

@@ -18,8 +18,8 @@ from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 from trio_pool_serve.api.http.error_responses import TABLE
-from trio_pool_serve.api.http.task_handler import endpoints_by_path
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.api.routes.operations import DRAIN_PATH, HOSTS_PATH

@@ -14,13 +14,14 @@ from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.http.connection import PoolServeConnection
+from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 from trio_pool_serve.api.http.forwarding import serve_forwarded
 from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
-from trio_pool_serve.api.http.task_handler import TaskHandler, endpoints_by_path, task_routes
+from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
 from trio_pool_serve.api.routes.batches import batch_routes
 from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
 from trio_pool_serve.api.routes.models import INFO_PATH, MODEL_CHANGES, model_change_routes, model_routes

@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
-from trio_pool_serve.api.http.task_handler import endpoints_by_path
+from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 
 ENDPOINTS: list[tuple[str, DialectEndpoint]] = [
     (path, candidate)

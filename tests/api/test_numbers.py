@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.api.extreme_bodies import ENDPOINTS, JUNK, fields_of, integers_of, json_of
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.api.http.task_handler import decode_body, endpoints_by_path
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import PoolServeError
 

@@ -10,7 +10,7 @@ from tests.conftest import full_queue, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint
-from trio_pool_serve.api.http.task_handler import endpoints_by_path
+from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 
 JSON = {"Content-Type": "application/json"}
 

@@ -22,7 +22,7 @@ from tests.tables import each
 from tests.tensors import WIDTH
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
-from trio_pool_serve.api.http.task_handler import decode_body, endpoints_by_path
+from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig
 from trio_pool_serve.service import Service
 

@@ -19,8 +19,8 @@ from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy
 from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.json_body import LONG, Payloads, cut_payloads, payload_decoder
-from trio_pool_serve.api.http.task_handler import decode_body, endpoints_by_path
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service

@@ -7,7 +7,7 @@ import msgspec
 
 from tests.conftest import assert_idle
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
-from trio_pool_serve.api.http.task_handler import decode_body, endpoints_by_path
+from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app

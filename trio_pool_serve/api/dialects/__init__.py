@@ -19,8 +19,8 @@ from trio_pool_serve.api.dialects.vllm import VLLM
 from trio_pool_serve.api.dialects.vllm.pooling_endpoints import main_task
 from trio_pool_serve.api.dialects.voyage import VOYAGE
 from trio_pool_serve.api.http.endpoint import Dialect
+from trio_pool_serve.api.http.endpoint_choice import PathByFields
 from trio_pool_serve.api.http.json_body import decode_json
-from trio_pool_serve.api.http.task_handler import PathByFields
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import TASKS

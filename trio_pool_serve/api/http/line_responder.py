@@ -8,11 +8,12 @@ import trio
 from attrs import Factory, define, evolve
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect
+from trio_pool_serve.api.http.endpoint_choice import DecodedBody
 from trio_pool_serve.api.http.error_responses import describe, error_body
 from trio_pool_serve.api.http.json_body import is_quick_to_decode
 from trio_pool_serve.api.http.request_body import SMALL_BYTES
 from trio_pool_serve.api.http.route_table import RouteTable
-from trio_pool_serve.api.http.task_handler import DecodedBody, TaskHandler
+from trio_pool_serve.api.http.task_handler import TaskHandler
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
 from trio_pool_serve.errors import (

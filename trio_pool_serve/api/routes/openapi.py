@@ -12,10 +12,10 @@ from attrs import frozen
 
 import trio_pool_serve
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
+from trio_pool_serve.api.http.endpoint_choice import PathByFields, endpoints_by_path
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
-from trio_pool_serve.api.http.task_handler import PathByFields, endpoints_by_path
 
 Route: TypeAlias = tuple[str, str]
 """Method and path."""

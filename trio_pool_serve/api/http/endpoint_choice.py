@@ -1,0 +1,123 @@
+"""Which endpoint a body is for, where several dialects share a path, and the job that is made of it."""
+
+import codecs
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from attrs import evolve, fields_dict, frozen
+
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
+from trio_pool_serve.api.http.json_body import cut_payloads, decode_json, find, refuse_many_values
+from trio_pool_serve.api.http.request_body import Buffer
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.service import Service
+
+SEARCHED_FROM = 256 * 1024
+"""Bytes; in larger bodies, names are searched for in pieces: that is faster than parsing twice."""
+
+CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
+"""Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
+
+
+@frozen(eq=False, kw_only=True)
+class PathByFields:
+    """A path whose bodies are for other paths, chosen by their fields.
+
+    ``path_of`` returns one of ``targets``, and raises ``PoolServeError`` for a body that is for none: the dialect of
+    the first target writes the error. For large bodies, it is called in a thread.
+    """
+
+    path: str
+    targets: tuple[str, ...]
+    path_of: Callable[[Mapping[str, msgspec.Raw], Service], str]
+
+
+@frozen(eq=False)
+class DecodedBody:
+    """The endpoint that a body is for, the body decoded, and the job made of it; or the error in it."""
+
+    claimed_by: DialectEndpoint
+    wire: Any = None
+    job: Any = None
+    error: PoolServeError | None = None
+
+
+def endpoints_by_path(dialects: Sequence[Dialect]) -> Mapping[str, Sequence[DialectEndpoint]]:
+    """Return for each path the endpoints that share it, endpoints with discriminators first."""
+    found: dict[str, list[DialectEndpoint]] = {}
+    for dialect in dialects:
+        for endpoint in dialect.endpoints:
+            for path in endpoint.paths:
+                found.setdefault(path, []).append(DialectEndpoint(dialect, endpoint))
+    for path, candidates in found.items():
+        candidates.sort(key=lambda candidate: not candidate.endpoint.discriminators)
+        claims_all = [candidate.dialect.name for candidate in candidates if not candidate.endpoint.discriminators]
+        if len(claims_all) > 1:
+            raise ValueError(f"{path} is claimed by {' and '.join(claims_all)} without discriminators.")
+        fields = [frozenset(fields_dict(candidate.endpoint.wire)) for candidate in candidates]
+        every = frozenset[str]().union(*fields)
+        candidates[:] = [evolve(each, foreign=every - own) for each, own in zip(candidates, fields, strict=True)]
+    return found
+
+
+def decode_body(
+    body: Buffer,
+    candidates: Sequence[DialectEndpoint],
+    network: NetworkConfig,
+    candidates_of: CandidatesOf | None = None,
+    *,
+    embeds: bool = False,
+) -> DecodedBody:
+    """Find the endpoint that a body is for, and make its job; an error is returned, with the endpoint.
+
+    A byte order mark is skipped. Token embeddings are looked for only if ``embeds``.
+    """
+    claimed_by = candidates[-1]
+    wire = None
+    try:
+        if body[: len(codecs.BOM_UTF8)] == codecs.BOM_UTF8:
+            body = bytearray(body[len(codecs.BOM_UTF8) :])
+        rest, cuts = cut_payloads(body, network.max_inputs_per_request if embeds else 0)
+        refuse_many_values(rest, network.max_inputs_per_request)
+        if candidates_of is not None:
+            candidates = candidates_of(rest)
+            claimed_by = candidates[-1]
+        if len(candidates) > 1:
+            fields = _fields(rest, candidates)
+            claimed_by = _claimant(fields, candidates)
+            _refuse_foreign(fields, claimed_by)
+        endpoint = claimed_by.endpoint
+        wire = decode_json(rest, endpoint.wire, strict=network.strict_requests, cuts=cuts)
+        return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
+    except PoolServeError as error:
+        return DecodedBody(claimed_by, wire, error=error)
+
+
+def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapping[str, msgspec.Raw]:
+    """Return a body's fields; none if a large body contains neither a discriminator nor a foreign field."""
+    if len(body) > SEARCHED_FROM:
+        names = candidates[-1].foreign.union(*(candidate.endpoint.discriminators for candidate in candidates))
+        if all(find(body, f'"{name}"'.encode()) < 0 for name in names):
+            return {}
+    return decode_json(body, dict[str, msgspec.Raw])
+
+
+def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoint) -> None:
+    """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
+    for name in sorted(claimed_by.foreign.intersection(fields)):
+        if bytes(fields[name]) != b"null":
+            raise InvalidRequestError(
+                f"{name} is not a field of {claimed_by.dialect.name}'s requests on this route: leave it out.",
+                param=name,
+            )
+
+
+def _claimant(fields: Collection[str], candidates: Sequence[DialectEndpoint]) -> DialectEndpoint:
+    for candidate in candidates:
+        discriminators = candidate.endpoint.discriminators
+        if not discriminators or not discriminators.isdisjoint(fields):
+            return candidate
+    needed = " or ".join(sorted(set().union(*(candidate.endpoint.discriminators for candidate in candidates))))
+    raise InvalidRequestError(f"The body needs one of these fields: {needed}.")
