@@ -109,7 +109,7 @@ def config(scripted_folder: Path) -> Config:
 
 
 async def until(condition: Callable[[], object], within_s: float = 10, pause_s: float = 0.001) -> None:
-    """Wait for what has no event, such as what happens behind a socket; the condition may be asynchronous."""
+    """Wait for a condition without an event, as behind a socket; it may be asynchronous."""
     with trio.fail_after(within_s):
         while not (await holds if isawaitable(holds := condition()) else holds):  # noqa: ASYNC110
             await trio.sleep(pause_s)

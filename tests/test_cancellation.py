@@ -168,6 +168,7 @@ WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
     "render": lambda service: service.model().renderer.render(TEXT, RenderingParams()),
     "render a conversation": render_chat,
     "render content": lambda service: service.model().renderer.render(ContentPrompt(HELLO.parts), RenderingParams()),
+    "shorten": lambda service: service.model().renderer.conversations._shorten("hello world w1", 2, Client()),
     "render images": render_images,
     **{
         f"{method} in Python": by_python(method, ["hello world"] * 5)

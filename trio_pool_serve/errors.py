@@ -328,7 +328,8 @@ def related_errors(error: BaseException, *, hidden: bool = False) -> Iterator[Ba
             seen.add(id(each))
             yield each
             context = None if each.__suppress_context__ and not hidden else each.__context__
-            pending += filter(None, (*getattr(each, "exceptions", ()), each.__cause__, context))
+            members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            pending += filter(None, (*members, each.__cause__, context))
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:

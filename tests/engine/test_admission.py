@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from trio_pool_serve.engine.admission import COMES_AGAIN, MAX_RETRY_AFTER_S, Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.compute_rates import BATCHES, MIN_BATCHES, UNKNOWN, WORK_CLASSES, ComputeRates, work_class
+from trio_pool_serve.engine.queue_classes import FAIRNESS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.waiting_rows import FAIRNESS
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest, RenderedPrompt
 

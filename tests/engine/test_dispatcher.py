@@ -19,10 +19,10 @@ from trio_pool_serve.engine import scheduler
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import MAX_DELIVERED_ROWS, Device, InFlightBatch, deliver
 from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, QUIET_ROUNDS, Dispatcher
+from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import ImageFeatures, PoolingOutput, PoolingRequest, RenderedPrompt

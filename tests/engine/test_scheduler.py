@@ -28,9 +28,9 @@ from trio_pool_serve.engine.batching import (
 )
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.device import InFlightBatch
+from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
-from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS
 from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit

@@ -116,7 +116,7 @@ def _in_this_process(config: Config, placed: Config) -> Config:
 
 async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
     model = service.model()
-    like = model.engine.facts.probe_request
+    like = model.engine.probe_request
     if like is None:  # none of its heads can compute made-up rows
         return None, []
     batches = _runner_of(service).concurrent_launches

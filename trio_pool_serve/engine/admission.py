@@ -20,7 +20,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES, SecondsPerToken, class_of, work_class
-from trio_pool_serve.engine.waiting_rows import FAIRNESS
+from trio_pool_serve.engine.queue_classes import FAIRNESS
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.client_turns import Backlog
 from trio_pool_serve.types import Client, RenderedPrompt

@@ -1,9 +1,11 @@
-"""The limits of a batch: its token budget, its padding, and its tokens if it should be short."""
+"""Which rows may be in one batch, and its limits: token budget, padding, and its tokens if it should be short."""
 
 import math
 from functools import lru_cache
 
 from attrs import Factory, define, field, frozen
+
+from trio_pool_serve.types import RenderedPrompt
 
 MAX_PADDING_SHARE = 0.1
 """Share of a batch's padded tokens that may be padding."""
@@ -139,3 +141,10 @@ def length_class(tokens: int) -> int:
     """Return the length rounded up to one of eight per octave: rows of one class are padded by an eighth at most."""
     shift = max(0, tokens.bit_length() - 4)
     return -(-tokens >> shift) << shift
+
+
+def batch_key(prompt: RenderedPrompt) -> str:
+    """Return the batch key of a row: the kind of its input, which must be equal for rows to be computed together."""
+    if prompt.images is not None:
+        return "images"
+    return "" if prompt.embeds is None else "embeds"

@@ -11,8 +11,8 @@ from attrs import Factory, define, field
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
 from trio_pool_serve.engine.compute_rates import work_class
+from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
-from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
 MAX_DELIVERED_ROWS = 512

@@ -23,12 +23,12 @@ from attrs import define, field
 from prometheus_client import Counter
 from trio.lowlevel import ParkingLot
 
+from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.compute_rates import ComputeRates, class_of
 from trio_pool_serve.engine.device import Device, InFlightBatch
 from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
 from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.engine.waiting_rows import BatchSource
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.types import CopiedBatch
 

@@ -72,6 +72,12 @@ class Engine:
         return self.worker.facts
 
     @property
+    def probe_request(self) -> PoolingRequest | None:
+        """A row of a few tokens that the model can compute; ``None`` if none is known. Raises as ``facts``."""
+        self.require_ready()
+        return self.worker.probe_request
+
+    @property
     def state(self) -> EngineState:
         """The engine's state."""
         return "dead" if self.dispatcher.is_closed else self.worker.state

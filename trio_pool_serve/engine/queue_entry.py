@@ -10,6 +10,7 @@ import numpy as np
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.batching import batch_key
 from trio_pool_serve.errors import NotFiniteError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt, SparseVector
 
@@ -129,13 +130,6 @@ class Submission:
         if self._error is not None:
             raise self._error
         return [output for output in self._outputs if output is not None]
-
-
-def batch_key(prompt: RenderedPrompt) -> str:
-    """Return the batch key of a row: the kind of its input, which must be equal for rows to be computed together."""
-    if prompt.images is not None:
-        return "images"
-    return "" if prompt.embeds is None else "embeds"
 
 
 def prompt_digest(prompt: RenderedPrompt, params: bytes = b"") -> bytes:

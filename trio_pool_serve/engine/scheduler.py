@@ -27,16 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
+from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS, QueueClass, RequestGroup, WaitingClient
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.waiting_rows import (
-    FAIRNESS,
-    SHORT_TOKENS,
-    BatchSource,
-    QueueClass,
-    RequestGroup,
-    WaitingClient,
-)
 from trio_pool_serve.errors import DeadlineExceededError
 
 MAX_TOKENS_BEFORE_LONG = 2048

@@ -30,7 +30,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import ComputedBy, PooledBatch, Runner
+from trio_pool_serve.types import ComputedBy, PooledBatch, PoolingRequest, Runner
 
 T = TypeVar("T")
 
@@ -141,10 +141,15 @@ class Worker:
         assert self.runner is not None  # noqa: S101  (the model is loaded)
         return self.runner
 
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """The runner's."""
+        return self.loaded.probe_request
+
     @cached_property  # read several times for each request
     def facts(self) -> DeviceFacts:
         """Facts about the loaded model."""
-        runner, probe = self.loaded, self.loaded.probe_request
+        runner, probe = self.loaded, self.probe_request
         return DeviceFacts(
             runner.dimensions,
             runner.embeds_width,
@@ -173,7 +178,7 @@ class Worker:
 
     async def _compute_one(self, thread: "LaunchThread") -> None:
         """Compute a row in the same way as later ones. Raises ``ModelLoadError`` if that fails."""
-        if (request := self.loaded.probe_request) is None:
+        if (request := self.probe_request) is None:
             return
         submission = Submission([request], require_finite)
         batch = InFlightBatch([*submission.entries])

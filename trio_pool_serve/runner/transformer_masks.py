@@ -24,7 +24,7 @@ EAGER = "trio_pool_serve_eager"
 
 NO_VMAP = {"use_vmap": False}
 """transformers' mask functions all work on whole tensors of indices. A tracer cannot follow ``torch.vmap``, which
-transformers uses for masks that a model adds to its own (Gemma 3's); who traces checks whether the mask is the same."""
+transformers uses for masks that a model adds to its own (Gemma 3's); the caller checks whether the mask is the same."""
 
 NO_SKIPS = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 """Without these options, no mask is made where none is needed."""

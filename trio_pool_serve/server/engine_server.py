@@ -110,9 +110,11 @@ async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Met
 
     Raises ``ModelLoadError`` if it cannot listen there. Cancellation: at once.
     """
-    settings = HypercornConfig.from_mapping(
-        bind=[str(address)], include_server_header=False, errorlog=None, accesslog=None
-    )
+    settings = HypercornConfig()
+    settings.bind = [str(address)]
+    settings.include_server_header = False
+    settings.errorlog = None
+    settings.accesslog = None
     app: Any = partial(_answer_probe, engine, metrics, ending)
     try:
         await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")

@@ -160,6 +160,7 @@ class ServedModels:
         """Return the memory of a model whose engine has ended."""
         maker, name = self.maker, served.source.name
         self._unloading.add(served)
+        may_have_images = served.loaded is not None and served.loaded.folder.reads_images
         served.state, served.loaded = "unloading", None
         served.settled.set()
         free = partial(maker.free, served.engine, was_frozen=served.is_frozen)
@@ -167,7 +168,7 @@ class ServedModels:
             served.engine = maker.make_engine(served.source)
             served.probe = DeepProbe(served.engine)
             maker.metrics.add_gauges(served.gauges, model=name)
-        if served.folder is not None and served.folder.reads_images:
+        if may_have_images:
             maker.media.cache.clear()
         await maker.offload.run("load", free)
         served.state, served.is_frozen = "unloaded", False

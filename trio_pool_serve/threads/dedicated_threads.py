@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -108,12 +108,15 @@ def at_idle_priority(blocking: Callable[[], T]) -> T:
     The thread, and threads that it starts, get a core only when no other thread wants it (SCHED_IDLE). They keep the
     caller's priority if the system does not allow idle priority, or has none.
     """
+    done: Future[outcome.Outcome[T]] = Future()
+
+    def run() -> None:
+        if HAS_IDLE_PRIORITY:
+            with suppress(PermissionError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        done.set_result(outcome.capture(blocking))
+
     # A thread of its own: without CAP_SYS_NICE, a thread cannot leave idle priority.
-    with ThreadPoolExecutor(1, "idle", _take_idle_priority) as thread:
-        return thread.submit(blocking).result()
-
-
-def _take_idle_priority() -> None:
-    if HAS_IDLE_PRIORITY:
-        with suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # A daemon: it must not keep the process from exiting.
+    threading.Thread(target=run, name="idle", daemon=True).start()
+    return done.result().unwrap()

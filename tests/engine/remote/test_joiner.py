@@ -12,10 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SHARE, BatchLimits
 from trio_pool_serve.engine.device import InFlightBatch
+from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts, QueueState
-from trio_pool_serve.engine.waiting_rows import SHORT_TOKENS
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit

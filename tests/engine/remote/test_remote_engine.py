@@ -16,6 +16,8 @@ from tests.engine.remote.test_wire import alike, types_of
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.config import computing_config
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.planned_window import planned
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.parts import row_frames
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Submit
@@ -262,9 +264,10 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
         results = await compute_window(engine, *rows)
     assert results == [[each.tokens for each in of_member] for of_member in rows]
     assert all(replica.runner.batches for replica in replicas)
-    for batches in [replica.runner.batches for replica in replicas]:
-        numbers = {each.planned for batch in batches for each in batch.requests}
-        assert [len({each.planned for each in batch.requests}) for batch in batches] == [1] * len(numbers - {None})
+    entries = [QueueEntry(each) for of_member in rows for each in of_member]
+    whole = [[entry.request.tokens for entry in batch] for batch in planned(entries, 16)]
+    batches = [batch.requests for replica in replicas for batch in replica.runner.batches if batch.is_planned]
+    assert sorted([each.tokens for each in batch] for batch in batches) == sorted(whole)
 
 
 async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_beside_other_rows(make):

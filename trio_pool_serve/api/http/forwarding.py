@@ -54,7 +54,8 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
     """
     content: Any = None
     if not request.is_bodiless_get:
-        content = request.pieces or bytes(await request.body.take(max_body_timeout_s))
+        has_pieces = request.pieces is not None
+        content = request.pieces if has_pieces else bytes(await request.body.take(max_body_timeout_s))
     headers = [(name, value) for name, value in request.scope["headers"] if name not in NOT_FORWARDED]
     headers.append((b"x-request-id", request.request_id.encode()))
     query = request.scope["query_string"]
@@ -106,7 +107,9 @@ async def _received(response: "httpx.Response", stack: AsyncExitStack) -> HttpRe
 
 def serve_forwarded(app: Callable[[Any, Any, Any], Awaitable[None]]) -> Callable[[trio.SocketStream], Awaitable[None]]:
     """Return a function that serves the requests on a connection of another process with the ASGI ``app``."""
-    settings = HypercornConfig.from_mapping(include_server_header=False, errorlog=None)
+    settings = HypercornConfig()
+    settings.include_server_header = False
+    settings.errorlog = None
 
     async def marked(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         await app({**scope, "extensions": {**scope.get("extensions", {}), FORWARDED: {}}}, receive, send)

@@ -4,13 +4,12 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
@@ -165,5 +164,12 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Returns the response to a request of one route."""
 
 
-class StreamingHandler(partial[Awaitable[HttpResponse]]):
+@frozen(eq=False)
+class StreamingHandler:
     """A handler whose requests have bodies that may not fit in memory: it iterates over ``request.pieces``."""
+
+    respond: Handler
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Return the response. Cancellation: as ``respond``."""
+        return await self.respond(request)

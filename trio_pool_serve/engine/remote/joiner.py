@@ -15,11 +15,12 @@ from itertools import chain
 
 from attrs import Factory, define, field
 
+from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.batching import BatchLimits
+from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
-from trio_pool_serve.engine.waiting_rows import FAIRNESS, SHORT_TOKENS, BatchSource
 
 
 @define(eq=False)

@@ -19,7 +19,7 @@ from trio_pool_serve.engine.remote.wire import DeviceFacts, Hello
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import ComputedBy
+from trio_pool_serve.types import ComputedBy, PoolingRequest
 
 
 @define(eq=False)
@@ -96,6 +96,11 @@ class RemoteWorkers:
                 link.say_admitted()
         elif 2 * tokens < self._said_tokens:
             self._said_tokens = tokens
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """The first ready device server's."""
+        return self.facts.probe_request
 
     @property
     def takes_rows(self) -> bool:

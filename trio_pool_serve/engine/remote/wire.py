@@ -127,7 +127,7 @@ rows/s (simulated, passes of 13 ms). A credit returns with the answers to a batc
 
 
 class DeviceFacts(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about a device, known once its model is loaded."""
+    """Facts about a device, known once its model is loaded. As ``Hello`` they are sent: a change is one of the wire."""
 
     dimensions: Size
     """Length of the vectors before truncation; 0 if the model has none."""

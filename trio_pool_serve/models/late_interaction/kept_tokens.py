@@ -51,7 +51,7 @@ class KeptTokens:
 
 
 def kept_tokens_of(mask: ScoringMask, tokenizer: Tokenizer) -> KeptTokens:
-    """Return a mask's words as token ids, without those that are not in the vocabulary."""
+    """Return a mask's words as token ids, without words that are not in the vocabulary."""
     skipped = (tokenizer.id_of(word) for word in mask.skipped_words)
     return KeptTokens(
         skipped=np.array([token_id for token_id in skipped if token_id is not None], dtype=np.int32),

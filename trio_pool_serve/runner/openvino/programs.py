@@ -164,22 +164,17 @@ class Programs:
 
     graph: Path
     params: CompileParams
-    model: ov.Model = field(init=False, default=Factory(lambda self: read_graph(self.graph), takes_self=True))
-    for_shares: Program = field(
-        init=False,
-        default=Factory(
-            lambda self: self._program(self.params.share * self.params.streams, self.params.streams), takes_self=True
-        ),
-    )
-    for_all_cores: Program = field(
-        init=False,
-        default=Factory(
-            lambda self: self._program(self.params.cores) if self.params.share < self.params.cores else self.for_shares,
-            takes_self=True,
-        ),
-    )
+    model: ov.Model = field(init=False)
+    for_shares: Program = field(init=False)
+    for_all_cores: Program = field(init=False)
     _for_background: Program | None = field(default=None, init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
+
+    def __attrs_post_init__(self) -> None:
+        params = self.params
+        self.model = read_graph(self.graph)
+        self.for_shares = self._program(params.share * params.streams, params.streams)
+        self.for_all_cores = self._program(params.cores) if params.share < params.cores else self.for_shares
 
     def _program(self, threads: int, streams: int = 1, *, is_idle: bool = False) -> Program:
         return Program(self.model, self.params.precision, threads, streams, is_idle)

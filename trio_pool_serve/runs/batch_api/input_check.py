@@ -81,8 +81,9 @@ class InputCheck:
         except NotFoundError:
             yield LineError("model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
             return
-        self.model = self.model or model
-        if model != self.model:
+        if self.model is None:
+            self.model = model
+        elif model != self.model:
             message = f"The line is for the model `{model}`, an earlier one for `{self.model}`."
             yield LineError("model_mismatch", message, "body.model")
 

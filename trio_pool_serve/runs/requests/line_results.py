@@ -173,5 +173,5 @@ def openai_result(line: FinishedLine) -> bytes:
     """Return the result of a line in the format of OpenAI's Batch API."""
     if line.response is not None:
         return encode_result(line, line.response.status, line.response.body_in_line, None)
-    error = line.error and {"code": line.error.code, "message": line.error.message}
+    error = None if line.error is None else {"code": line.error.code, "message": line.error.message}
     return encode_result(line, None, None, error)
