@@ -5,7 +5,6 @@ from typing import get_args
 
 import attrs
 import httpx
-import msgspec
 import numpy as np
 import pytest
 import trio
@@ -18,7 +17,7 @@ from trio_pool_serve.config import ThreadsConfig, computing_config
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
 from trio_pool_serve.telemetry.metrics import FAULTS
-from trio_pool_serve.types import CopiedBatch, Embed, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import CopiedBatch, PoolingRequest, RenderedPrompt
 
 LIVENESS = [("GET", "/livez")]
 READINESS = [("GET", "/readyz")]
@@ -164,8 +163,7 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
 @pytest.fixture
 def probed(service: Service) -> Service:
     """A service whose device has a row to probe it by, as loaded runners have."""
-    worker = service.default.engine.worker
-    worker.facts = msgspec.structs.replace(worker.facts, probe=([5, 6], Embed.wire_name))
+    service.default.engine.worker.loaded.probe_request = PROBE
     return service
 
 
@@ -178,8 +176,7 @@ def probed(service: Service) -> Service:
 )
 async def test_a_deep_probe_computes_one_row_and_others_none(client, probed, scripted, path, computes):
     assert (await client.get(path)).status_code == 200
-    rows = [row.prompt.token_ids.tolist() for batch in scripted.batches for row in batch.requests]
-    assert rows == [[5, 6]] * computes
+    assert [batch.requests for batch in scripted.batches] == [(PROBE,)] * computes
 
 
 async def test_many_deep_probes_share_one_row_also_if_the_first_client_leaves(url, probed, scripted):
