@@ -10,7 +10,8 @@ from attrs import define
 
 from trio_pool_serve.engine.gpus import Gpu, mps_directory
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, Place, Supervisor
+from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, Supervisor
 from trio_pool_serve.processes.child_process import LoadFailed, open_child
 from trio_pool_serve.processes.socket_folder import shared_array
 

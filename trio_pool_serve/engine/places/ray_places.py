@@ -18,6 +18,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import encode_config
+from trio_pool_serve.engine.places.place import Place
 from trio_pool_serve.engine.places.queue_scaling import (
     SCALING_S,
     BusyShare,
@@ -27,7 +28,7 @@ from trio_pool_serve.engine.places.queue_scaling import (
     choose_wanted,
 )
 from trio_pool_serve.engine.places.ray_cluster import NodeLostError, RayCluster, open_cluster, resources_of
-from trio_pool_serve.engine.places.supervisor import Loaded, Place, Supervisor
+from trio_pool_serve.engine.places.supervisor import Loaded, Supervisor
 from trio_pool_serve.errors import ModelLoadError, PoolServeError
 from trio_pool_serve.processes.child_process import ChildEnd, LoadFailed, keep_alive, open_child
 from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load

@@ -1,10 +1,10 @@
-"""The places of a server, the messages to their engine processes, and what keeps these alive, wherever they run."""
+"""What keeps the engine processes at the places of a server alive, wherever they run, and the messages to them."""
 
 import logging
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 import trio
@@ -12,69 +12,12 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.places.place import Place, Replica, paths_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff
 from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family
 
 logger = logging.getLogger(__name__)
-
-PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
-"""As reported by ``/load``. loading: its engine process is starting or draining, or will be restarted soon. ready: it
-computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
-
-
-class Replica(msgspec.Struct, array_like=True):
-    """The replica of an engine process: its number, from 0, within its model and among all engine processes."""
-
-    model: str
-    device: str
-    """The label of the device in logs and metrics."""
-    number: int
-    replicas: int
-    process: int
-    processes: int
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels that distinguish it from other replicas of its model in ``/metrics``."""
-        return {"replica": str(self.number), "device": self.device}
-
-    @property
-    def name(self) -> str:
-        """The model's name, with the number of the replica if there are several."""
-        return f"{self.model}, replica {self.number}" if self.replicas > 1 else self.model
-
-
-@define(eq=False)
-class Place:
-    """The place of one replica of a model: its address, its GPU, and the history of its engine processes."""
-
-    replica: Replica
-    path: Path
-    """Path of the socket, or of the file with the address."""
-    gpu: Gpu | None
-    state: PlaceState = field(default="loading", init=False)
-    has_loaded: bool = field(default=False, init=False)
-    """Whether any of its processes has loaded the model."""
-    starts: int = field(default=0, init=False)
-    ready_at: float = field(default=math.inf, init=False)
-    """When the latest process became ready."""
-    is_wanted: bool = field(default=True, init=False)
-    """Whether there should be a process."""
-
-    def become_ready(self) -> None:
-        """Record that the process has loaded the model."""
-        self.state, self.has_loaded, self.ready_at = "ready", True, trio.current_time()
-
-    @property
-    def restarts(self) -> int:
-        """Number of processes that were started to replace one that had ended."""
-        return max(0, self.starts - 1)
-
-    def __str__(self) -> str:
-        return self.replica.name if self.gpu is None else f"{self.replica.name} on {self.gpu.label}"
-
 
 MODULE = "trio_pool_serve.server.engine_process"
 
@@ -113,18 +56,18 @@ ToEngineProcess: TypeAlias = EngineJob | Leave
 EngineStatus: TypeAlias = Loaded | LoadFailed | Snapshot
 
 
+RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
+"""Pauses before an engine process is started again, in order; the last one repeats."""
+
+STABLE_AFTER_S = 60.0
+"""The pauses start over after a process that has been ready for longer."""
+
 MAX_RESTARTS = 10
-"""Maximum restarts in a row of an engine process that dies within a minute of being ready. With the pauses between them
-(``RestartBackoff``) they take about three minutes, in which a missing resource may return."""
+"""Maximum restarts in a row of an engine process that dies before it is stable. With the pauses they take about three
+minutes, in which a missing resource may return."""
 
 RETRY_FAILED_S = 300.0
 """Pause before a failed place is tried again: its problem may have been fixed."""
-
-
-def paths_of(config: Config, folder: Path, model: int) -> list[Path]:
-    """Return the paths of a model's places: of sockets, or of files with addresses."""
-    replicas = 0 if config.processes.engine == "hosts" else replicas_of(config)
-    return [folder / f"{model}-{replica}.engine" for replica in range(replicas)]
 
 
 @define(eq=False)
@@ -169,7 +112,7 @@ class Supervisor(ABC):
 
     async def _keep_alive(self, place: Place) -> NoReturn:
         """Run one process after another, with a pause after each that ended by itself."""
-        backoff = RestartBackoff()
+        backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
         while True:
             await self._wait_wanted(place, is_wanted=True)
             place.state, place.ready_at = "loading", math.inf
