@@ -292,7 +292,7 @@ CANNOT_START = {
     "no certificate": (SCRIPTED, "{model} --ssl-certfile {folder}/none.pem", "none.pem"),
     "an address that is taken": (SCRIPTED, "{model} --port {taken}", "in use"),
     "no room for the names of sockets": (LAUNCHER, "{model} --engine process --api-workers 1", "too long"),
-    "none for those of several processes": (LAUNCHER, "{model} --engine process --api-workers 2", "too long"),
+    "none for several processes": (LAUNCHER, "{model} --engine process --api-workers 2", "too long"),
 }
 
 

@@ -16,7 +16,7 @@ VOCABULARY = 3000
 
 
 def copied_bytes(*counts: int) -> int:
-    """Copy rows with so many weights above zero, which must be whole; return the bytes copied without waiting."""
+    """Copy rows with these counts of weights above zero, check them, and return the bytes copied without waiting."""
     random = np.random.default_rng(4)
     expected = np.zeros((len(counts), VOCABULARY), np.float32)
     for row, count in zip(expected, counts, strict=True):
