@@ -11,7 +11,11 @@ from trio_pool_serve.models.files.known_keys import KNOWN_KEYS
 pytestmark = pytest.mark.unit
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-files.md"
-KINDS = {"`sentence_bert_config.json`": "Transformer", "`config_sentence_transformers.json`": None}
+KINDS = {
+    "`sentence_bert_config.json`": "Transformer",
+    "`config_sentence_transformers.json`": None,
+    "LoRA adapters": "LoRA",
+}
 
 
 def rows_of_the_page() -> Iterator[tuple[str, str, str]]:
@@ -23,7 +27,7 @@ def rows_of_the_page() -> Iterator[tuple[str, str, str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if kind is None or not line.startswith("| ") or cells[0] in ("key", "module", "---"):
             continue
-        of, keys, treatment = (kind, *cells[:2]) if kind == "Transformer" else cells[:3]
+        of, keys, treatment = (kind, *cells[:2]) if kind in ("Transformer", "LoRA") else cells[:3]
         for key in re.findall(r"`([^`]+)`", keys):
             section, dot, inner = key.partition(".")
             yield (section, inner, treatment) if dot else (of, key, treatment)

@@ -32,6 +32,12 @@ KNOWN_KEYS: Mapping[str, str] = {
     "LogitScore": "true_token_id false_token_id module_input_name",
     "MultiVectorMask": "skiplist_words skiplist_tasks keep_only_token_ids",
     "Router": "default_route allow_empty_key route_mappings",
+    "LoRA": (
+        "peft_type base_model_name_or_path revision r lora_alpha use_rslora rank_pattern alpha_pattern modules_to_save "
+        "bias init_lora_weights fan_in_fan_out target_modules exclude_modules layers_to_transform layers_pattern "
+        "lora_dropout inference_mode task_type auto_mapping peft_version megatron_config megatron_core eva_config "
+        "qalora_group_size"
+    ),
 }
 """By class of module, and by mapping within a Transformer's config. sentence-transformers passes all keys of these to
 a constructor; it ignores unknown keys of other classes."""
@@ -42,6 +48,7 @@ IF_IGNORED = {
     "model_kwargs": "the transformer would be loaded without it",
     "processor_kwargs": "texts would be tokenised without it",
     "config_kwargs": "the transformer would compute without it",
+    "LoRA": "the adapter would be applied without it",
     "tokenizer_name_or_path": "texts would be tokenised by the folder's own tokenizer instead",
 }
 """What would be wrong if a rejected key, or a key in such a mapping, were ignored."""

@@ -1,0 +1,237 @@
+"""A LoRA adapter's files, as PEFT saves them: low-rank updates of a base model's weights.
+
+Hu et al., https://arxiv.org/abs/2106.09685. Keys, defaults and patterns are those of peft 0.21's ``LoraConfig``.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+from attrs import frozen
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import read_json, read_text, require_regular_files
+from trio_pool_serve.models.files.known_keys import require_known
+
+Matrix: TypeAlias = npt.NDArray[np.float32]
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+MAX_WEIGHT_BYTES = 2**33
+MAX_RANK = 4096
+
+PREFIX = "base_model.model."
+"""PEFT's wrapper around the base model, in front of every tensor's name."""
+
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(?(embedding)|\.weight)")
+
+SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}")
+"""Regular expressions that may take exponential time: a repeated group, or more than two repetitions."""
+
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+"""NumPy's types by those of safetensors. NumPy has no bfloat16."""
+
+INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
+"""Of ``init_lora_weights``: all that leave the base's weights as they are."""
+
+
+@frozen(kw_only=True, eq=False)
+class LowRankUpdate:
+    """What an adapter adds to a module's weight W [out, in]: ``scale * up @ down``.
+
+    An embedding's W is [ids, dim], and ``scale * (up @ down).T`` is added. Also where a module stores W transposed
+    (transformers' ``Conv1D``), ``up`` has the outputs: the module's class decides, as in PEFT, not ``fan_in_fan_out``.
+    """
+
+    down: Matrix
+    """``lora_A`` [r, in]; of an embedding ``lora_embedding_A`` [r, ids]."""
+    up: Matrix
+    """``lora_B`` [out, r]; of an embedding ``lora_embedding_B`` [dim, r]."""
+    scale: float
+    """alpha / r, or alpha / √r with ``use_rslora`` (https://arxiv.org/abs/2312.03732)."""
+    is_embedding: bool = False
+
+
+@frozen(kw_only=True, eq=False)
+class AdapterFiles:
+    """A LoRA adapter. Names are those of the base's modules when it was trained."""
+
+    path: Path
+    base: str | None
+    """``base_model_name_or_path``: a hub id or a folder."""
+    base_revision: str | None
+    updates: Mapping[str, LowRankUpdate]
+    """By the module's name in the base, such as ``encoder.layer.0.attention.self.query``."""
+    weights: Mapping[str, Matrix]
+    """Whole weights that replace the base's, by name: those of ``modules_to_save``, and embeddings."""
+    target_modules: tuple[str, ...]
+    """Names, or their ends after a dot, of all modules that it updates; empty if it declares them in another way."""
+    modules_to_save: tuple[str, ...]
+    """Ends of the names of modules whose weights are all in ``weights``; the base may lack some of the modules."""
+    digest: str
+    """SHA-256 of both files, in hexadecimal."""
+
+
+def read_adapter(folder: Path) -> AdapterFiles:
+    """Return the adapter in a folder, its tensors in float32. Blocks for as long as it takes to read the files.
+
+    Raises ``ModelLoadError`` for an adapter that is not a plain LoRA or whose tensors do not fit its config.
+    """
+    require_regular_files(folder)
+    place = folder / CONFIG
+    config = read_adapter_config(folder)
+    content = _weight_bytes(folder)
+    updates, weights = _sorted_out(place, config, _tensors(folder / WEIGHTS, content))
+    return AdapterFiles(
+        path=folder,
+        base=config.get("base_model_name_or_path") or None,
+        base_revision=config.get("revision") or None,
+        updates=updates,
+        weights=weights,
+        target_modules=_plain_targets(config),
+        modules_to_save=tuple(config.get("modules_to_save") or ()),
+        digest=sha256(sha256(read_text(place).encode()).digest() + sha256(content).digest()).hexdigest(),
+    )
+
+
+def read_adapter_config(folder: Path) -> Mapping[str, Any]:
+    """Return ``adapter_config.json``. Raises ``ModelLoadError`` unless a plain LoRA is all that it declares."""
+    place, config = folder / CONFIG, read_json(folder / CONFIG)
+    checks: Mapping[str, tuple[bool, str]] = {
+        "peft_type": (config.get("peft_type") == "LORA", "'LORA'"),
+        "bias": (config.get("bias", "none") == "none", "'none'"),
+        "init_lora_weights": (
+            config.get("init_lora_weights", True) in INITIALISATIONS,
+            ", ".join(map(repr, INITIALISATIONS)) + "; others change the base's weights",
+        ),
+        "r": (_is_rank(config.get("r", 8)), f"a whole number from 1 to {MAX_RANK}"),
+        "lora_alpha": (_is_number(config.get("lora_alpha", 8)), "a number"),
+        "rank_pattern": (_is_pattern(config.get("rank_pattern"), _is_rank), "simple patterns, with ranks"),
+        "alpha_pattern": (_is_pattern(config.get("alpha_pattern"), _is_number), "simple patterns, with numbers"),
+        "modules_to_save": (_are_names(config.get("modules_to_save")), "names of modules"),
+        "base_model_name_or_path": (isinstance(config.get("base_model_name_or_path"), str | None), "a name or a path"),
+        "revision": (isinstance(config.get("revision"), str | None), "a name"),
+    }  # fmt: skip
+    for key, (is_accepted, accepted) in checks.items():
+        if not is_accepted:
+            raise ModelLoadError(f"{place}: {key} is {config.get(key)!r:.200}; accepted: {accepted}.")
+    require_known("LoRA", str(place), {key: value for key, value in config.items() if value})
+    return config
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # also: not NaN
+
+
+def _are_names(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
+
+
+def _is_pattern(value: object, is_accepted: Any) -> bool:
+    """Return whether a mapping's values are accepted, and its keys regular expressions that are fast."""
+    try:
+        return not value or (
+            isinstance(value, dict)
+            and all(map(is_accepted, value.values()))
+            and not any(SLOW_PATTERN.search(pattern) for pattern in value)
+            and all(re.compile(pattern) for pattern in value)
+        )
+    except re.error:
+        return False
+
+
+def _plain_targets(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return ``target_modules`` if it is a list of names that no other key restricts."""
+    is_restricted = any(config.get(key) is not None for key in ("exclude_modules", "layers_to_transform"))
+    targets = config.get("target_modules")
+    return () if is_restricted or not isinstance(targets, list) else tuple(map(str, targets))
+
+
+def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches the module's name, or its end after a dot, as PEFT does."""
+    matching = (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return next(matching, default)
+
+
+def _weight_bytes(folder: Path) -> bytes:
+    path = folder / WEIGHTS
+    try:
+        if (size := path.stat().st_size) > MAX_WEIGHT_BYTES:
+            raise ModelLoadError(f"{path} has {size} bytes; at most {MAX_WEIGHT_BYTES} are read.")
+        return path.read_bytes()
+    except FileNotFoundError:
+        has_pickle = (folder / "adapter_model.bin").exists()
+        found = "only adapter_model.bin, which can contain code" if has_pickle else "no weights"
+        raise ModelLoadError(f"{folder} has {found}; an adapter's weights are read from {WEIGHTS}.") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+
+
+def _tensors(path: Path, content: bytes) -> Mapping[str, Matrix]:
+    """Return the tensors in float32, by name without ``PREFIX``."""
+    tensors: dict[str, Matrix] = {}
+    try:
+        stored = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    for name, entry in stored:
+        if entry["dtype"] not in DTYPES:
+            raise ModelLoadError(f"{path}: {name} is in {entry['dtype']}; accepted: {', '.join(DTYPES)}.")
+        values = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        if entry["dtype"] == "BF16":  # the upper half of float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = values.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ModelLoadError(f"{path}: {name} has numbers that are not finite.")
+        tensors[name.removeprefix(PREFIX)] = values
+    return tensors
+
+
+def _sorted_out(
+    place: Path, config: Mapping[str, Any], tensors: Mapping[str, Matrix]
+) -> tuple[Mapping[str, LowRankUpdate], Mapping[str, Matrix]]:
+    """Return the updates by module, and the other weights by name."""
+    factors: dict[tuple[str, bool], dict[str, Matrix]] = {}
+    weights: dict[str, Matrix] = {}
+    for name, tensor in tensors.items():
+        if match := FACTOR.fullmatch(name):
+            factors.setdefault((match["module"], bool(match["embedding"])), {})[match["letter"]] = tensor
+        elif "lora_" in name:
+            raise ModelLoadError(f"{place.parent / WEIGHTS}: {name} is not a tensor of a plain LoRA adapter.")
+        else:  # PEFT also stores embeddings that it updates, or whose size has changed
+            weights[name.replace(".base_layer.", ".")] = tensor
+    updates = {
+        module: _update(place, config, module, pair, is_embedding=is_embedding)
+        for (module, is_embedding), pair in factors.items()
+    }
+    if not updates and not weights:
+        raise ModelLoadError(f"{place.parent / WEIGHTS} has no tensors.")
+    return updates, weights
+
+
+def _update(
+    place: Path, config: Mapping[str, Any], module: str, pair: Mapping[str, Matrix], *, is_embedding: bool
+) -> LowRankUpdate:
+    kind, where = "lora_embedding" if is_embedding else "lora", f"{place.parent / WEIGHTS}: {module}"
+    if missing := {"A", "B"} - pair.keys():
+        raise ModelLoadError(f"{where} has no {kind}_{missing.pop()}.")
+    down, up = pair["A"], pair["B"]
+    r = _of_module(config.get("rank_pattern"), module, config.get("r", 8))
+    alpha = _of_module(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+    if down.ndim != 2 or up.ndim != 2 or down.shape[0] != r or up.shape[1] != r:
+        raise ModelLoadError(
+            f"{where} has {kind}_A {list(down.shape)} and {kind}_B {list(up.shape)}; with r = {r} in {place.name} "
+            f"they must be [{r}, in] and [out, {r}]."
+        )
+    scale = alpha / (math.sqrt(r) if config.get("use_rslora") else r)
+    return LowRankUpdate(down=down, up=up, scale=scale, is_embedding=is_embedding)
