@@ -65,6 +65,7 @@ class ScriptedRunner:
     concurrent_launches: int = 1
     has_own_threads: bool = False
     background_launches: int = 0
+    takes_adapters: bool = True
     probe_request: PoolingRequest | None = None
     description: RunnerDescription | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None

@@ -173,6 +173,13 @@ class BatchFailedError(PoolServeError):
     """The forward pass of this row failed, alone or with others that could not all be computed again."""
 
 
+class AdapterError(BatchFailedError):
+    """An adapter cannot be applied: its files are gone, have changed, or do not fit the model, or the backend has none.
+
+    All rows with this adapter fail; other rows are not affected.
+    """
+
+
 class OutOfDeviceMemoryError(PoolServeError):
     """The device has too little free memory: for a batch if the runner raises it, for a single row if a row fails.
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -187,6 +187,13 @@ PooledValue: TypeAlias = Vectors | SparseVector
 """The output for one row and one of its ``PoolingParams``."""
 
 
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter: the folder of its files, read where a row that names it is first computed, and their digest."""
+
+    folder: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    digest: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
 class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     """One row: the unit that the engine queues, batches and computes.
 
@@ -195,7 +202,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each client
     request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone. After
     ``deadline``, in seconds of trio's clock, nobody waits for the row. A row with ``planned`` is background work: it is
-    computed in exactly the batch with that number.
+    computed in exactly the batch with that number. ``adapter`` is added to the model's weights for this row.
     """
 
     prompt: RenderedPrompt
@@ -206,6 +213,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     rank: int = 0
     deadline: float = math.inf
     planned: int | None = None
+    adapter: Adapter | None = None
 
     @property
     def tokens(self) -> int:
@@ -223,6 +231,11 @@ class Batch:
     def is_planned(self) -> bool:
         """Whether its rows were chosen by the submitter."""
         return self.requests[0].planned is not None
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of all its rows."""
+        return self.requests[0].adapter
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -273,7 +286,8 @@ class Runner(Protocol):
         """Start the forward pass; return without waiting if the device is asynchronous.
 
         Raises ``RunnerDeadError`` if all later batches would fail, and ``OutOfDeviceMemoryError`` if a smaller batch
-        may succeed; any other exception fails this batch only. A failed batch is launched again in parts.
+        may succeed; any other exception fails this batch only. A failed batch is launched again in parts, except after
+        ``AdapterError``, which all of its rows would raise.
         """
 
     def describe(self) -> str:
@@ -315,6 +329,10 @@ class Runner(Protocol):
     @property
     def background_launches(self) -> int:
         """Number of additional threads that may launch planned batches, computed at idle priority; may be 0."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it computes rows that have an adapter."""
 
     @property
     def cosine_with_float32(self) -> float | None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.types import RenderedPrompt
+from trio_pool_serve.types import PoolingRequest
 
 MAX_PADDING_SHARE = 0.1
 """Share of a batch's padded tokens that may be padding."""
@@ -143,8 +143,11 @@ def length_class(tokens: int) -> int:
     return -(-tokens >> shift) << shift
 
 
-def batch_key(prompt: RenderedPrompt) -> str:
-    """Return the batch key of a row: the kind of its input, which must be equal for rows to be computed together."""
-    if prompt.images is not None:
-        return "images"
-    return "" if prompt.embeds is None else "embeds"
+def batch_key(request: PoolingRequest) -> str:
+    """Return the batch key of a row: the kind of its input and its adapter.
+
+    They must be equal for rows to be computed together.
+    """
+    prompt, adapter = request.prompt, request.adapter
+    kind = "images" if prompt.images is not None else "" if prompt.embeds is None else "embeds"
+    return kind if adapter is None else f"{kind} {adapter.digest}"

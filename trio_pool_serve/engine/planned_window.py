@@ -88,7 +88,8 @@ class WindowMember(AbstractContextManager["WindowMember"]):
         """
 
         def submit(*entries: QueueEntry) -> None:
-            if any(entry.key for entry in entries):
+            prompts = [entry.request.prompt for entry in entries]
+            if any(prompt.images is not None or prompt.embeds is not None for prompt in prompts):
                 self.window.submit(engine, entries)
             else:
                 self.waiting = engine, entries
@@ -103,10 +104,13 @@ class WindowMember(AbstractContextManager["WindowMember"]):
 
 
 def planned(entries: Iterable[QueueEntry], max_tokens: int) -> Iterator[list[QueueEntry]]:
-    """Yield batches of rows of similar length, the longest first; rows of equal length keep their order."""
-    left = deque(sorted(entries, key=lambda entry: -entry.request.tokens))
+    """Yield batches of rows with one batch key and of similar length, the longest first.
+
+    Rows of equal length keep their order.
+    """
+    left = deque(sorted(entries, key=lambda entry: (entry.key, -entry.request.tokens)))
     while left:
-        budget, batch = BatchLimits(max_tokens).budget(), list[QueueEntry]()
-        while left and budget.try_add(left[0].request.tokens):
+        budget, batch, key = BatchLimits(max_tokens).budget(), list[QueueEntry](), left[0].key
+        while left and left[0].key == key and budget.try_add(left[0].request.tokens):
             batch.append(left.popleft())
         yield batch

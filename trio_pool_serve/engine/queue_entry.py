@@ -12,7 +12,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batching import batch_key
 from trio_pool_serve.errors import NotFiniteError
-from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt, SparseVector
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, SparseVector
 
 
 class QueueEntry(msgspec.Struct, eq=False):
@@ -102,7 +102,7 @@ class Submission:
     def __attrs_post_init__(self) -> None:
         settled, now = self._settle, time.perf_counter()
         self.entries = {
-            QueueEntry(request, settled, now, key=batch_key(request.prompt)): index
+            QueueEntry(request, settled, now, key=batch_key(request)): index
             for index, request in enumerate(self.requests)
         }
         self._outputs = [None] * len(self.requests)
@@ -132,13 +132,14 @@ class Submission:
         return [output for output in self._outputs if output is not None]
 
 
-def prompt_digest(prompt: RenderedPrompt, params: bytes = b"") -> bytes:
+def row_digest(request: PoolingRequest, params: bytes = b"") -> bytes:
     """Return a cryptographic digest of all inputs of a row's computation; for an image it takes a millisecond."""
+    prompt, adapter = request.prompt, request.adapter and request.adapter.digest
     images = {} if prompt.images is None else prompt.images.arrays
     arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks, prompt.embeds, *images.values()]
     kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
     # It determines the length of everything that follows.
-    header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
+    header = msgspec.msgpack.encode((params, adapter, prompt.instruction_tokens, prompt.attended, kinds))
     digest = blake2b(header, digest_size=32)
     for array in arrays:
         if array is not None:

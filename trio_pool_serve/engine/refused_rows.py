@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.queue_entry import QueueEntry, prompt_digest
+from trio_pool_serve.engine.queue_entry import QueueEntry, row_digest
 from trio_pool_serve.errors import EngineProcessDiedError
 
 REFUSED_S = 300.0
@@ -28,8 +28,9 @@ class RefusedRows:
         """Fail a row, and remember it."""
         if len(self._known) >= MAX_REFUSED:
             del self._known[next(iter(self._known))]
-        prompt = entry.request.prompt
-        self._known[hash(prompt.token_ids.tobytes())] = prompt_digest(prompt), trio.current_time() + REFUSED_S
+        request = entry.request
+        ids = hash(request.prompt.token_ids.tobytes())
+        self._known[ids] = row_digest(request), trio.current_time() + REFUSED_S
         entry.fail(EngineProcessDiedError(REFUSAL))
 
     def fail_equal(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
@@ -39,8 +40,7 @@ class RefusedRows:
         now = trio.current_time()
         self._known = {ids: known for ids, known in self._known.items() if known[1] > now}
         for entry in entries:
-            prompt = entry.request.prompt
-            known = self._known.get(hash(prompt.token_ids.tobytes()))
-            if known is not None and known[0] == prompt_digest(prompt):
+            known = self._known.get(hash(entry.request.prompt.token_ids.tobytes()))
+            if known is not None and known[0] == row_digest(entry.request):
                 entry.fail(EngineProcessDiedError(REFUSAL))
         return [entry for entry in entries if not entry.is_settled]

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.queue_entry import Outputs, RowsDone, prompt_digest
+from trio_pool_serve.engine.queue_entry import Outputs, RowsDone, row_digest
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
@@ -187,7 +187,7 @@ class ModelResults:
             if request.params is not params:  # the rows of a request share them
                 params, encoded = request.params, _encoded(request.params)
             is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
-            keys.append((self, prompt_digest(request.prompt, encoded or b"")) if is_looked_up else None)
+            keys.append((self, row_digest(request, encoded or b"")) if is_looked_up else None)
         return keys
 
 

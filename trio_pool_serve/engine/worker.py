@@ -17,14 +17,16 @@ from trio_pool_serve.engine.compute_rates import SecondsPerToken
 from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, EngineStatistics, ModelMemory
-from trio_pool_serve.engine.queue_entry import QueueEntry, Submission, require_finite
+from trio_pool_serve.engine.queue_entry import QueueEntry, Submission, fail_unsettled, require_finite
 from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.errors import (
+    AdapterError,
     EngineDeadError,
     ModelLoadError,
     OutOfDeviceMemoryError,
     PoolServeError,
     RunnerDeadError,
+    forget_frames,
     innermost,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
@@ -288,6 +290,8 @@ class LaunchThread(Device):
         def launch() -> PooledBatch | None:
             if all(entry.is_abandoned for entry in batch.entries):
                 return None
+            if batch.batch.adapter is not None and not self.worker.loaded.takes_adapters:
+                raise AdapterError("The backend that computes this model applies no adapters; --backend torch does.")
             return self.worker.loaded.launch(batch.batch)
 
         async with self._launching:
@@ -295,7 +299,7 @@ class LaunchThread(Device):
         batch.forward_s = time.perf_counter() - batch.launched
 
     async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
-        """Return the outputs of a batch, or how it failed; ``None`` if it was not launched."""
+        """Return the outputs of a batch, or how it failed; ``None`` if it was not launched, or if its rows failed."""
         if (handle := batch.handle) is None or isinstance(handle, Fault):
             return handle
 
@@ -338,8 +342,11 @@ class LaunchThread(Device):
         """Return the tokens of a batch as the token budget counts them."""
         return batch.batch.padded_tokens if self.worker.loaded.pads else batch.batch.tokens
 
-    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault:
-        """Return what ``step`` returns, or how it failed. Raises ``RunnerDeadError``."""
+    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault | None:
+        """Return what ``step`` returns, or how it failed; ``None`` if all rows failed for their adapter.
+
+        Raises ``RunnerDeadError``.
+        """
         timeout_s, rows = self.worker.config.batch_timeout_s, len(batch.entries)
         try:
             with trio.fail_after(math.inf if batch.is_planned else timeout_s):
@@ -348,6 +355,12 @@ class LaunchThread(Device):
             raise RunnerDeadError(f"a batch has not come back for {timeout_s:g} s: the device is wedged") from error
         except RunnerDeadError:
             raise
+        except AdapterError as error:
+            logger.warning("a batch of %d rows failed: %s", rows, error)
+            self.worker.metrics.faults["failed_rows"].inc(rows)
+            forget_frames(error)
+            fail_unsettled(batch.entries, error)
+            return None
         except (OutOfDeviceMemoryError, MemoryError) as error:
             logger.warning("out of memory: a batch of %d rows, %d tokens: %s", rows, batch.batch.padded_tokens, error)
         except Exception:

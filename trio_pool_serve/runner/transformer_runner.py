@@ -79,6 +79,7 @@ class TransformerRunner:
     concurrent_launches = 1
     has_own_threads = False
     background_launches = 0
+    takes_adapters = False
     cosine_with_float32 = None
 
     @torch.inference_mode()

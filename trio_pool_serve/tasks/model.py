@@ -16,7 +16,7 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of
 from trio_pool_serve.models.model_kind import ModelFolder, ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import ComputedBy, PoolingRequest, PoolingTask
+from trio_pool_serve.types import Adapter, ComputedBy, PoolingRequest, PoolingTask
 
 
 @frozen(eq=False)
@@ -34,12 +34,16 @@ class Model:
     results: ModelResults | None = None
     """The cache of results; ``None`` if disabled. Background work does not use it: its outputs must be the same bytes
     in every run, and the last bits of an output depend on its batch."""
+    adapter: Adapter | None = None
+    """Of all rows of a request."""
 
     @property
     def computed_by(self) -> ComputedBy:
-        """What computes its outputs. The fingerprint also depends on settings of rendering."""
-        prompts = self.folder.default_prompt_name, self.folder.default_prompt, self.folder.chat_template
-        return _with_settings(self.engine.worker.computed_by, self.long_text, self.folder.max_model_len, *prompts)
+        """What computes its outputs. The fingerprint also depends on settings of rendering, and on the adapter."""
+        folder, adapter = self.folder, () if self.adapter is None else (self.adapter.digest,)
+        prompts = folder.default_prompt_name, folder.default_prompt, folder.chat_template
+        loaded_by = self.engine.worker.computed_by
+        return _with_settings(loaded_by, self.long_text, folder.max_model_len, *prompts, *adapter)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:
         """Admit a request until the returned context ends. Raises as ``Engine.admit``."""

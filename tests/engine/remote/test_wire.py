@@ -23,6 +23,7 @@ from trio_pool_serve.errors import (
     UnsendableError,
 )
 from trio_pool_serve.types import (
+    Adapter,
     Classify,
     Embed,
     EmbedChunks,
@@ -103,7 +104,7 @@ def output(*values: PooledValue) -> PoolingOutput:
 
 
 def assert_same(ours: PoolingRequest, theirs: PoolingRequest) -> None:
-    assert ours.params == theirs.params
+    assert (ours.params, ours.adapter) == (theirs.params, theirs.adapter)
     for name in ("instruction_tokens", "attended"):
         assert getattr(ours.prompt, name) == getattr(theirs.prompt, name)
     for name in ("token_ids", "type_ids", "kept", "embeds", "chunks"):
@@ -156,7 +157,9 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
         chunks=draw(st.none() | st.just(np.array([[0, len(ids)], [len(ids) - 1, len(ids)]], dtype=np.int32))),
     )
     params = tuple(draw(st.lists(PARAMS, min_size=1, max_size=3)))
-    return PoolingRequest(prompt, params)
+    return PoolingRequest(
+        prompt, params, adapter=draw(st.none() | st.builds(Adapter, st.just("/a"), st.sampled_from("xy")))
+    )
 
 
 @st.composite
@@ -372,7 +375,7 @@ def name_of(kind: type) -> str:
 def alike(lengths: list[int], params: list[Any], tokens: int | None = None, **changes: Any) -> Rows:
     """Return rows of ``tokens`` tokens in all, by default as many as are said of them, as they are sent."""
     ids = np.ones(sum(lengths) if tokens is None else tokens, np.int32)
-    return replace(Rows(lengths, [0], [None], ids, None, None, None, params), **changes)
+    return replace(Rows(lengths, [0], [None], ids, None, None, None, None, params), **changes)
 
 
 HUGE = ["<i4", [2**62]]
@@ -390,7 +393,7 @@ UNREADABLE = {
     "a query of more bytes": alike([2], [(MaxSim.wire_name, {"query": ["<f4", [8192, 128]]})]),
     "more tokens than ids": alike([3], [], 2),
     "fewer tokens than ids": alike([2], [], 3),
-    "ids of more bytes": [[2**62], [0], [None], HUGE, None, None, None, []],
+    "ids of more bytes": [[2**62], [0], [None], HUGE, None, None, None, None, []],
     "ids of another type": alike([2], [], token_ids=np.ones(2, np.int64)),
     "a matrix of ids": alike([2], [], token_ids=np.ones((2, 2), np.int32)),
     "no ids": alike([2], [], token_ids=None),
@@ -399,9 +402,11 @@ UNREADABLE = {
     "more rows than numbers": alike([1, 1], []),
     "fewer rows than numbers": alike([], []),
     "more type ids than tokens": alike([2], [], type_ids=np.ones(3, np.int32)),
-    "type ids of more bytes": [[2], [0], [None], ["<i4", [2]], HUGE, None, None, []],
+    "type ids of more bytes": [[2], [0], [None], ["<i4", [2]], HUGE, None, None, None, []],
     "type ids of another type": alike([2], [], type_ids=np.ones(2, np.float32)),
     "numbers in place of what is kept": alike([2], [], kept=np.ones(2, np.int32)),
+    "an adapter without a digest": alike([2], [], adapter=("/a", "")),
+    "an adapter of a long path": alike([2], [], adapter=("/" * 5000, "a")),
     "two instructions of one row": alike([2], [], instruction_tokens=[0, 0]),
     "no instruction": alike([2], [], instruction_tokens=[]),
     "no row": [5],
@@ -425,7 +430,7 @@ def test_a_row_that_cannot_be_read_fails_alone(wrong):
 
 
 def test_a_part_that_is_larger_than_any_that_is_sent_is_not_read():
-    content = msgspec.msgpack.encode([[1], [0], [None], None, None, None, None, [["x" * 40_000, {}]]])
+    content = msgspec.msgpack.encode([[1], [0], [None], None, None, None, None, None, [["x" * 40_000, {}]]])
     with pytest.raises(UnsendableError, match="are too many"):
         read_rows(ReceivedPart(content, memoryview(b""), [7]))
 

@@ -62,7 +62,7 @@ class Joiner(BatchSource):
     """
 
     _batches: dict[SentBatch, None] = field(init=False, factory=dict)
-    """In order of arrival: an API process sends its next one when it has the answers to an earlier one."""
+    """In order of arrival, or of the latest pass that left some of its rows: so keys take turns."""
 
     def __len__(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
@@ -108,7 +108,8 @@ class Joiner(BatchSource):
         beside = [each for each in batches[1:] if each.facts.key == first.key and not each.facts.is_suspect]
         batches = batches[:1] if first.is_suspect else [batches[0], *beside]
         taken = _joined(batches, limits)
-        self._batches = {batch: None for batch in self._batches if batch.rows}
+        others = [batch for batch in self._batches if batch not in batches]
+        self._batches = {batch: None for batch in (*others, *batches) if batch.rows}
         self.tokens -= sum([entry.tokens for entry in taken])
         long_tokens = sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS])
         self._kept_together = max(0, self._kept_together - long_tokens)

@@ -62,7 +62,7 @@ def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
         number, request = row
         prompt, of_params = request.prompt, encoded[id(request.params)]
         is_alone = of_params is None or _lone(prompt) is not None
-        return of_params, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+        return of_params, request.adapter, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
 
     for _, alike in itertools.groupby(rows, in_common):
         yield [*alike]
@@ -99,6 +99,7 @@ def _rows_of(requests: Sequence[PoolingRequest]) -> Rows:
         None if prompt.type_ids is None else of_rows([each.type_ids for each in prompts], INT32, lengths),
         None if prompt.kept is None else of_rows([each.kept for each in prompts], BOOL, lengths),
         _lone(prompt),
+        requests[0].adapter,
         _named(requests[0].params),
     )
 
@@ -118,7 +119,7 @@ def read_rows(part: ReceivedPart, planned: int | None = None) -> list[PoolingReq
             raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
         prompts = _prompts(rows)
         params = tuple([_param(name, fields, part) for name, fields in rows.params])
-        return [PoolingRequest(prompt, params, planned=planned) for prompt in prompts]
+        return [PoolingRequest(prompt, params, planned=planned, adapter=rows.adapter) for prompt in prompts]
     except Exception as error:  # constructors of params may raise anything
         raise UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.processes.framed_stream import MAX_TEXT
-from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Adapter, ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
 
 FULL_FRAME_ROWS = 1024
 """A frame with this many rows is sent before more are added."""
@@ -40,7 +40,9 @@ class LonePrompt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Rows(msgspec.Struct, array_like=True):
-    """``PoolingRequest``s with equal params and the same kinds of arrays; a row with a ``LonePrompt`` is alone.
+    """``PoolingRequest``s with equal params, one adapter and the same kinds of arrays.
+
+    A row with a ``LonePrompt`` is alone.
 
     ``token_ids`` and ``type_ids`` (int32) and ``kept`` (bool) have an element for each token of all rows;
     ``instruction_tokens`` and ``attended`` have one for each row, or one that is the same for all.
@@ -54,6 +56,7 @@ class Rows(msgspec.Struct, array_like=True):
     type_ids: Array | None
     kept: Array | None
     lone: LonePrompt | None
+    adapter: Adapter | None
     params: list[tuple[str, Any]]
     """The ``wire_name`` and fields of each. The last field: their arrays are read once their classes are known."""
 

@@ -48,6 +48,7 @@ class OpenVinoRunner:
     )
 
     on_cpu = has_own_threads = pads = True
+    takes_adapters = False
 
     @classmethod
     def of_folder(
