@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.folder_over_http import WHOLE, Record, farthest, of_words, one_of, serving_folder
-from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
+from tests.models.model_families import LOADED_BY_ORACLE, TEXTS, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
 
@@ -17,17 +17,22 @@ ORACLE = "SentenceTransformer"
 PROMPTS = {"query": "query: ", "document": "passage: "}
 
 
-def write(folder: Path, name: str, **settings: Any) -> Path:
+def write(folder: Path, name: str, *, as_published: bool = True, **settings: Any) -> Path:
     """Write a family's model with a prompt for each side of a search."""
-    path = write_family(folder / name, name)
+    path = write_family(folder / name, name, as_published=as_published)
     edit_json(path / "config_sentence_transformers.json", lambda config: config.update(prompts=PROMPTS, **settings))
     return path
 
 
-@pytest.mark.parametrize("name", one_of(FAMILIES, "bert"))
+def oracle(folder: Path, name: str, **settings: Any) -> Any:
+    """sentence-transformers on the same weights, with the config.json of transformers' class."""
+    return reference(write(folder / "oracle", name, as_published=False, **settings))
+
+
+@pytest.mark.parametrize("name", one_of(LOADED_BY_ORACLE, "bert"))
 async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record):
     path = write(tmp_path, name)
-    theirs = reference(path)
+    theirs = oracle(tmp_path, name)
     expected = theirs.encode(list(TEXTS))
     words = of_words(TEXTS)
     one_by_one = [theirs.encode(text, output_value="token_embeddings").numpy() for text in TEXTS]
@@ -75,12 +80,12 @@ BY_SIMILARITY = [("roberta", similarity) for similarity in ("cosine", "dot", "eu
 
 
 @pytest.mark.parametrize(
-    ("name", "similarity"), [*one_of([(name, None) for name in FAMILIES], ("bert", None)), *BY_SIMILARITY]
+    ("name", "similarity"), [*one_of([(name, None) for name in LOADED_BY_ORACLE], ("bert", None)), *BY_SIMILARITY]
 )
 async def test_scores_agree(name: str, similarity: str | None, tmp_path: Path, record_agreement: Record):
     """Each query against all documents, by every route that compares texts."""
-    path = write(tmp_path, name, **{} if similarity is None else {"similarity_fn_name": similarity})
-    theirs = reference(path)
+    settings = {} if similarity is None else {"similarity_fn_name": similarity}
+    path, theirs = write(tmp_path, name, **settings), oracle(tmp_path, name, **settings)
     queries, documents = theirs.encode_query(list(QUERIES)), theirs.encode_document(list(DOCUMENTS))
     expected = theirs.similarity(queries, documents).numpy()
     alike = theirs.similarity(theirs.encode(list(QUERIES)), theirs.encode(list(DOCUMENTS))).numpy()

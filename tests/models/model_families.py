@@ -245,6 +245,19 @@ def qwen3_tokenizer() -> Any:
     return tokenizer
 
 
+def llama_tokenizer() -> Any:
+    """Begins every text with <|begin_of_text|>, and pads on the left."""
+    pairs = byte_pairs("<|begin_of_text|>", "<|eot_id|>")
+    begin = "<|begin_of_text|>"
+    pairs.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, pairs.token_to_id(begin))]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pairs, bos_token=begin, eos_token="<|eot_id|>", pad_token="<|eot_id|>", padding_side="left",
+        model_max_length=MAX_LENGTH,
+    )  # fmt: skip
+
+
 def gemma_tokenizer() -> Any:
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     pairs = _trained(
@@ -302,9 +315,25 @@ def config_of(kind: str, vocab_size: int, **more: Any) -> Any:
             "max_position_embeddings": 64, **DECODER, "sliding_window": 8, "use_bidirectional_attention": True,
             "layer_types": ["sliding_attention", "full_attention"],
         },
+        "NomicBert": {"pad_token_id": 0},
+        "Gte": {"type_vocab_size": 2, "pad_token_id": 1},
+        "JinaEmbeddingsV3": {"pad_token_id": 1},
+        "EuroBert": {"max_position_embeddings": 512, "pad_token_id": 0, "num_key_value_heads": 1},
+        "Lfm2": {
+            "num_key_value_heads": 1, "norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False, "pad_token_id": 0,
+        },
+        "EmbeddingGemma2": {
+            **DECODER, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4,
+            "per_layer_config": {1: {"head_dim": 16}}, "hidden_size_per_layer_input": 8, "embedding_dim": HIDDEN,
+        },
+        "Ministral3": {"max_position_embeddings": 512, **DECODER},
         "T5": {"d_model": HIDDEN, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "initializer_factor": 1.0},
     }  # fmt: skip
     settings = {"vocab_size": vocab_size, "max_position_embeddings": 66, **ENCODER, **of_kind[kind], **more}
+    if kind == "EmbeddingGemma2":
+        placeholders = {f"{part}_token_id": vocab_size + at for at, part in enumerate(("image", "video", "audio"))}
+        return transformers.EmbeddingGemma2Config(text_config=settings | {"vocab_size": vocab_size + 3}, **placeholders)
     return getattr(transformers, f"{kind}Config")(**settings)
 
 
@@ -323,6 +352,32 @@ def write_model(folder: Path, name: str, tokenizer: Any, *, dtype: torch.dtype =
 
 
 @frozen
+class Published:
+    """How a config.json of code outside transformers differs from that of transformers' class.
+
+    The class saves weights by their published names, but for their ``prefix``.
+    """
+
+    names: Mapping[str, str] = Factory(dict)
+    """The published name of each key that has another one."""
+    added: Mapping[str, Any] = Factory(dict)
+    dropped: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def publish(self, folder: Path) -> None:
+        """Change a folder that transformers has saved."""
+
+        def rename(config: dict[str, Any]) -> dict[str, Any]:
+            kept = {self.names.get(key, key): value for key, value in config.items() if key not in self.dropped}
+            return kept | dict(self.added)
+
+        edit_json(folder / "config.json", rename)
+        if self.prefix:
+            weights = folder / "model.safetensors"
+            save_file({f"{self.prefix}{name}": weight for name, weight in load_file(weights).items()}, weights)
+
+
+@frozen
 class Family:
     """A family's class, its tokenizer and the modules after the transformer."""
 
@@ -330,12 +385,55 @@ class Family:
     tokenizer: Callable[[], Any]
     modules: tuple[Module, ...] = ()
     config: Mapping[str, Any] = Factory(dict)
+    prompts: Mapping[str, str] = Factory(lambda: {"query": "query: "})
+    published: Published | None = None
 
 
 SHORT = {"max_position_embeddings": 64}
 
 UNIT_LENGTH = Module(type=NEW_NORMALIZE)
 OLD_UNIT_LENGTH = Module(type=NORMALIZE)
+
+AUTO_MAP = {
+    "auto_map": {"AutoConfig": "someone/code--configuration.Config", "AutoModel": "someone/code--modeling.Model"}
+}
+OF_NOMIC = Published(
+    names={
+        "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon",
+    },
+    added={
+        **AUTO_MAP, "activation_function": "swiglu", "causal": False, "max_trained_positions": 2048,
+        "mlp_fc1_bias": False, "mlp_fc2_bias": False, "n_positions": 8192, "parallel_block": False, "prenorm": False,
+        "qkv_proj_bias": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "use_rms_norm": False,
+    },
+    dropped=("hidden_act", "head_dim", "rope_parameters", "max_position_embeddings"),
+)  # fmt: skip
+OF_ALIBABA = {
+    **AUTO_MAP, "layer_norm_type": "layer_norm", "logn_attention_clip1": False, "logn_attention_scale": False,
+    "pack_qkv": True, "position_embedding_type": "rope", "unpad_inputs": False, "use_memory_efficient_attention": False,
+}  # fmt: skip
+NEW = {**OF_ALIBABA, "model_type": "new", "architectures": ["NewModel"]}
+
+
+def linear_rope(theta: float, factor: float, head_dim: int) -> dict[str, Any]:
+    """Return the frequencies of Alibaba's NTK scaling, as transformers' converted folders write them."""
+    return {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+    }
+
+
+OF_NEMOTRON = Published(
+    added={
+        **AUTO_MAP, "model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "pooling": "avg",
+        "temperature": 1.0,
+    },
+    dropped=("is_causal",),
+)  # fmt: skip
+QUERY_AND_PASSAGE = {"query": "query: ", "document": "passage: "}
+OF_GEMMA = {"query": "task: search result | query: ", "document": "title: none | text: "}
+OF_SEARCH = {"query": "search_query: ", "document": "search_document: "}
 
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("BertModel", bert_tokenizer, (legacy_pooling("mean_tokens"), OLD_UNIT_LENGTH), SHORT),
@@ -349,13 +447,66 @@ FAMILIES: Mapping[str, Family] = {
         "Gemma3TextModel",
         gemma_tokenizer,
         (pooling("mean"), plain_dense(HIDDEN, 64), plain_dense(64, HIDDEN), UNIT_LENGTH),
+        prompts=OF_GEMMA,
     ),
     "t5": Family(
         "T5EncoderModel",
         t5_tokenizer,
         (legacy_pooling("mean_tokens"), plain_dense(HIDDEN, 24, weights_file="pytorch_model.bin"), OLD_UNIT_LENGTH),
     ),
+    "nomic": Family(
+        "NomicBertModel", bert_tokenizer, (legacy_pooling("mean_tokens"),), prompts=OF_SEARCH, published=OF_NOMIC
+    ),
+    "gte": Family(  # gte-multilingual-base
+        "GteModel",
+        xlm_roberta_tokenizer,
+        (legacy_pooling("cls_token"), OLD_UNIT_LENGTH),
+        linear_rope(20_000, 8.0, 16),
+        published=Published(
+            added=NEW | {"rope_theta": 20_000, "rope_scaling": {"factor": 8.0, "type": "ntk"}},
+            dropped=("rope_parameters",),
+            prefix="new.",
+        ),
+    ),
+    "gte_without_scaling": Family(  # gte-base-en-v1.5
+        "GteModel",
+        bert_tokenizer,
+        (legacy_pooling("cls_token"),),
+        {"type_vocab_size": 0, "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+        published=Published(added=NEW | {"rope_theta": 500_000, "rope_scaling": None}, dropped=("rope_parameters",)),
+    ),
+    "gte_of_snowflake": Family(  # snowflake-arctic-embed-m-v2.0
+        "GteModel",
+        xlm_roberta_tokenizer,
+        (pooling("cls"), UNIT_LENGTH),
+        {"type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0}},
+        published=Published(added=OF_ALIBABA | {"rope_theta": 160_000}, dropped=("rope_parameters",)),
+    ),
+    "jina-embeddings-v3": Family("JinaEmbeddingsV3Model", xlm_roberta_tokenizer, (pooling("mean"), UNIT_LENGTH)),
+    "eurobert": Family(
+        "EuroBertModel", modernbert_tokenizer, (pooling("lasttoken"), UNIT_LENGTH), published=Published(added=AUTO_MAP)
+    ),
+    "lfm2": Family("Lfm2Model", modernbert_tokenizer, (pooling("mean"), UNIT_LENGTH)),
+    "embeddinggemma2": Family(
+        "EmbeddingGemma2Model", gemma_tokenizer, (pooling("mean"), UNIT_LENGTH), prompts=OF_GEMMA
+    ),
+    "ministral3": Family(  # Nemotron-3-Embed
+        "Ministral3Model", qwen3_tokenizer, (pooling("mean"), UNIT_LENGTH), {"is_causal": False}, QUERY_AND_PASSAGE
+    ),
+    "mistral": Family("MistralModel", qwen3_tokenizer, (pooling("lasttoken"), UNIT_LENGTH)),
+    "llama-nemotron": Family(
+        "LlamaModel",
+        llama_tokenizer,
+        (legacy_pooling("mean_tokens"), OLD_UNIT_LENGTH),
+        {"is_causal": False},
+        QUERY_AND_PASSAGE,
+        OF_NEMOTRON,
+    ),
 }
+
+
+LOADED_BY_ORACLE = [name for name in FAMILIES if name != "embeddinggemma2"]
+"""Families that sentence-transformers loads; the processor of the other needs torchvision."""
 
 
 def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
@@ -365,16 +516,25 @@ def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
 
 @built_once
 def write_family(
-    folder: Path, name: str, *, modules: Sequence[Module] | None = None, **transformer_config: object
+    folder: Path,
+    name: str,
+    *,
+    modules: Sequence[Module] | None = None,
+    as_published: bool = True,
+    **transformer_config: object,
 ) -> Path:
     """Write a family's model, with ``modules`` in place of its usual ones if given.
 
-    ``transformer_config`` is what sentence_bert_config.json holds beside the length limit.
+    ``transformer_config`` is what sentence_bert_config.json holds beside the length limit. Unless ``as_published``,
+    config.json is that of transformers' class, which the oracle needs.
     """
+    family = FAMILIES[name]
     write_transformer(folder, name)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, **transformer_config})
-    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
-    write_modules(folder, FAMILIES[name].modules if modules is None else modules)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": dict(family.prompts)})
+    write_modules(folder, family.modules if modules is None else modules)
+    if family.published is not None and as_published:
+        family.published.publish(folder)
     return folder
 
 

@@ -36,7 +36,8 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.classification import CrossEncoder, SequenceClassifier, TokenClassifier
 from trio_pool_serve.models.dual_encoder import ImageTower, TextPadding
 from trio_pool_serve.models.embedding import Embedding
-from trio_pool_serve.models.files.known_keys import NOMIC_NAMES, OLD_NAMES
+from trio_pool_serve.models.files.known_keys import OLD_NAMES
+from trio_pool_serve.models.files.native_configs import NATIVE
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker import GenerativeReranker, RerankerTemplate
 from trio_pool_serve.models.late_interaction import QueryExpansion
@@ -104,11 +105,19 @@ LEGACY = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True} | {
     for name in ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 }
 VERSIONS = {"sentence_transformers": "2.0.0", "transformers": "4.6.1", "pytorch": "1.8.1"}
-NOMIC = NOMIC_NAMES | {
-    "model_type": "nomic_bert", "vocab_size": 30528, "n_positions": 8192, "max_trained_positions": 2048,
+NOMIC = NATIVE["nomic_bert"].assumed | {
+    "model_type": "nomic_bert", "vocab_size": 30528, "n_positions": 8192, "n_layer": 6,
     "auto_map": {"AutoModel": "x--y.Z"}, "rotary_scaling_factor": None,
 }  # fmt: skip
-NATIVE = {"hidden_size": 768, "num_hidden_layers": 6, "max_position_embeddings": 4096}
+OWN_NAMES = {"hidden_size": 768, "num_hidden_layers": 5, "max_position_embeddings": 4096}
+
+NOMIC_AS_NATIVE = {key: value for key, value in NOMIC.items() if key not in ("n_layer", "auto_map")} | {
+    "num_hidden_layers": 6, "max_position_embeddings": 2048,
+}  # fmt: skip
+NEMOTRON = {
+    "model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "vocab_size": 9, "pooling": "last",
+    "max_position_embeddings": 131072, "auto_map": {"AutoModel": "x.Y"},
+}  # fmt: skip
 
 PUBLISHED = [
     *(
@@ -141,9 +150,30 @@ PUBLISHED = [
         )
     ),
     # up to the length of its training, unless its own code or transformers' names are believed
-    ({CONFIG: NOMIC, OWN: {"max_seq_length": 8192}}, {"max_model_len": 2048}),
-    ({CONFIG: NOMIC | {"n_layer": 6}}, {"max_model_len": 8192}, {"trust_remote_code": True}),
-    ({CONFIG: NOMIC | {"n_layer": 6} | NATIVE}, {"max_model_len": 4096}),
+    ({CONFIG: NOMIC, OWN: {"max_seq_length": 8192}}, {"max_model_len": 2048, "native_config": NOMIC_AS_NATIVE}),
+    ({CONFIG: NOMIC | {"max_trained_positions": 1024}}, {"max_model_len": 1024}),
+    ({CONFIG: NOMIC}, {"max_model_len": 8192, "native_config": None}, {"trust_remote_code": True}),
+    (
+        {CONFIG: NOMIC | OWN_NAMES},
+        {"max_model_len": 4096, "native_config": NOMIC_AS_NATIVE | OWN_NAMES},
+    ),
+    (
+        {CONFIG: NEMOTRON, OF_TOKENIZER: {"model_max_length": 512}},
+        {"model_type": "llama", "max_model_len": 512, "prompts": {"query": "query: ", "document": "passage: "},
+         "spec.pooling": "lasttoken", "spec.normalizes": True, "spec.assumption": ""},
+    ),
+    ({CONFIG: NEMOTRON, TEXTS: {"prompts": {"query": "q: "}}}, {"prompts": {"query": "q: "}}),
+    *(
+        (
+            {CONFIG: NEMOTRON | {"architectures": ["LlamaBidirectionalForSequenceClassification"], "num_labels": 1}}
+            | {OF_TOKENIZER: {"chat_template": given}},
+            {"chat_template": expected, "spec.pooled": "lasttoken"},
+        )
+        for given, expected in (
+            ("{{ messages }}", NATIVE["llama_bidirec"].pair_template),
+            ("{{ messages | selectattr('role', 'eq', 'query') }}'document'", None),
+        )
+    ),
 ]  # fmt: skip
 
 # -- classifiers and rerankers --------------------------------------------------------------------------------

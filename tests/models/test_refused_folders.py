@@ -9,7 +9,6 @@ import pytest
 from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import NOMIC_NAMES
 from trio_pool_serve.models.folder import read_model_folder
 
 pytestmark = pytest.mark.unit
@@ -76,9 +75,28 @@ KEYS = [
     ),
     ({"adapter_config.json": {"peft_type": "LORA", "r": 4}}, r"adapter_config\.json: adapters are not applied; merge"),
     *(
-        ({CONFIG: {**NOMIC_NAMES, "model_type": "nomic_bert", "vocab_size": 30528, name: value}},
-         rf"config\.json: {name} is {value}, but transformers' own class")
-        for name, value in (("n_embd", 1024), ("n_layer", 6), ("qkv_proj_bias", True), ("rotary_emb_base", 10000))
+        ({CONFIG: {"model_type": model_type, name: value}}, rf"config\.json: {name} is {value!r}, but transformers'")
+        for model_type, name, value in (
+            ("nomic_bert", "num_experts", 8), ("nomic_bert", "qkv_proj_bias", True), ("nomic_bert", "prenorm", True),
+            ("nomic_bert", "rotary_emb_fraction", 0.5), ("nomic_bert", "activation_function", "gelu"),
+            ("new", "logn_attention_scale", True), ("new", "layer_norm_type", "rms_norm"),
+            ("new", "position_embedding_type", "absolute"), ("llama_bidirec", "temperature", 0.5),
+        )
+    ),
+    ({CONFIG: {"model_type": "llama_bidirec", "pooling": "weighted_avg"}}, "pooling is 'weighted_avg'.*avg, cls, last"),
+    *(
+        ({CONFIG: {"model_type": "new", "rope_scaling": scaling, "hidden_size": 64} | sizes}, "rope_scaling is .*Error")
+        for sizes, scaling in (
+            ({"num_attention_heads": 2}, {"type": "ntk", "factor": 2, "mixed_b": 1}),
+            ({"num_attention_heads": 2}, {"type": "yarn", "factor": 2}),
+            ({"num_attention_heads": 2}, {"type": "ntk", "factor": 1e999}),
+            ({"num_attention_heads": 0}, {"type": "ntk", "factor": 2}),
+            ({}, {"type": "ntk", "factor": 2}),
+        )
+    ),
+    (
+        {CONFIG: {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}},
+        "position_embedding_type is 'rotary'.*jina-embeddings-v3-hf",
     ),
     (
         {CONFIG: {"model_type": "xlnet", "vocab_size": 30, "max_position_embeddings": -1},

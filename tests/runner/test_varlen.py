@@ -18,8 +18,8 @@ from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, Render
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
-PADDED = {"mpnet": "its states differ", "t5": "its positions cannot be given"}
-"""Families whose attention adds a bias of its own, which no kernel takes."""
+PADDED = {"mpnet": "its states differ", "t5": "its positions cannot be given", "lfm2": "its states differ"}
+"""Families whose attention adds a bias of its own, which no kernel takes, or whose convolutions mix neighbours."""
 PACKED = [name for name in FAMILIES if name not in PADDED]
 
 
@@ -85,12 +85,18 @@ async def test_a_family_that_computes_otherwise_is_padded_as_before(tmp_path: Pa
     assert largest_difference(await served.embed(TEXTS), before) == 0
 
 
-def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
-    """As the bias of a model that numbers a batch's tokens through would have them."""
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda states: states.mean(dim=1, keepdim=True),  # a bias by a number of the whole batch
+        lambda states: torch.nn.functional.pad(states, (0, 0, 1, -1)),  # a causal convolution
+    ],
+)
+def test_rows_that_read_one_another_are_noticed(read: Any, tmp_path: Path):
     served = ServedModel(write_family(tmp_path / "bert", "bert"))
 
     def mix(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return output + 1e-6 * output.mean(dim=1, keepdim=True)
+        return output + 1e-6 * read(output)
 
     served.runner.loaded.backbone.model.embeddings.register_forward_hook(mix)
     with pytest.raises(CannotPackError, match="its rows depend on one another"):

@@ -3,11 +3,18 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from attrs import evolve
+
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.chat_template import given_chat_template, read_message_format
+from trio_pool_serve.models.files.chat_template import (
+    given_chat_template,
+    names_both_texts,
+    read_chat_template,
+    read_message_format,
+)
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
-from trio_pool_serve.models.files.known_keys import require_native_names
+from trio_pool_serve.models.files.native_configs import native_config, native_of
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
 from trio_pool_serve.models.registry import recognise
 
@@ -50,9 +57,6 @@ POSITIONS_AFTER_PADDING = frozenset({
 })  # fmt: skip
 """Model types that number positions from ``pad_token_id + 1``, and so accept that many fewer tokens."""
 
-NOMIC_POSITIONS = 2048
-"""Tokens that ``nomic_bert`` models were trained on: only their own code scales positions beyond it."""
-
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 """Model types whose ``n_positions`` is the length they were trained on, not a limit."""
 
@@ -73,8 +77,12 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     """
     files = read_folder_files(path, given_chat_template(config.chat_template))
     runs_code = config.trust_remote_code and "auto_map" in files.config
-    if not runs_code:
-        require_native_names(str(files.transformer_path / "config.json"), files.config)
+    place = str(files.transformer_path / "config.json")
+    native = None if runs_code else native_of(place, files.config)
+    if native is not None:
+        files = evolve(files, config=native_config(native, place, files.config), native=native)
+        if files.is_saved_from("ForSequenceClassification") and not names_both_texts(read_chat_template(files)):
+            files = evolve(files, chat_template=files.chat_template or native.pair_template)
     kind, spec = recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
@@ -82,14 +90,16 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
-    prompts = {**files.prompts, **spec.extra_prompts}
+    of_card = {} if native is None or files.prompts else native.prompts
+    prompts = {**of_card, **files.prompts, **spec.extra_prompts}
     return ModelFolder(
         path=path,
         transformer_path=files.transformer_path,
         transformer_config=files.text_config,
         kind=kind,
         spec=spec,
-        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens, runs_code=runs_code),
+        native_config=None if native is None else files.config,
+        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens),
         lower_case=bool(files.module_config.get("do_lower_case")),
         prompts=prompts,
         default_prompt_name=_default_prompt_name(files, prompts, config),
@@ -125,11 +135,9 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
     return name or None
 
 
-def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int, *, runs_code: bool) -> int:
+def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int) -> int:
     config = files.text_config
-    is_nomic = config.get("model_type") == "nomic_bert" and not runs_code
-    other_positions = NOMIC_POSITIONS if is_nomic else config.get("n_positions")
-    positions = config.get("max_position_embeddings") or other_positions or UNLIMITED
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet: −1 means no limit
         positions = UNLIMITED
     if config.get("model_type") in POSITIONS_AFTER_PADDING:

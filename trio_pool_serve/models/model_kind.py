@@ -145,6 +145,8 @@ class ModelFolder(Generic[Spec]):
     transformer_path: Path
     transformer_config: Mapping[str, Any]
     """``config.json`` of the transformer, or its text part where it has several."""
+    native_config: Mapping[str, Any] | None = None
+    """``config.json`` with the names of transformers' class, if the file has others."""
     kind: "ModelKind[Spec]"
     spec: Spec
     max_model_len: int

@@ -41,6 +41,8 @@ class Classifier(ModelSpec):
     """Whether it can be applied to each token, as in vLLM."""
     chat: ChatFormat | None = None
     """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
+    pooled: str = "lasttoken"
+    """The pooling type of a decoder's states before its linear layer."""
 
     supports_prompt_embeds = True
 
@@ -121,6 +123,7 @@ def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
         problem_type=problem_type,
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files) if of_texts else None,
+        pooled=files.own_pooling or "lasttoken",
     )
 
 

@@ -1,5 +1,6 @@
 """Loading transformers' classifiers, for whole inputs and for tokens."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -39,6 +40,9 @@ def encoder_logits(model: Any) -> tuple[RowState, Logits, Logits]:
     return state, nn.Sequential(model.head.float(), classifier), classifier
 
 
+DECODER_STATES: Mapping[str, RowState] = {"lasttoken": "last_attended", "mean": "whole_mean", "cls": "first"}
+"""The state of a row that a decoder's linear layer reads, by pooling type."""
+
 NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
 """Model types whose classifiers use the last position of a row, even if it is padding."""
 
@@ -46,8 +50,8 @@ NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
 def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
     """Load a classifier of whole inputs or of tokens.
 
-    A decoder's head uses the last token. transformers finds it by the padding token's id, which an input may
-    contain too; here it is the last token that is attended to.
+    A decoder's head uses the last token, unless its files declare another pooling. transformers finds it by the
+    padding token's id, which an input may contain too; here it is the last token that is attended to.
     """
     if isinstance(folder.spec, TokenClassifier):
         model, functions = _load(folder, params, "AutoModelForTokenClassification")
@@ -59,9 +63,9 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
-    state: RowState = "last_attended"
+    state = DECODER_STATES[folder.spec.pooled]
     if isinstance(getattr(model, "score", None), nn.Linear):
-        of_row, where = model.score.float(), "by the last token"
+        of_row, where = model.score.float(), "by the last token" if state == "last_attended" else f"by {state}"
         of_tokens = of_row
     elif folder.spec.of_tokens:
         (state, of_row, of_tokens), where = encoder_logits(model), "for each input or token"

@@ -81,7 +81,8 @@ def modules_after_transformer(
     ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
     """
     pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
-    modules = list(files.modules[1:] if files.modules else undeclared or (pooling,))
+    bare = (pooling, ModuleFiles(name="Normalize", path=files.path)) if files.own_pooling else (pooling,)
+    modules = list(files.modules[1:] if files.modules else undeclared or bare)
     if config.pooling is not None:
         if not modules or modules[0].name != "Pooling":
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
@@ -96,7 +97,9 @@ def modules_after_transformer(
 
 
 def _undeclared_pooling(files: FolderFiles) -> str:
-    """Return the pooling type that sentence-transformers gives to a bare transformer."""
+    """Return the pooling type that config.json declares, or that sentence-transformers gives to a bare transformer."""
+    if files.own_pooling:
+        return files.own_pooling
     is_decoder = bool(files.architectures) and files.architectures[0].endswith("ForCausalLM")
     return "lasttoken" if is_decoder and files.config.get("is_causal", True) else "mean"
 
@@ -107,7 +110,7 @@ ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
 
 def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
     """Return what the server, and what others, assume of a folder without modules.json; empty with one."""
-    if files.modules or (config.pooling is not None and config.normalize is not None):
+    if files.modules or files.own_pooling or (config.pooling is not None and config.normalize is not None):
         return ""
     name, pooling = next(iter(files.architectures), ""), _undeclared_pooling(files)
     vllm = "CLS" if ENCODERS.search(name) else "LAST"

@@ -47,6 +47,11 @@ def variables_of(template: str) -> set[str]:
         return set()
 
 
+def names_both_texts(template: str | None) -> bool:
+    """Return whether a template is for pairs: it has the roles query and document."""
+    return all(re.search(rf"""["']{role}["']""", template or "") for role in ("query", "document"))
+
+
 def read_chat_format(files: FolderFiles) -> ChatFormat | None:
     """Return how texts are put into the chat template, ``None`` if they are not. Raises ``ModelLoadError``."""
     options = _template_options(files)

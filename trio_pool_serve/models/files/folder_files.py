@@ -12,6 +12,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
+from trio_pool_serve.models.files.native_configs import Native
 
 
 @frozen(kw_only=True)
@@ -50,6 +51,8 @@ class FolderFiles:
     """``--chat-template``, in place of the folder's own."""
     router: RouterFiles | None = None
     """Set if the first module is a Router; the transformer is then in one of its routes."""
+    native: Native | None = None
+    """Set if ``config`` is a published one with the names of transformers' class."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -98,6 +101,13 @@ class FolderFiles:
     def processing_kwargs(self) -> Mapping[str, Mapping[str, Any]]:
         """``processing_kwargs`` of the transformer module, by section; empty if it has none."""
         return self.module_config.get("processing_kwargs") or {}
+
+    @property
+    def own_pooling(self) -> str | None:
+        """The pooling type that ``config`` itself declares, as Llama Nemotron's does; ``None`` if it does not."""
+        if self.native is None or not self.native.pooling:
+            return None
+        return self.native.pooling[self.config.get("pooling", "avg")]
 
     def require_task(self, wanted: str) -> None:
         """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""

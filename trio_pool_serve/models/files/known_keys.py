@@ -53,14 +53,6 @@ IF_IGNORED = {
 }
 """What would be wrong if a rejected key, or a key in such a mapping, were ignored."""
 
-NOMIC_NAMES: Mapping[str, Any] = {
-    "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072, "num_experts": 0, "layer_norm_epsilon": 1e-12,
-    "rotary_emb_base": 1000, "rotary_emb_fraction": 1, "rotary_emb_interleaved": False, "activation_function": "swiglu",
-    "prenorm": False, "parallel_block": False, "use_rms_norm": False, "causal": False, "qkv_proj_bias": False,
-    "mlp_fc1_bias": False, "mlp_fc2_bias": False,
-}  # fmt: skip
-"""Names in published ``nomic_bert`` configs that transformers' class does not read, and the values it assumes."""
-
 
 def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
     """Raise ``ModelLoadError`` for a key that is not among ``KNOWN_KEYS`` of a kind, unless its value is empty."""
@@ -74,14 +66,3 @@ def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
             continue
         wrong = IF_IGNORED.get(key) or IF_IGNORED.get(kind, "sentence-transformers would not ignore it")
         raise ModelLoadError(f"{place}: {key} is {value!r}, which is not supported: {wrong}.")
-
-
-def require_native_names(place: str, config: Mapping[str, Any]) -> None:
-    """Raise ``ModelLoadError`` for a published config that transformers' own class would misread."""
-    if config.get("model_type") != "nomic_bert" or "hidden_size" in config:
-        return
-    for name, native in NOMIC_NAMES.items():
-        if config.get(name, native) not in (native, None):
-            raise ModelLoadError(
-                f"{place}: {name} is {config[name]!r}, but transformers' own class would compute with {native!r}."
-            )

@@ -5,15 +5,13 @@ with a LogitScore module. Without one, a folder is a reranker if its chat templa
 or with ``--task score``.
 """
 
-import re
-
 import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import score_activation
-from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
+from trio_pool_serve.models.files.chat_template import names_both_texts, read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
@@ -75,8 +73,7 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
         template = read_chat_format(files)
         true_token_id, false_token_id = _logit_score_tokens(files)
     elif files.is_saved_from("ForCausalLM"):
-        chat_template = read_chat_template(files) or ""
-        if all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document")):
+        if names_both_texts(read_chat_template(files)):
             template = read_chat_format(files)
         elif config.task == "score":
             for token in ("<|im_start|>", "<|im_end|>"):

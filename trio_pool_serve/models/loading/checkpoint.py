@@ -16,12 +16,16 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.loading.tokenizer_loading import native_options
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.heads.classification import SelectedLogits
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""
+
+FLOAT16_OVERFLOWS = frozenset({"gemma2", "gemma3", "gemma3_text", "embedding_gemma2", "embedding_gemma2_text"})
+"""Model types whose states exceed the range of float16, by their model cards and vLLM."""
 
 PROBE_TOKENS = 8
 PROBE_LOGITS = 64
@@ -46,8 +50,15 @@ def load_checkpoint(
         raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
     if auto_class == "AutoModel":
         auto_class = ENCODER_CLASSES.get(folder.model_type, auto_class)
+    if params.dtype == torch.float16 and folder.model_type in FLOAT16_OVERFLOWS:
+        raise ModelLoadError(
+            f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto."
+        )
+    if not params.trust_remote_code:
+        _require_own_class(folder)
     options: dict[str, Any] = {"trust_remote_code": True} if params.trust_remote_code else {}
     try:
+        options |= native_options(folder)
         model, info = getattr(transformers, auto_class).from_pretrained(
             folder.transformer_path, dtype=params.dtype, local_files_only=True, output_loading_info=True, **options
         )
@@ -66,6 +77,21 @@ def load_checkpoint(
         replace_synchronisations(model)
     require_finite(model.to(params.device).named_parameters(), folder.transformer_path)
     return model.eval().requires_grad_(requires_grad=False)
+
+
+def _require_own_class(folder: AnyModelFolder) -> None:
+    """Raise ``ModelLoadError`` for weights of a class that only the repository's own code has.
+
+    transformers' class of the same model type may have the same weights, and compute something else with them.
+    """
+    config = folder.transformer_config if folder.native_config is None else {}
+    names = config.get("architectures") or ()
+    if "AutoModel" in (config.get("auto_map") or {}) and not any(hasattr(transformers, name) for name in names):
+        raise ModelLoadError(
+            f"{folder.transformer_path / 'config.json'}: architectures is {', '.join(names) or 'missing'}, which "
+            f"transformers does not have: it is code of the model's repository (auto_map), which runs only with "
+            "--trust-remote-code."
+        )
 
 
 def load_selected_logits(

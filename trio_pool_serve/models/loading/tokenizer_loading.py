@@ -122,6 +122,16 @@ def chat_templates_of(
     return ModelChatTemplates(templates=_by_name(found), special_tokens=special_tokens)
 
 
+def native_options(folder: AnyModelFolder) -> dict[str, Any]:
+    """Return what ``from_pretrained`` needs in place of a config.json whose names transformers does not read."""
+    if folder.native_config is None:
+        return {}
+    # Imported here: it takes seconds.
+    from transformers import CONFIG_MAPPING
+
+    return {"config": CONFIG_MAPPING[folder.model_type].from_dict(dict(folder.native_config))}
+
+
 def load_tokenizer(
     folder: AnyModelFolder, *, trust_remote_code: bool = False, cache: ModelCache | None = None
 ) -> Tokenizer:
@@ -170,7 +180,10 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
 
     try:
         loaded: Any = AutoTokenizer.from_pretrained(
-            folder.transformer_path, local_files_only=True, trust_remote_code=trust_remote_code
+            folder.transformer_path,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            **native_options(folder),
         )
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error

@@ -192,9 +192,11 @@ class PackedBackbone:
         tolerance = TOLERANCES[embedding.weight.dtype]
         if not differences[self.rule] <= tolerance:
             raise CannotPackError(f"its states differ by {differences[self.rule]:.2g}")
-        others = [prompts[0], *(RenderedPrompt(row[::-1].copy()) for row in rows[1:])]
-        first, again = (outputs_of(self, some)[0] for some in (prompts, others))
-        if not torch.equal(first, again):
+        # The first row and the last are the same. A causal convolution mixes a row only into those behind it.
+        between = (rows[1][::-1], (rows[2] + 1) % embedding.num_embeddings)
+        others = [prompts[0], *(RenderedPrompt(row.copy()) for row in between), prompts[-1]]
+        as_before, again = (outputs_of(self, some) for some in (prompts, others))
+        if not all(torch.equal(as_before[row], again[row]) for row in (0, -1)):
             raise CannotPackError("its rows depend on one another")
         if self.backbone.embeds_width:
             self.takes_embeds = True

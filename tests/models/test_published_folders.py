@@ -1,0 +1,161 @@
+"""Folders as their authors publish them, for code outside transformers, give what transformers' own class gives."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder
+from tests.models.model_families import (
+    AUTO_MAP,
+    NEW,
+    OF_NEMOTRON,
+    TEXTS,
+    UNIT_LENGTH,
+    Published,
+    ServedModel,
+    edit_json,
+    edit_weights,
+    largest_difference,
+    linear_rope,
+    llama_tokenizer,
+    pooling,
+    reference,
+    refuse,
+    write_family,
+    write_model,
+    xlm_roberta_tokenizer,
+)
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.native_configs import NATIVE, native_config
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.types import Classify
+
+Record = Callable[..., None]
+RAW, SCORE = Classify("raw"), Classify("score")
+
+
+def change_config(path: Path, **changes: Any) -> None:
+    edit_json(path / "config.json", lambda config: config.update(changes))
+
+
+def test_each_entry_has_the_names_of_transformers_class_and_assumes_only_what_it_does_not_read():
+    for native in NATIVE.values():
+        config = transformers.CONFIG_MAPPING[native.model_type]()
+        of_class = {*config.to_dict(), "rope_theta", "hidden_act", "is_causal"}
+        assert {*native.names.values(), *native.added, *native.fixed} <= of_class
+        assert {*native.names, *native.assumed} - {"hidden_act"} & of_class == set()
+
+
+def test_ntk_scaling_has_the_frequencies_of_the_published_code():
+    """Su, https://kexue.fm/archives/9706, formula 6."""
+    base, factor, width = 20_000.0, 8.0, 64
+    published = {"hidden_size": 768, "num_attention_heads": 12, "rope_theta": base}
+    scaling = {"type": "ntk", "factor": factor}
+    native = NATIVE["new"]
+    config = transformers.GteConfig.from_dict(native_config(native, "", published | {"rope_scaling": scaling}))
+    rope = transformers.models.gte.modeling_gte.GteRotaryEmbedding(config)
+    steps = np.arange(0, width, 2) / width
+    expected = (base * factor) ** -steps / factor ** (2 / width)
+    assert rope.inv_freq.numpy() == pytest.approx(expected, rel=1e-6)
+    assert rope.attention_scaling == 1
+
+
+@pytest.mark.parametrize(("declared", "mode"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken")])
+async def test_a_bare_llama_nemotron_is_pooled_as_its_config_says(
+    declared: str, mode: str, tmp_path: Path, record_agreement: Record
+):
+    modules = [pooling(mode), UNIT_LENGTH]
+    path = write_family(tmp_path / "bare", "llama-nemotron", modules=modules)
+    change_config(path, pooling=declared)
+    for file in ("modules.json", "config_sentence_transformers.json"):
+        (path / file).unlink()
+    ours = ServedModel(path)
+    assert ours.folder.spec.assumption == ""
+    theirs = reference(write_family(tmp_path / "oracle", "llama-nemotron", modules=modules, as_published=False))
+    found = [
+        *await ours.embed(TEXTS),
+        *await ours.compute(TEXTS, instruction=ours.folder.prompts["document"], together=False),
+    ]
+    expected = [*theirs.encode(list(TEXTS)), *theirs.encode(list(TEXTS), prompt="passage: ")]
+    difference = largest_difference(found, expected)
+    assert difference < 1e-5
+    record_agreement("llama-nemotron, bare", "embed", "sentence-transformers", difference)
+
+
+def nemotron_logits(path: Path, mode: str) -> list[list[float]]:
+    """As the published code computes them: of each pair alone, so that no padding matters."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.LlamaForSequenceClassification.from_pretrained(path).eval()
+    logits = []
+    for query, passage in PAIRS:
+        ids = tokenizer(f"question:{query} \n \n passage:{passage}", truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            states = model.model(**ids).last_hidden_state[0]
+            state = {"avg": states.mean(dim=0), "cls": states[0], "last": states[-1]}[mode]
+            logits.append(model.score(state).tolist())
+    return logits
+
+
+@pytest.mark.parametrize("mode", ["avg", "cls", "last"])
+async def test_a_llama_nemotron_reranker_scores_pairs_in_its_card_s_template(
+    mode: str, tmp_path: Path, record_agreement: Record
+):
+    tokenizer = llama_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+    path, oracle = tmp_path / "model", tmp_path / "oracle"
+    for folder in (path, oracle):
+        write_model(folder, "LlamaForSequenceClassification", tokenizer, num_labels=1, is_causal=False)
+    OF_NEMOTRON.publish(path)
+    change_config(path, architectures=["LlamaBidirectionalForSequenceClassification"], pooling=mode)
+    ours, expected = ServedModel(path), nemotron_logits(oracle, mode)
+    assert np.ptp(expected) > 0.01, "agreement would prove nothing"
+    found = [await ours.compute(PROMPTS, RAW, together=together) for together in (True, False)]
+    difference = max(largest_difference(each, np.array(expected)) for each in found)
+    assert difference < 1e-5
+    record_agreement("llama-nemotron reranker", "score", "formula of the model card", difference)
+    sigmoid = 1 / (1 + np.exp(-np.array(expected)))
+    assert largest_difference(await ours.compute(PROMPTS, SCORE), sigmoid) < 1e-5
+
+
+async def test_a_gte_reranker_agrees(tmp_path: Path, record_agreement: Record):
+    path, oracle = tmp_path / "model", tmp_path / "oracle"
+    rope = linear_rope(20_000, 8.0, 16)
+    for folder in (path, oracle):
+        write_model(folder, "GteForSequenceClassification", xlm_roberta_tokenizer(), num_labels=1, **rope)
+
+    def rename(weights: dict[str, Any]) -> None:
+        for name in [name for name in weights if name.startswith("gte.")]:
+            weights[f"new.{name.removeprefix('gte.')}"] = weights.pop(name)
+
+    edit_weights(path / "model.safetensors", rename)
+    ntk = {"rope_theta": 20_000, "rope_scaling": {"factor": 8.0, "type": "ntk"}}
+    Published(
+        added=NEW | ntk | {"architectures": ["NewForSequenceClassification"]}, dropped=("rope_parameters",)
+    ).publish(path)
+    ours, expected = ServedModel(path), cross_encoder(oracle).predict(PAIRS)[:, None]
+    assert np.ptp(expected) > 0.01, "agreement would prove nothing"
+    found = [await ours.compute(PROMPTS, SCORE, together=together) for together in (True, False)]
+    difference = max(largest_difference(each, expected) for each in found)
+    assert difference < 1e-5
+    record_agreement("gte reranker", "score", "CrossEncoder", difference)
+
+
+def test_weights_of_a_class_that_only_the_repository_s_code_has_are_refused(tmp_path: Path):
+    """LFM2.5-Embedding's are those of transformers' own Lfm2Model, whose convolutions are causal."""
+    path = write_family(tmp_path / "lfm2", "lfm2")
+    change_config(path, architectures=["Lfm2BidirectionalModel"], **AUTO_MAP)
+    refuse(path, r"config\.json: architectures is Lfm2BidirectionalModel, .* only with --trust-remote-code")
+
+
+def test_a_family_whose_states_exceed_float16_is_refused_in_it(tmp_path: Path):
+    folder = read_model_folder(write_family(tmp_path / "gemma3", "gemma3"))
+    params = LoadingParams(device=torch.device("cpu"), dtype=torch.float16, pad_token_id=0, max_tokens=8)
+    with pytest.raises(ModelLoadError, match="--dtype float16: states of gemma3_text exceed its range; use bfloat16"):
+        load_checkpoint(folder, params)
