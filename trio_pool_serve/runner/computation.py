@@ -55,7 +55,7 @@ class CompiledBackbone:
 
     def __call__(self, forward: ForwardPass) -> RowStates:
         """Return what ``backbone`` returns."""
-        if forward.has_embeds or forward.input_ids.shape[1] < 2:
+        if forward.has_embeds or forward.has_adapter or forward.input_ids.shape[1] < 2:
             return self.backbone(forward)
         return RowStates.of_output(self._of_ids(*forward.padded), forward.lengths)
 

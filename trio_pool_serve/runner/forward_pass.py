@@ -45,6 +45,11 @@ class ForwardPass(Rows):
         return any(request.prompt.embeds is not None for request in self.requests)
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether hooks add an adapter to the model's weights."""
+        return self.requests[0].adapter is not None
+
+    @property
     def input_ids(self) -> Tensor:
         """Padded ids, [rows, tokens] int64."""
         return self.padded[0]

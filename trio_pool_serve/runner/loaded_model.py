@@ -143,10 +143,12 @@ class LoadedModel:
 
     ``heads`` maps each class of ``PoolingParams`` to the head that serves it. ``description`` says what the heads do,
     for the log. ``output_width`` is the width of the backbone's output per token if it is much larger than a hidden
-    state (logits over a vocabulary), so that batches have to be smaller; else 0.
+    state (logits over a vocabulary), so that batches have to be smaller; else 0. ``modules`` are all modules by name,
+    if the heads have some that the backbone does not have.
     """
 
     backbone: Backbone
     heads: Mapping[type[Any], Head]
     description: str
     output_width: int = 0
+    modules: Mapping[str, nn.Module] | None = None

@@ -1,6 +1,7 @@
 """The runner of transformers models: batches to forward passes, heads and output copies."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
+from trio_pool_serve.runner.adapters import Adapters
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
@@ -75,18 +77,19 @@ class TransformerRunner:
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
+    adapters: Adapters | None = field(default=None, init=False)
+    """``None``: rows with adapters are refused."""
 
     concurrent_launches = 1
     has_own_threads = False
     background_launches = 0
-    takes_adapters = False
     cosine_with_float32 = None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:
         """Enqueue the forward pass and the output copy; on CPU, compute the rows.
 
-        Raises ``RunnerDeadError`` once the CUDA context is lost, and ``OutOfDeviceMemoryError``.
+        Raises ``RunnerDeadError`` once the CUDA context is lost, ``OutOfDeviceMemoryError``, and ``AdapterError``.
         """
         use_device(self.params.device)
         if self.on_cpu:
@@ -99,7 +102,8 @@ class TransformerRunner:
             raise RunnerDeadError(f"the device failed: {error}") from error
 
     def _launch(self, batch: Batch) -> PooledBatch:
-        outputs = self._compute(batch)
+        with nullcontext() if self.adapters is None else self.adapters.applied(batch.adapter):
+            outputs = self._compute(batch)
         tensors = [output.rows.tensor for output in outputs]
         tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors]
         split = _splitter(batch, outputs)
@@ -183,6 +187,11 @@ class TransformerRunner:
         handles = [self.launch(batch) for batch in batches]
         torch.get_device_module(self.params.device).synchronize(self.params.device)
         del handles
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it computes rows that have an adapter."""
+        return self.adapters is not None
 
     @property
     def on_cpu(self) -> bool:

@@ -64,6 +64,7 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
     state = DECODER_STATES[folder.spec.pooled]
+    modules = dict(model.named_modules())
     if isinstance(getattr(model, "score", None), nn.Linear):
         of_row, where = model.score.float(), "by the last token" if state == "last_attended" else f"by {state}"
         of_tokens = of_row
@@ -78,7 +79,9 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(state, of_row, functions)}
     if folder.spec.of_tokens:
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
-    return LoadedModel(backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where))
+    return LoadedModel(
+        backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where), modules=modules
+    )
 
 
 def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:

@@ -10,9 +10,11 @@ from torch import nn
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
+from trio_pool_serve.runner.adapters import Adapters
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
@@ -40,6 +42,7 @@ def load_runner(
     runner = load_warm_runner(folder, config, offload)
     if runner.on_cpu:
         retain_freed_memory(_freed_by_batch(runner))
+    runner.adapters = Adapters.of(runner.loaded, read_adapter)
     refuse_impossible(runner.loaded.backbone, config, runner.params)
     runner.choose = partial(_choose, runner, folder, config, torch.get_num_threads(), why_torch)
     return runner

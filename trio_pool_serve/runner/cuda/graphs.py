@@ -144,7 +144,7 @@ class GraphedBackbone:
     def _replay(self, forward: ForwardPass) -> RowStates:
         wanted = shape_of(forward.lengths)
         graph = next((graph for graph in self._graphs if wanted.fits(graph.shape)), None)
-        if graph is None or forward.has_embeds:
+        if graph is None or forward.has_embeds or forward.has_adapter:
             return self.packed.compute_packed(forward)
         graph.inputs.copy_(fill(graph.shape, forward, self.packed.rule), non_blocking=True)
         graph.replay()

@@ -1,0 +1,45 @@
+"""LoRA adapters with random weights, written by PEFT, and what PEFT computes with them."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from tests.models.model_families import reference
+from trio_pool_serve.models.files.adapter_files import read_adapter
+from trio_pool_serve.types import Adapter, Vectors
+
+
+def write_lora(
+    folder: Path, base: Path, seed: int = 0, *, auto_class: str = "AutoModel", r: int = 4, **config: Any
+) -> Adapter:
+    """Write an adapter of all linear layers, or as ``config`` says, to a folder; return it as it is registered."""
+    model = getattr(transformers, auto_class).from_pretrained(base)
+    torch.manual_seed(seed)
+    lora = LoraConfig(r=r, lora_alpha=8, **{"target_modules": "all-linear", "init_lora_weights": False} | config)
+    with warnings.catch_warnings(action="ignore", category=Warning):
+        adapted: Any = get_peft_model(model, lora)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    with warnings.catch_warnings(action="ignore", category=Warning):
+        adapted.save_pretrained(folder)
+    return registered(folder)
+
+
+def registered(folder: Path) -> Adapter:
+    return Adapter(str(folder), read_adapter(folder).digest)
+
+
+def vectors_by_peft(base: Path, adapter: Adapter | None, texts: Sequence[str], **options: Any) -> list[Vectors]:
+    """Return what sentence-transformers computes with the adapter, or without one."""
+    theirs = reference(base)
+    if adapter is not None:
+        with warnings.catch_warnings(action="ignore", category=Warning):
+            theirs[0].auto_model = PeftModel.from_pretrained(theirs[0].auto_model, adapter.folder)
+    return list(theirs.encode(list(texts), **options))

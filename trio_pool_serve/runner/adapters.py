@@ -1,0 +1,263 @@
+"""LoRA adapters that are added to a model's weights batch by batch.
+
+Hooks on the model's modules add the low-rank updates of the adapter that the calling thread computes with: y = W x +
+scale · up (down x), Hu et al., https://arxiv.org/abs/2106.09685. Nothing is merged, so a model with many adapters takes
+the memory of its weights once, and rows without an adapter are computed as before. A model that never had one has no
+hooks.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import astuple, define, field, frozen
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+from transformers.pytorch_utils import Conv1D
+
+from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.types import Adapter
+
+MAX_LOADED = 64
+"""Maximum adapters in a runner's memory; the least recently used one leaves first, and is read again when needed."""
+
+MAX_BYTES = 2**30
+"""Maximum bytes of these, unless a single one is larger."""
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
+
+class Update(Protocol):
+    """The change of one module's weights: see ``models.files.adapter_files.LowRankUpdate``."""
+
+    @property
+    def down(self) -> Array:
+        """[r, in], of an embedding [r, ids]."""
+
+    @property
+    def up(self) -> Array:
+        """[out, r], of an embedding [dim, r]."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of their product."""
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is an embedding's."""
+
+
+class AdapterWeights(Protocol):
+    """An adapter as read from its files, by names of modules and of weights."""
+
+    @property
+    def updates(self) -> Mapping[str, Update]:
+        """Low-rank updates by module."""
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """Whole weights by name."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its files."""
+
+
+@frozen(eq=False)
+class LowRankChange:
+    """Of a linear layer: ``down`` [r, in], ``up`` [out, r] with the scale."""
+
+    down: Tensor
+    up: Tensor
+
+    def __call__(self, inputs: Tensor, output: Tensor) -> Tensor:
+        """Return the output with the adapter."""
+        return output + linear(linear(inputs, self.down), self.up)
+
+
+@frozen(eq=False)
+class EmbeddingChange:
+    """Of an embedding: ``rows`` [ids, r], ``up`` [dim, r] with the scale."""
+
+    rows: Tensor
+    up: Tensor
+
+    def __call__(self, inputs: Tensor, output: Tensor) -> Tensor:
+        """Return the output with the adapter."""
+        return output + linear(embedding(inputs, self.rows), self.up)
+
+
+@frozen(eq=False)
+class ReplacedLayer:
+    """Of a linear layer that was trained as a whole, such as a classifier."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, inputs: Tensor, output: Tensor) -> Tensor:
+        """Return the output with the adapter."""
+        del output
+        return linear(inputs, self.weight, self.bias)
+
+
+Change: TypeAlias = LowRankChange | EmbeddingChange | ReplacedLayer
+"""Maps a module's input and output to its output with an adapter."""
+
+
+@frozen(eq=False)
+class LoadedAdapter:
+    """The changes of an adapter, on the model's device."""
+
+    changes: Mapping[nn.Module, Change]
+    nbytes: int
+
+
+@define(eq=False)
+class Adapters:
+    """The adapters of one model, by the digest of their files; used by several threads.
+
+    ``read`` returns an adapter's weights, or raises ``ModelLoadError``.
+    """
+
+    modules: Mapping[str, nn.Module]
+    """By name."""
+    prefix: str
+    """transformers' ``base_model_prefix``: names of modules in the model with and without a head differ by it."""
+    read: Callable[[Path], AdapterWeights]
+    _loaded: OrderedDict[str, LoadedAdapter] = field(init=False, factory=OrderedDict)
+    _hooked: set[nn.Module] = field(init=False, factory=set)
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    """Held while an adapter is read."""
+    _applied: threading.local = field(init=False, factory=threading.local)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, read: Callable[[Path], AdapterWeights]) -> "Adapters":
+        """Return the adapters of a model."""
+        model = loaded.backbone.model
+        named = dict(model.named_modules() if loaded.modules is None else loaded.modules)
+        inside = tuple(f"{name}." for name, each in named.items() if isinstance(each, nn.MultiheadAttention))
+        # Attention of torch's own class reads the weights of its layers and calls none of them.
+        computed = {name: each for name, each in named.items() if not name.startswith(inside)}
+        return cls(computed, getattr(model, "base_model_prefix", ""), read)
+
+    def applied(self, adapter: Adapter | None) -> AbstractContextManager[None]:
+        """Return a context in which the calling thread computes with an adapter, read from its files if necessary.
+
+        Raises ``AdapterError``.
+        """
+        return nullcontext() if adapter is None else self._computing_with(self._load(adapter))
+
+    @contextmanager
+    def _computing_with(self, loaded: LoadedAdapter) -> Iterator[None]:
+        self._applied.changes = loaded.changes
+        try:
+            yield
+        finally:
+            self._applied.changes = None
+
+    def _load(self, adapter: Adapter) -> LoadedAdapter:
+        with self._lock:
+            if (loaded := self._loaded.get(adapter.digest)) is None:
+                try:
+                    loaded = self._read(adapter)
+                except ModelLoadError as error:
+                    raise AdapterError(str(error)) from error
+                except (MemoryError, torch.OutOfMemoryError) as error:
+                    raise AdapterError(f"{adapter.folder} does not fit into memory.") from error
+                self._loaded[adapter.digest] = loaded
+            self._loaded.move_to_end(adapter.digest)
+            while len(self._loaded) > 1 and (len(self._loaded) > MAX_LOADED or self.nbytes > MAX_BYTES):
+                self._loaded.popitem(last=False)
+        return loaded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the adapters in memory."""
+        return sum(loaded.nbytes for loaded in self._loaded.values())
+
+    def _read(self, adapter: Adapter) -> LoadedAdapter:
+        if not Path(adapter.folder).is_dir():
+            raise ModelLoadError(f"{adapter.folder} is no folder where the model is computed.")
+        weights = self.read(Path(adapter.folder))
+        if weights.digest != adapter.digest:
+            raise ModelLoadError(f"{adapter.folder} has other files than when the adapter was registered.")
+        modules = _Modules(self.modules, f"{self.prefix}.", adapter.folder)
+        changes = {modules[name]: modules.change(name, update) for name, update in weights.updates.items()}
+        changes |= modules.replaced(weights.weights)
+        for module in changes.keys() - self._hooked:
+            module.register_forward_hook(self._change, with_kwargs=True)
+            self._hooked.add(module)
+        tensors = [each for change in changes.values() for each in astuple(change, recurse=False)]
+        return LoadedAdapter(changes, sum(tensor.nbytes for tensor in tensors if tensor is not None))
+
+    def _change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        changes: Mapping[nn.Module, Change] | None = getattr(self._applied, "changes", None)
+        if changes is None or (change := changes.get(module)) is None:
+            return None
+        return change(args[0] if args else next(iter(kwargs.values())), output)
+
+
+@frozen(eq=False)
+class _Modules:
+    """The modules of a model by the names that an adapter may have for them. Errors are ``ModelLoadError``s."""
+
+    by_name: Mapping[str, nn.Module]
+    prefix: str
+    folder: str
+    """Of the adapter, for errors."""
+
+    def __getitem__(self, name: str) -> nn.Module:
+        """Return a module by its name, in this model or in one with another head that the adapter was trained on."""
+        for each in (name, name.removeprefix(self.prefix), self.prefix + name):
+            if (module := self.by_name.get(each)) is not None:
+                return module
+        raise ModelLoadError(f"{self.folder} changes {name}, a module that the model does not have or compute.")
+
+    def change(self, name: str, update: Update) -> Change:
+        """Return the change of a module."""
+        module: Any = self[name]
+        is_embedding = isinstance(module, nn.Embedding)
+        if is_embedding != update.is_embedding or not isinstance(module, nn.Linear | nn.Embedding | Conv1D):
+            raise ModelLoadError(f"{self.folder} changes {name}, which is of the class {type(module).__name__} here.")
+        shape = tuple(module.weight.shape) if isinstance(module, nn.Linear) else tuple(module.weight.shape)[::-1]
+        if (wanted := (len(update.up), update.down.shape[1])) != shape:
+            raise ModelLoadError(f"{self.folder} is for another model: its {name} is {wanted}, the model's {shape}.")
+        scale = update.scale * (float(getattr(module, "embed_scale", 1.0)) if is_embedding else 1.0)
+        up = self._placed(update.up * np.float32(scale), module)
+        down = self._placed(update.down, module)
+        return EmbeddingChange(down.T.contiguous(), up) if is_embedding else LowRankChange(down, up)
+
+    def replaced(self, weights: Mapping[str, Array]) -> dict[nn.Module, Change]:
+        """Return the changes of linear layers that an adapter replaces. Other weights must be the model's own."""
+        by_module: dict[str, dict[str, Array]] = {}
+        for name, weight in weights.items():
+            module_name, _, of_module = name.rpartition(".")
+            by_module.setdefault(module_name, {})[of_module] = weight
+        changes: dict[nn.Module, Change] = {}
+        for name, own in by_module.items():
+            module = self[name]
+            theirs = dict(module.named_parameters(recurse=False))
+            if {key: each.shape for key, each in own.items()} != {key: tuple(theirs[key].shape) for key in theirs}:
+                raise ModelLoadError(f"{self.folder} replaces {name} by weights of other names or shapes.")
+            placed = {key: self._placed(each, module) for key, each in own.items()}
+            if all(torch.equal(placed[key], theirs[key]) for key in theirs):
+                continue  # PEFT stores embeddings beside their updates
+            if type(module) is not nn.Linear:
+                raise ModelLoadError(
+                    f"{self.folder} replaces the whole of {name}; request by request only linear layers are replaced. "
+                    "Serve it as a model: its weights are merged when it is loaded."
+                )
+            changes[module] = ReplacedLayer(placed["weight"], placed.get("bias"))
+        return changes
+
+    @staticmethod
+    def _placed(array: Array, module: nn.Module) -> Tensor:
+        weight = next(module.parameters())
+        return torch.from_numpy(np.ascontiguousarray(array)).to(weight.device, weight.dtype)
