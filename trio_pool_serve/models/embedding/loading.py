@@ -3,7 +3,7 @@
 from torch import nn
 
 from trio_pool_serve.models.embedding import Embedding
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, require_own_class
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
@@ -13,6 +13,7 @@ from trio_pool_serve.types import Embed, EmbedChunks, TokenEmbed
 
 def load_embedding(folder: ModelFolder[Embedding], params: LoadingParams) -> LoadedModel:
     """Load an ``Embedding`` model. Token embeddings are the transformer's states, before pooling."""
+    require_own_class(folder, params)
     pooler = load_pooler(folder.spec.modules, params.device)
     return LoadedModel(
         backbone=Backbone(load_checkpoint(folder, params)),

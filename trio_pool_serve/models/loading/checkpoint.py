@@ -54,8 +54,6 @@ def load_checkpoint(
         raise ModelLoadError(
             f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto."
         )
-    if not params.trust_remote_code:
-        _require_own_class(folder)
     options: dict[str, Any] = {"trust_remote_code": True} if params.trust_remote_code else {}
     try:
         options |= native_options(folder)
@@ -79,12 +77,12 @@ def load_checkpoint(
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def _require_own_class(folder: AnyModelFolder) -> None:
+def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
     """Raise ``ModelLoadError`` for weights of a class that only the repository's own code has.
 
     transformers' class of the same model type may have the same weights, and compute something else with them.
     """
-    config = folder.transformer_config if folder.native_config is None else {}
+    config = {} if params.trust_remote_code or folder.native_config is not None else folder.transformer_config
     names = config.get("architectures") or ()
     if "AutoModel" in (config.get("auto_map") or {}) and not any(hasattr(transformers, name) for name in names):
         raise ModelLoadError(
