@@ -24,7 +24,7 @@ async def test_an_engine_that_is_given_is_kept_and_the_default_depends_on_the_co
 
 async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock, monkeypatch):
     go_on = Event()
-    monkeypatch.setattr(process_setup, "accepts_images", lambda *_: go_on.wait(60))
+    monkeypatch.setattr(process_setup, "peek_folder", lambda *_: go_on.wait(60))
     config = Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu"))
     assert (await with_engine_placement(config, cores=2)).processes.engine == "local"
     go_on.set()

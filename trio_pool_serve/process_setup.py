@@ -15,7 +15,8 @@ from trio_pool_serve.config.setting import plain_message
 from trio_pool_serve.engine.gpus import Gpu, find_gpus
 from trio_pool_serve.engine.placement import default_placement, has_gpu, with_replicas
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
-from trio_pool_serve.models.folder import accepts_images
+from trio_pool_serve.models.folder import peek_folder
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.service import Service
@@ -91,12 +92,17 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
     """
     if config.processes.engine is not None:
         return config
-    reads_images = False
+    folders: list[AnyModelFolder | None] = [None]
     with trio.move_on_after(PEEK_S):
-        reads_images = await Offload().run(
-            "load", lambda: any(accepts_images(each.location, each.loading) for each in config.sources)
+        folders = await Offload().run(
+            "load", lambda: [peek_folder(each.location, each.loading) for each in config.sources]
         )
-    engine = default_placement(config, reads_images=reads_images, cores=cores)
+    engine = default_placement(
+        config,
+        reads_images=any(folder is not None and folder.reads_images for folder in folders),
+        by_numpy=all(folder is not None and folder.kind.open_runner for folder in folders),
+        cores=cores,
+    )
     return evolve(config, processes=evolve(config.processes, engine=engine))
 
 

@@ -22,7 +22,7 @@ import trio
 from attrs import frozen
 
 from tests.conftest import client_of
-from tests.models import classifier_families, model_families, retrieval_families, vision_families
+from tests.models import classifier_families, model_families, retrieval_families, static_families, vision_families
 from tests.models.test_reranking_agreement import write_process_reward, write_reranker
 from tests.server.server_process import launched, until
 from trio_pool_serve.config import ModelConfig
@@ -119,6 +119,7 @@ OF_TEXTS: Mapping[str, tuple[Make, Request]] = {
     },
     **{name: (make, VECTORS) for name, make in retrieval_families.LATE_INTERACTION.items()},
     **{name: (make, SPARSE) for name, make in retrieval_families.SPARSE.items()},
+    "static": (static_families.STATIC["static"], EMBED),
     "bge-m3": (retrieval_families.write_bge_m3, EMBED),
     "bge-m3 tokens": (retrieval_families.write_bge_m3, VECTORS),
     "bge-m3 weights": (retrieval_families.write_bge_m3, SPARSE),
@@ -190,7 +191,7 @@ def convert_all(folders: Iterable[Path], cache: Path, flags: Collection[str]) ->
     config = ModelConfig(device="cpu", dtype=dtype, cache_dir=str(cache))
     for folder in folders:
         model = read_model_folder(folder, config)
-        if not model.reads_images:
+        if not model.reads_images and not model.kind.open_runner:
             CpuModel(model, config, Offload(launch=2), load_by_torch, load_to_convert).open().prepare(None)
 
 

@@ -80,14 +80,17 @@ def test_a_device_that_is_named_is_taken_at_its_word(finds_gpu):
         ({"dtype": "float16"}, "local"),
         ({"backend": "compile"}, "process"),
         ({"device": "cuda"}, "process"),
+        ({"device": "cuda", "by_numpy": True}, "local"),
+        ({"by_numpy": True, "api_workers": 2}, "process"),
     ],
     ids=str,
 )
 def test_models_compute_in_the_process_that_answers_where_openvino_computes_them(settings, placement):
-    settings = {"cores": 2, "reads_images": False, "api_workers": 1, "device": "cpu"} | settings
-    cores, reads_images, workers = (settings.pop(name) for name in ("cores", "reads_images", "api_workers"))
+    settings = {"cores": 2, "reads_images": False, "by_numpy": False, "api_workers": 1, "device": "cpu"} | settings
+    options = {name: settings.pop(name) for name in ("cores", "reads_images", "by_numpy")}
+    workers = settings.pop("api_workers")
     config = Config(models=("m",), loading=ModelConfig(**settings), processes=ProcessesConfig(api_workers=workers))
-    assert default_placement(config, reads_images=reads_images, cores=cores) == placement
+    assert default_placement(config, **options) == placement
 
 
 def test_without_openvino_models_compute_in_processes_of_their_own(monkeypatch):

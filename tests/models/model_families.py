@@ -28,7 +28,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
-from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.models.loading.runner_loader import load_by_torch, load_transformer
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.loading.torch_loading import load_runner
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -543,6 +543,8 @@ def write_family(
 
 def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Any:
     """Load a runner, and have it choose how it computes; a model is converted in this process."""
+    if folder.kind.open_runner:
+        return load_transformer(folder, config, offload)
     on_cpu = torch_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
     if config.backend in ("auto", "openvino") and on_cpu:
         from trio_pool_serve.models.loading.conversion_process import load_to_convert  # needs OpenVINO

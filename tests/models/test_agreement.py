@@ -32,6 +32,7 @@ from tests.models.retrieval_families import (
     relative_difference,
     write_masked_lm,
 )
+from tests.models.static_families import STATIC, static_reference
 from tests.models.vision_families import (
     CONTENTS,
     DUAL_ENCODERS,
@@ -55,6 +56,7 @@ from trio_pool_serve.types import (
     Batch,
     Classify,
     Embed,
+    EmbedChunks,
     MaxSim,
     PoolingParams,
     PoolingRequest,
@@ -112,6 +114,16 @@ async def mean_at_unit_length(path: Path, name: str) -> Agreement:
             expected.append(torch.nn.functional.normalize(mean)[0].numpy())
     requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=ours.folder.prompts["query"])
     return Agreement(ours, requests, np.stack(expected), "transformers", most_alike=0.99)
+
+
+async def static(path: Path, name: str) -> Agreement:
+    ours, theirs = ServedModel(STATIC[name](path)), static_reference(path)
+    query = ours.folder.prompts.get("query", "")
+    requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=query)
+    requests += await ours.requests(TEXTS, EmbedChunks())  # the chunk of a text without any is all of it
+    expected = np.concatenate([theirs.encode(list(TEXTS)), theirs.encode([query + text for text in TEXTS])])
+    expected = [*expected, *expected[: len(TEXTS), None]]
+    return Agreement(ours, requests, expected)
 
 
 async def judge(path: Path, name: str) -> Agreement:
@@ -203,6 +215,7 @@ BY_SENTENCE_TRANSFORMERS = ("clip_of_sentence_transformers", "clip_with_heads", 
 CASES: Mapping[tuple[str, ...], Callable[[Path], Awaitable[Agreement]]] = {
     **{("embed", name): partial(embedding, name=name) for name in LOADED_BY_ORACLE},
     ("embed", "embeddinggemma2", "transformers"): partial(mean_at_unit_length, name="embeddinggemma2"),
+    **{("embed", name, "sentence-transformers"): partial(static, name=name) for name in STATIC},
     **{("score", name): partial(judge, name=name) for name in classifier_families.FAMILIES},
     **{("token_embed", name): partial(late_interaction, name=name) for name in LATE_INTERACTION},
     **{("sparse_embed", name): partial(sparse, name=name) for name in SPARSE},

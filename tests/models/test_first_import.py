@@ -69,8 +69,8 @@ def test_that_a_model_reads_images_is_told_without_transformers_and_the_hub(tmp_
     folder = clip(tmp_path / "clip")
     program = (
         "import sys; from trio_pool_serve.config import ModelConfig; "
-        "from trio_pool_serve.models.folder import accepts_images; "
-        f"print(accepts_images({str(folder)!r}, ModelConfig()), "
+        "from trio_pool_serve.models.folder import peek_folder; "
+        f"print(peek_folder({str(folder)!r}, ModelConfig()).reads_images, "
         "{'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)

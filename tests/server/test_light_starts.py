@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import trio
 
 from tests.conftest import client_of
 from tests.lanes import sampled
+from tests.models.static_families import STATIC, static_reference
 from tests.models.test_openvino_agreement import FOLDERS
 from tests.server.server_process import ServerProcess, launched, until
 
@@ -70,6 +72,24 @@ def catches(pid: int, number: int) -> bool:
 
 def heavy(names: Iterable[str]) -> set[str]:
     return {name for name in names for each in HEAVY if name == each or name.startswith(f"{each}.")}
+
+
+@pytest.mark.slow
+async def test_static_embeddings_are_served_by_the_command_alone_without_torch(tmp_path: Path):
+    """At the first start, too: nothing is converted, and tokenizer.json is read without transformers."""
+    folder, path_of_names = STATIC["potion"](tmp_path / "potion"), tmp_path / "names"
+    path_of_names.mkdir()
+    (path_of_names / "sitecustomize.py").write_text(AT_SIGNAL.format(folder=str(path_of_names)))
+    environment = {"PYTHONPATH": f"{path_of_names}:{os.environ.get('PYTHONPATH', '')}"}
+    async with launched(tmp_path, folder, command=SERVE, env=environment) as server:
+        answer = await server.post({"input": ["A nursery owns its tasks.", "Yes"]})
+        modules = await modules_of(server, path_of_names)
+    vectors = np.array([item["embedding"] for item in answer.json()["data"]])
+    expected = static_reference(folder).encode(["A nursery owns its tasks.", "Yes"])
+    assert np.abs(vectors - expected).max() < 1e-5
+    names = next(iter(modules.values()))
+    assert heavy(names) == set()
+    assert not {"transformers", "openvino"} & {*names}
 
 
 @sampled(

@@ -49,6 +49,8 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
     if (cache := ModelCache.of(loading.cache_dir)) is None:
         raise ModelLoadError("--cache-dir is empty: there is nowhere to keep the converted model.")
     folder = open_model_folder(location, loading)
+    if folder.kind.open_runner:
+        return "nothing is converted: it needs neither torch nor OpenVINO"
     load_tokenizer(folder, trust_remote_code=loading.trust_remote_code, cache=cache)
 
     def by_torch(*arguments: object) -> Runner:

@@ -89,8 +89,8 @@ class ProcessesConfig:
         Setting(
             "Where models compute. local: in the API process. process: in engine processes of this machine. hosts: on "
             "`--engine-hosts` only. ray: in engine processes that Ray places on the nodes of a cluster.",
-            default="hosts with --engine-hosts; local for texts on CPU by OpenVINO, on a single core and under plain "
-            "hypercorn; else process",
+            default="hosts with --engine-hosts; local for texts on CPU by OpenVINO, for static embeddings, on a single "
+            "core and under plain hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(get_args(Placement))))
     replicas: Annotated[

@@ -15,7 +15,7 @@ from trio_pool_serve.models.files.chat_template import (
 )
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.native_configs import native_config, native_of
-from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
 
 IGNORED_FILES = [
@@ -99,7 +99,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         kind=kind,
         spec=spec,
         native_config=None if native is None else files.config,
-        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens),
+        max_model_len=_max_model_len(files, config.max_model_len, spec),
         lower_case=bool(files.module_config.get("do_lower_case")),
         prompts=prompts,
         default_prompt_name=_default_prompt_name(files, prompts, config),
@@ -111,15 +111,15 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
-def accepts_images(location: str, config: ModelConfig) -> bool:
-    """Return whether the model at ``location`` accepts images; false if its files are not on this machine yet.
+def peek_folder(location: str, config: ModelConfig) -> AnyModelFolder | None:
+    """Return the folder of the model at ``location``; ``None`` if its files are not on this machine yet, or wrong.
 
     Blocks for milliseconds; fetches nothing.
     """
     try:
-        return read_model_folder(locate_model(location, revision=config.revision, only_local=True), config).reads_images
+        return read_model_folder(locate_model(location, revision=config.revision, only_local=True), config)
     except (ModelLoadError, OSError, ValueError):
-        return False  # loading the model says what is wrong
+        return None  # loading the model says what is wrong
 
 
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
@@ -135,7 +135,7 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
     return name or None
 
 
-def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int) -> int:
+def _max_model_len(files: FolderFiles, configured: int | None, spec: ModelSpec) -> int:
     config = files.text_config
     positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet: −1 means no limit
@@ -151,9 +151,10 @@ def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens:
         files.module_config.get("max_seq_length")
         or files.tokenizer_config.get("model_max_length")
         or files.tokenizer_config.get("max_len")
+        or spec.undeclared_max_tokens
         or UNLIMITED
     )
-    limit = min(max(text_limit, max_input_tokens), positions)
+    limit = min(max(text_limit, spec.max_input_tokens), positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files declare no maximum length; set it with --max-model-len.")
     return int(limit)

@@ -39,6 +39,8 @@ class ModelSpec:
     """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
     pools_token_states: ClassVar[bool] = False
     """Whether a Pooling module computes its vectors from the tokens' states."""
+    reads_tokenizer_file: ClassVar[bool] = False
+    """Whether tokenizer.json alone is the tokenizer, as the ``tokenizers`` library reads it."""
 
     modules: tuple[ModuleFiles, ...] = ()
     """The modules of sentence-transformers after the transformer, in order."""
@@ -52,6 +54,8 @@ class ModelSpec:
     """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
     conversation: ChatFormat | None = None
     """How every input is put into the chat template; ``None`` if only ``messages`` are."""
+    vocab_size: int = 0
+    """Number of tokens, for kinds that do not read it in config.json."""
     assumption: str = ""
     """A warning about settings that the files do not declare and the server assumes; empty if there are none."""
 
@@ -112,6 +116,11 @@ class ModelSpec:
     def max_input_tokens(self) -> int:
         """Maximum tokens of any input type, even above the tokenizer's limit; 0 if that is the maximum."""
         return 0
+
+    @property
+    def undeclared_max_tokens(self) -> int | None:
+        """Maximum tokens of an input if the files declare none; ``None``: then they must."""
+        return None
 
     def sparse_params(self, _: InputType | None) -> PoolingParams:
         """Return the params by which the sparse vector of a text of an input type is computed."""
@@ -185,7 +194,7 @@ class ModelFolder(Generic[Spec]):
     @property
     def vocab_size(self) -> int:
         """Number of rows of the token embedding; token ids are smaller."""
-        return int(self.transformer_config["vocab_size"])
+        return self.spec.vocab_size or int(self.transformer_config["vocab_size"])
 
 
 AnyModelFolder: TypeAlias = ModelFolder[Any]
@@ -199,8 +208,10 @@ class ModelKind(Generic[Spec]):
     ``read`` returns what a folder's files declare, ``None`` for a folder of another kind; it raises ``ModelLoadError``
     for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
     that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
-    because an API process imports no torch. ``exported_heads`` returns the heads of a spec, for folders whose weights
-    torch cannot load; it raises ``UnusableGraphError``.
+    because an API process imports no torch. ``open_runner`` names the function that makes the ``Runner`` itself of a
+    ``ModelFolder``, a ``ModelConfig`` and an ``Offload``, for a kind that neither torch nor OpenVINO computes; then
+    there is no ``load``. It raises ``ModelLoadError``. ``exported_heads`` returns the heads of a spec, for folders
+    whose weights torch cannot load; it raises ``UnusableGraphError``.
 
     ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
     (``None``: the model accepts no images); by default as most models do. They raise ``ModelLoadError`` if the
@@ -208,7 +219,8 @@ class ModelKind(Generic[Spec]):
     """
 
     read: Callable[[FolderFiles, ModelConfig], Spec | None]
-    load: str
+    load: str = ""
+    open_runner: str = ""
     exported_heads: "Callable[[Spec], BuiltHeads] | None" = None
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
     pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005

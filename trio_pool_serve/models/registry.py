@@ -14,6 +14,7 @@ from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.page_retrieval import PAGE_RETRIEVAL
 from trio_pool_serve.models.process_reward import PROCESS_REWARD
 from trio_pool_serve.models.sparse import SPARSE
+from trio_pool_serve.models.static import STATIC
 from trio_pool_serve.models.vision_language import VISION_LANGUAGE
 
 KINDS: list[ModelKind[Any]] = [
@@ -26,6 +27,7 @@ KINDS: list[ModelKind[Any]] = [
     SPARSE,
     DUAL_ENCODER,
     VISION_LANGUAGE,
+    STATIC,
     EMBEDDING,
 ]
 """In the order in which they are tried; the last accepts every folder that no other kind has recognised."""

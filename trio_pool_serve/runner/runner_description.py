@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-Backend: TypeAlias = Literal["torch", "openvino"]
+Backend: TypeAlias = Literal["torch", "openvino", "numpy"]
 
 
 @frozen(kw_only=True)

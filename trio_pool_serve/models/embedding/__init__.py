@@ -5,7 +5,8 @@ is a bare transformer, which sentence-transformers pools by MEAN, or by LAST if 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from attrs import evolve, frozen
@@ -75,14 +76,21 @@ MODULE_POOLING: Mapping[Pooling, str] = {"last": "lasttoken", "mean_sqrt_len": "
 def modules_after_transformer(
     files: FolderFiles, config: ModelConfig, *, undeclared: tuple[ModuleFiles, ...] = ()
 ) -> tuple[ModuleFiles, ...]:
-    """Return the modules after the transformer, as the settings change them.
+    """Return the modules after the transformer, as ``with_settings``.
 
-    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers. Raises
-    ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
+    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers.
     """
     pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
     bare = (pooling, ModuleFiles(name="Normalize", path=files.path)) if files.own_pooling else (pooling,)
-    modules = list(files.modules[1:] if files.modules else undeclared or bare)
+    return with_settings(files.modules[1:] if files.modules else undeclared or bare, config)
+
+
+def with_settings(declared: Sequence[ModuleFiles], config: ModelConfig) -> tuple[ModuleFiles, ...]:
+    """Return the modules as the settings change them.
+
+    Raises ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
+    """
+    modules = list(declared)
     if config.pooling is not None:
         if not modules or modules[0].name != "Pooling":
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
@@ -92,7 +100,7 @@ def modules_after_transformer(
     if config.normalize is not None:
         modules = [module for module in modules if module.name != "Normalize"]
     if config.normalize:
-        modules.append(ModuleFiles(name="Normalize", path=files.path))
+        modules.append(ModuleFiles(name="Normalize", path=Path()))
     return tuple(modules)
 
 

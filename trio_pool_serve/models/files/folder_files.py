@@ -23,6 +23,12 @@ class ModuleFiles:
     path: Path
     config: Mapping[str, Any] = Factory(dict)
 
+    def require_vectors(self) -> None:
+        """Raise ``ModelLoadError`` unless it maps a text's vector to the text's vector."""
+        for key in ("module_input_name", "module_output_name"):
+            if self.config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
+                raise ModelLoadError(f"{self.name} works on {self.config[key]!r}, which is not supported.")
+
 
 @frozen(kw_only=True)
 class RouterFiles:
@@ -163,6 +169,9 @@ TRANSFORMER_CONFIGS = tuple(
 TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
 """Module classes that are a transformer; their config.json is transformers' own."""
 
+STATIC = "StaticEmbedding"
+"""The class of a module that is no transformer but a table of the tokens' vectors; it reads tokenizer.json only."""
+
 PACKAGES = ("sentence_transformers", "pylate")
 """Packages whose modules are known. PyLate's are sentence-transformers' under another name."""
 
@@ -179,23 +188,26 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     if adapter.exists():
         raise ModelLoadError(f"{adapter}: adapters are not applied; merge it into the weights (merge_and_unload).")
     config = read_json(transformer_path / "config.json")
-    if not config:
+    is_static = (bool(modules) and modules[0].name == STATIC) or config.get("model_type") == "model2vec"
+    if not config and not is_static:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
     candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
     name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
     require_known("Transformer", str(transformer_path / name), module_config)
     whole = read_json(path / "config_sentence_transformers.json")
     # Other kinds of sentence-transformers' models do not read it.
-    if modules and whole.get("truncate_dim") and whole.get("model_type") in (None, "SentenceTransformer"):
-        modules += (ModuleFiles(name="Truncate", path=path, config={"dimensions": whole["truncate_dim"]}),)
+    if modules and (kept := whole.get("truncate_dim")) and whole.get("model_type") in (None, "SentenceTransformer"):
+        if type(kept) is not int or kept < 1:
+            raise ModelLoadError(f"{path / 'config_sentence_transformers.json'}: truncate_dim is {kept!r}.")
+        modules += (ModuleFiles(name="Truncate", path=path, config={"dimensions": kept}),)
     return FolderFiles(
         path=path,
         transformer_path=transformer_path,
         modules=modules,
-        config=config,
+        config=config or {"model_type": "static"},
         module_config=module_config,
         sentence_transformers_config=whole,
-        tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
+        tokenizer_config={} if is_static else read_json(transformer_path / "tokenizer_config.json"),
         chat_template=chat_template,
         router=router,
     )
@@ -223,7 +235,7 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in json.loads(read_text(listing)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
-    if not modules or modules[0].name not in (*TRANSFORMERS, "Router"):
+    if not modules or modules[0].name not in (*TRANSFORMERS, STATIC, "Router"):
         raise ModelLoadError(f"{listing} does not begin with a Transformer module.")
     return modules
 
@@ -245,6 +257,8 @@ def read_router(path: Path) -> RouterFiles:
 
 
 def _transformer_path(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> Path:
+    if modules[0].name == STATIC:
+        return modules[0].path
     candidates = [module for route in router.routes.values() for module in route] if router else modules
     paths = {module.path for module in candidates if module.name in TRANSFORMERS}
     if len(paths) != 1:

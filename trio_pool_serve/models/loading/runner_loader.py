@@ -6,6 +6,7 @@ This module does not import torch.
 import logging
 import sys
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TypeAlias
 
 from attrs import define, field
@@ -29,7 +30,10 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 
 
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
-    """Load the runner of a transformers model, without ``prepare``; torch is imported only if it computes."""
+    """Load the runner of a model, without ``prepare``; torch is imported only if it computes."""
+    if folder.kind.open_runner:
+        runner: Runner = resolve_name(folder.kind.open_runner)(folder, config, offload)
+        return runner
     if has_gpu(config):
         return load_by_torch(folder, config, offload, "the GPU cannot be used")
     return CpuModel(folder, config, offload, load_by_torch).open()

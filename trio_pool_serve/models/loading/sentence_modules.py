@@ -33,9 +33,7 @@ def load_modules(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
     if unknown := [files.name for files in modules if files.name not in MODULES]:
         raise ModelLoadError(f"modules.json requires {', '.join(unknown)}, which cannot be loaded.")
     for files in modules:
-        for key in ("module_input_name", "module_output_name"):
-            if files.config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-                raise ModelLoadError(f"{files.name} works on {files.config[key]!r}, which is not supported.")
+        files.require_vectors()
     try:
         return [MODULES[files.name](files) for files in modules]
     except Exception as error:

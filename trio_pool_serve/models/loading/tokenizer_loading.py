@@ -137,9 +137,12 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a model's folder.
 
-    A tokenizer of the ``tokenizers`` library is written to the cache, from which later calls read it in milliseconds.
-    Other tokenizers, and a first call, import transformers. Blocks; raises ``ModelLoadError``.
+    For some kinds of model it is tokenizer.json alone. Else a tokenizer of the ``tokenizers`` library is written to the
+    cache, from which later calls read it in milliseconds. Other tokenizers, and a first call, import transformers.
+    Blocks; raises ``ModelLoadError``.
     """
+    if folder.spec.reads_tokenizer_file:
+        return _of_file(folder)
     entry = None
     if cache is not None:
         with suppress(OSError):  # of files that need not be read to load the tokenizer
@@ -151,6 +154,22 @@ def load_tokenizer(
         return cached
     with entry.locked():
         return _read(entry) or _load(folder, entry, trust_remote_code=trust_remote_code)
+
+
+def _of_file(folder: AnyModelFolder) -> Tokenizer:
+    """Return the tokenizer of tokenizer.json. Raises ``ModelLoadError``, also for tokens beyond the vocabulary."""
+    path = folder.transformer_path / FILE
+    try:
+        backend = tokenizers.Tokenizer.from_str(read_text(path))
+    except Exception as error:  # the library has no narrower type
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if (last := max(backend.get_vocab().values(), default=0)) >= folder.vocab_size:
+        raise ModelLoadError(
+            f"{path} has tokens up to id {last}, but the model's table only those below {folder.vocab_size}."
+        )
+    direction = (backend.truncation or {}).get("direction", "right")
+    special_ids = frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
+    return FastTokenizer(backend, special_ids, has_segments=False, truncation_side=direction)
 
 
 def _read(entry: CacheEntry) -> Tokenizer | None:

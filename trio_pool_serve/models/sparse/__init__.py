@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
-import numpy as np
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
@@ -16,9 +15,9 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.formats import LookupFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.types import PoolingParams, RenderedPrompt, SparseEmbed, SparseLookup, TokenIds
+from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
 
 SpladePooling: TypeAlias = Literal["max", "sum"]
 
@@ -120,23 +119,6 @@ def _require_same_tokenizer(table: Path, transformer: Path) -> None:
     ours, theirs = ({**read_json(folder / "tokenizer.json"), **unused} for folder in (table, transformer))
     if ours != theirs:
         raise ModelLoadError("The SparseStaticEmbedding has another tokenizer than the transformer.")
-
-
-@frozen(kw_only=True)
-class LookupFormat(TextFormat):
-    """Texts of the ``lookup_input_types`` have no special tokens, so they can be empty."""
-
-    lookup_input_types: frozenset[InputType | None]
-
-    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
-        """Replace an empty row by one token that is not attended to: a row of a batch has at least one token."""
-        if input_type in self.lookup_input_types and len(token_ids) == 0:
-            return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
-        return RenderedPrompt(token_ids)
-
-    def adds_special_tokens(self, input_type: InputType | None) -> bool:
-        """Return whether the text is computed by the transformer."""
-        return input_type not in self.lookup_input_types
 
 
 def sparse_text_format(spec: Sparse, _: Tokenizer) -> TextFormat:

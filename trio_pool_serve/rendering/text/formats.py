@@ -7,6 +7,7 @@ Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
@@ -46,6 +47,23 @@ class TextFormat:
     def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:  # noqa: ARG002
         """Return the model input; ``token_ids`` already include special tokens."""
         return RenderedPrompt(token_ids)
+
+
+@frozen(kw_only=True)
+class LookupFormat(TextFormat):
+    """Texts of the ``lookup_input_types`` have no special tokens, so they can be empty."""
+
+    lookup_input_types: frozenset[InputType | None]
+
+    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
+        """Replace an empty row by one token that is not attended to: a row of a batch has at least one token."""
+        if input_type in self.lookup_input_types and len(token_ids) == 0:
+            return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
+        return RenderedPrompt(token_ids)
+
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:
+        """Return whether the text is computed by the transformer."""
+        return input_type not in self.lookup_input_types
 
 
 class PairFormat(Protocol):

@@ -1,0 +1,119 @@
+"""Static embeddings: a text's vector is the mean of its tokens' rows in a table.
+
+sentence-transformers' layout is a module StaticEmbedding with the tensor ``embedding.weight``. model2vec's has
+``embeddings``, and maybe ``mapping``, the row of each token, and ``weights``, the weight of each token; its folders
+without modules.json declare ``normalize`` in config.json. Both are computed as by sentence-transformers'
+StaticEmbedding: no special tokens, unknown tokens count, and a text without tokens gets zeros.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.embedding import similarity_of, with_settings
+from trio_pool_serve.models.files.folder_files import STATIC as MODULE
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
+from trio_pool_serve.models.files.tensors import FILE, read_shapes
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.rendering.text.formats import LookupFormat
+
+MAX_TOKENS = 2**17
+"""Maximum tokens of an input unless tokenizer.json or ``--max-model-len`` says otherwise: the models have no maximum,
+and tokenising this many takes half a second."""
+
+
+@frozen(kw_only=True)
+class Static(ModelSpec):
+    """A table of the tokens' vectors, and the modules after it."""
+
+    tasks = frozenset({"embed", "score"})
+    scoring = "vectors"
+    supports_messages = False
+    pools_token_states = True
+    reads_tokenizer_file = True
+
+    max_length: int | None = None
+    """Tokens to which tokenizer.json truncates texts, ``None`` for all."""
+
+    @property
+    def pooling(self) -> str:
+        """The mean of the rows, over all tokens."""
+        return "mean"
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the last of its modules is a Normalize."""
+        return bool(self.modules) and self.modules[-1].name == "Normalize"
+
+    @property
+    def undeclared_max_tokens(self) -> int:
+        """``max_length``, else ``MAX_TOKENS``."""
+        return self.max_length or MAX_TOKENS
+
+
+def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
+    """Read folders that begin with a StaticEmbedding, and folders of model2vec. Raises ``ModelLoadError``."""
+    if files.modules and files.modules[0].name != MODULE:
+        return None
+    if not files.modules and files.config.get("model_type") != "model2vec":
+        return None
+    normalizes = not files.modules and files.config.get("normalize")
+    modules = (ModuleFiles(name="Normalize", path=files.path),) if normalizes else files.modules[1:]
+    return Static(
+        modules=with_settings(modules, config),
+        similarity=similarity_of(files),
+        vocab_size=_vocab_size(files.transformer_path),
+        max_length=_max_length(files.transformer_path / "tokenizer.json"),
+    )
+
+
+def _vocab_size(folder: Path) -> int:
+    """Return the number of tokens that have a row. Raises ``ModelLoadError`` if the tensors do not fit together."""
+    shapes = read_shapes(folder)
+    if (table := shapes.get("embedding.weight")) is not None:
+        per_token: Mapping[str, tuple[int, ...]] = {}
+    elif (table := shapes.get("embeddings")) is not None:
+        per_token = {name: shapes[name] for name in ("mapping", "weights") if name in shapes}
+    else:
+        raise ModelLoadError(f"{folder / FILE} has neither a tensor embedding.weight nor embeddings.")
+    if len(table) != 2 or 0 in table:
+        raise ModelLoadError(f"{folder / FILE}: the table has the shape {table}; it must be (rows, dimensions).")
+    tokens = per_token.get("mapping", table[:1])
+    for name, shape in per_token.items():
+        if shape != tokens or len(shape) != 1 or not shape[0]:
+            raise ModelLoadError(f"{folder / FILE}: {name} has the shape {shape}; it must be one number per token.")
+    return tokens[0]
+
+
+class _Truncation(msgspec.Struct):
+    max_length: int
+
+
+class _TokenizerFile(msgspec.Struct):
+    truncation: _Truncation | None = None
+
+
+def _max_length(path: Path) -> int | None:
+    """Return the length to which tokenizer.json truncates. Raises ``ModelLoadError`` if it cannot be read."""
+    try:
+        found = msgspec.json.decode(read_text(path), type=_TokenizerFile).truncation
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if found is not None and found.max_length < 1:
+        raise ModelLoadError(f"{path}: truncation has the max_length {found.max_length}.")
+    return None if found is None else found.max_length
+
+
+STATIC = ModelKind(
+    read=read_static,
+    open_runner="trio_pool_serve.models.static.loading:open_static",
+    text_format=lambda spec, tokenizer: LookupFormat(  # noqa: ARG005
+        lookup_input_types=frozenset({None, *get_args(InputType)})
+    ),
+)

@@ -1,0 +1,175 @@
+"""The runner of static embeddings: means of the rows of a table, by NumPy. It needs neither torch nor OpenVINO."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
+from trio_pool_serve.runner.openvino.heads import Floats, finished
+from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.types import (
+    Batch,
+    CopiedBatch,
+    Embed,
+    EmbedChunks,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    TokenIds,
+)
+
+VectorModule: TypeAlias = Callable[[Floats], Floats]
+"""Maps the vectors of texts, [rows, d], to other vectors, [rows, d']."""
+
+AT_ONCE = 1024
+"""Tokens of a text whose rows are copied and added at a time: sums of more lose digits."""
+
+
+@frozen(eq=False)
+class TokenTable:
+    """The vector of each token: ``rows[mapping[token]] * weights[token]``, shape (d,).
+
+    ``rows`` is float32 or int8, [rows, d]. Without ``mapping`` each token has the row of its id; without ``weights``
+    all weights are 1. Both have one number per token.
+    """
+
+    rows: npt.NDArray[Any]
+    mapping: npt.NDArray[np.integer[Any]] | None = None
+    weights: Floats | None = None
+
+    def mean(self, token_ids: TokenIds) -> Floats:
+        """Return the mean of the tokens' vectors, [d]; zeros for no tokens."""
+        total = np.zeros(self.width, dtype=np.float32)
+        for begin in range(0, len(token_ids), AT_ONCE):
+            part = token_ids[begin : begin + AT_ONCE]
+            vectors = self.rows[part if self.mapping is None else self.mapping[part]]
+            if self.weights is None:
+                total += vectors.sum(axis=0, dtype=np.float32)
+            else:
+                total += self.weights[part] @ vectors.astype(np.float32, copy=False)
+        return total / np.float32(max(1, len(token_ids)))
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return int(self.rows.shape[1])
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the table, without ``mapping``."""
+        return self.rows.size + (0 if self.weights is None else self.weights.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(array.nbytes for array in (self.rows, self.mapping, self.weights) if array is not None)
+
+
+ACTIVATIONS: Mapping[str, VectorModule] = {
+    "torch.nn.modules.activation.Tanh": np.tanh,
+    "torch.nn.modules.activation.ReLU": lambda vectors: np.maximum(vectors, 0),
+    "torch.nn.modules.activation.Sigmoid": lambda vectors: np.float32(0.5) * (1 + np.tanh(vectors / 2)),
+    "torch.nn.modules.linear.Identity": lambda vectors: vectors,
+}
+"""By the names in a Dense module's config."""
+
+
+@frozen(eq=False)
+class Dense:
+    """A linear layer with an activation; ``adds_input`` adds its input, mapped by ``residual`` if the widths differ."""
+
+    weight: Floats
+    bias: Floats | None
+    activation: VectorModule
+    adds_input: bool
+    residual: Floats | None
+
+    def __call__(self, vectors: Floats) -> Floats:
+        """Map [rows, d] to [rows, d']."""
+        out = self.activation(vectors @ self.weight.T + (0 if self.bias is None else self.bias))
+        if not self.adds_input:
+            return out
+        return out + (vectors if self.residual is None else vectors @ self.residual.T)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of all its tensors."""
+        return sum(array.size for array in (self.weight, self.bias, self.residual) if array is not None)
+
+
+def normalized(vectors: Floats) -> Floats:
+    """Return vectors of unit length; zeros stay zeros."""
+    return finished(vectors, Embed(), normalizes=True)
+
+
+def truncated(vectors: Floats, dimensions: int) -> Floats:
+    """Return the beginning of each vector."""
+    return vectors[:, :dimensions]
+
+
+@frozen(eq=False)
+class StaticRunner:
+    """Computes batches in the launching thread. ``normalizes`` is the model's default, after the ``modules``."""
+
+    table: TokenTable
+    modules: Sequence[VectorModule]
+    description: RunnerDescription
+    normalizes: bool
+
+    on_cpu = True
+    has_own_threads = pads = False
+    concurrent_launches = 1
+    background_launches = embeds_width = 0
+    cosine_with_float32 = None
+
+    def launch(self, batch: Batch) -> CopiedBatch:
+        """Compute the rows."""
+        wanted = [(request.prompt, param) for request in batch.requests for param in request.params]
+        parts = [_parts(prompt, param) for prompt, param in wanted]
+        vectors = np.array([self.table.mean(ids) for of_one in parts for ids in of_one])
+        for module in self.modules:
+            vectors = module(vectors)
+        params = [param for _, param in wanted]
+        if len(vectors) == len(batch.requests) and type(params[0]) is Embed and params.count(params[0]) == len(params):
+            return CopiedBatch([(row,) for row in finished(vectors, params[0], normalizes=self.normalizes)])
+        ends = np.cumsum([len(of_one) for of_one in parts])
+        values = iter(
+            [
+                finished(of_one if isinstance(param, EmbedChunks) else of_one[0], param, normalizes=self.normalizes)
+                for of_one, param in zip(np.split(vectors, ends[:-1]), params, strict=True)
+            ]
+        )
+        rows: list[tuple[PooledValue, ...]] = [tuple(next(values) for _ in each.params) for each in batch.requests]
+        return CopiedBatch(rows)
+
+    def describe(self) -> str:
+        """Return one line for the log."""
+        return str(self.description)
+
+    @property
+    def dimensions(self) -> int:
+        """Length of the vectors."""
+        return self.description.dimensions
+
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Return the token budget of batches."""
+        return wanted_batch_tokens or GPU_BATCH_TOKENS
+
+    def return_memory(self) -> None:
+        """Do nothing: no memory is kept."""
+
+    @property
+    def probe_request(self) -> PoolingRequest:
+        """A row of the first token, eight times."""
+        return PoolingRequest(RenderedPrompt(np.zeros(8, dtype=np.int32)), (Embed(),))
+
+
+def _parts(prompt: RenderedPrompt, param: PoolingParams) -> list[TokenIds]:
+    """Return the token ids of each vector of a prompt: of its chunks for ``EmbedChunks``, else all of them."""
+    if not isinstance(param, EmbedChunks) or prompt.chunks is None:
+        return [prompt.token_ids[: prompt.attended]]
+    return [prompt.token_ids[begin:end] for begin, end in prompt.chunks]
