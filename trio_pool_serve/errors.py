@@ -17,6 +17,8 @@ JobField: TypeAlias = Literal[
     "continue_final_message",
     "tasks",
     "dimensions",
+    "token_pooling",
+    "max_active_dims",
     "truncate_to",
     "padded",
     "prompt_name",

@@ -88,14 +88,24 @@ class AsyncModel:
         width = dimensions or self.service.model().engine.facts.dimensions
         return np.asarray(await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize))
 
-    async def tokens(self, texts: Texts, *, dimensions: int | None = None, **options: Unpack[Options]) -> list[Vectors]:
+    async def tokens(
+        self,
+        texts: Texts,
+        *,
+        dimensions: int | None = None,
+        token_pooling: float | None = None,
+        **options: Unpack[Options],
+    ) -> list[Vectors]:
         """Return the vectors of each text's tokens: float32, shape (tokens, dimensions). Cancellation: at once."""
         normalize = self.service.model().folder.spec.normalizes or None  # as ``/pooling`` does
-        return list(await self._pool("token_embed", texts, options, dimensions=dimensions, normalize=normalize))
+        fields: Any = {"dimensions": dimensions, "normalize": normalize, "token_pooling": token_pooling}
+        return list(await self._pool("token_embed", texts, options, **fields))
 
-    async def sparse(self, texts: Texts, **options: Unpack[Options]) -> list[SparseVector]:
-        """Return weights over the vocabulary for each text. Cancellation: at once."""
-        return list(await self._pool("sparse_embed", texts, options))
+    async def sparse(
+        self, texts: Texts, *, max_active_dims: int | None = None, **options: Unpack[Options]
+    ) -> list[SparseVector]:
+        """Return weights over the vocabulary, or over latents, for each text. Cancellation: at once."""
+        return list(await self._pool("sparse_embed", texts, options, max_active_dims=max_active_dims))
 
     async def classify(
         self, texts: Texts, *, activation: Activation = "probabilities", **options: Unpack[Options]
@@ -217,6 +227,12 @@ class Model(AbstractContextManager["Model"]):
 ACCEPTED: Mapping[str, Any] = Options.__annotations__ | {
     "dimensions": Annotated[int | None, Meta(description="an integer")],
     "normalize": Annotated[bool | None, Meta(description="True or False")],
+    "token_pooling": Annotated[
+        Annotated[float, Meta(ge=1, le=2**31 - 1)] | None, Meta(description="a number of at least 1")
+    ],
+    "max_active_dims": Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None, Meta(description="an integer of at least 1")
+    ],
     "activation": Annotated[Activation, Meta(description=" or ".join(map(repr, get_args(Activation))))],
     "top_n": Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="an integer of at least 1")],
 }

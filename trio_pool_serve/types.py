@@ -117,12 +117,19 @@ class TokenEmbed(PoolingParams):
 
 @frozen
 class SparseEmbed(PoolingParams):
-    """Weights over the vocabulary, by a forward pass: a ``SparseVector``."""
+    """Weights over the vocabulary, or over the latents of a sparse autoencoder, by a forward pass: a ``SparseVector``.
+
+    Only the ``max_active_dims`` greatest weights are returned; ``None`` is the model's default.
+    """
+
+    max_active_dims: int | None = None
 
 
 @frozen
 class SparseLookup(PoolingParams):
-    """Weights of the text's own tokens, looked up without a forward pass: a ``SparseVector``."""
+    """Weights of the text's own tokens, looked up without a forward pass; otherwise as ``SparseEmbed``."""
+
+    max_active_dims: int | None = None
 
 
 Activation: TypeAlias = Literal["probabilities", "score", "raw"]
@@ -177,7 +184,10 @@ class MaxSim(PoolingParams):
 
 @frozen(eq=False)
 class SparseVector:
-    """Weights above zero: int32 vocabulary ``indices``, ascending, and float32 ``values``, both shape (n,)."""
+    """Weights above zero: int32 ``indices``, ascending, and float32 ``values``, both shape (n,).
+
+    An index is a token of the vocabulary, or a latent of a sparse autoencoder.
+    """
 
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[np.float32]

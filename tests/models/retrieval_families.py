@@ -213,13 +213,14 @@ def write_multi_vector(
     normalizes: bool = True,
     prompts: Mapping[str, str] | None = None,
     similarity: str | None = None,
+    pooling: Mapping[str, Any] | None = None,
     **transformer: Any,
 ) -> Path:
     """Put a model together with sentence-transformers, and let it write the folder."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.base.modules.dense import Dense
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 
     bare = write_transformer(folder.with_name(f"{folder.name}-bare"), family)
     torch.manual_seed(1)
@@ -231,6 +232,8 @@ def write_multi_vector(
         modules.append(MultiVectorMask(**mask))
     if normalizes:
         modules.append(Normalize("token_embeddings"))
+    if pooling is not None:
+        modules.append(HierarchicalTokenPooling(**pooling))
     model = MultiVectorEncoder(
         modules=modules, prompts=dict(prompts or {}), similarity_fn_name=similarity, device="cpu"
     )
@@ -243,6 +246,11 @@ def some_tokens_only(folder: Path) -> Path:
     """Some documents have none of these tokens."""
     letters = [bert_tokenizer().convert_tokens_to_ids(piece) for piece in ("a", "##e", "##s", "the")]
     return write_multi_vector(folder, "bert", {"keep_only_token_ids": letters}, similarity="meanmaxsim")
+
+
+@built_once
+def pooled_documents(folder: Path) -> Path:
+    return write_multi_vector(folder, "modernbert", {}, pooling={"pool_factor": 2}, query_length=QUERY_LENGTH)
 
 
 LATE_INTERACTION: Mapping[str, Callable[[Path], Path]] = {
@@ -288,7 +296,21 @@ LATE_INTERACTION: Mapping[str, Callable[[Path], Path]] = {
             folder, "bert", None, query_expansion={"strategy": "fixed", "length": QUERY_LENGTH}
         ),
     ),
-    **by_name(some_tokens_only),
+    **by_name(some_tokens_only, pooled_documents),
+    **each_built_once(
+        pooled_queries_and_documents=lambda folder: write_multi_vector(
+            folder,
+            "distilbert",
+            {"skiplist_words": [","]},
+            pooling={
+                "pool_factor": 1.5,
+                "num_protected_tokens": 0,
+                "normalize_embeddings": False,
+                "tasks": ["query", "document"],
+            },
+            similarity="meanmaxsim",
+        )
+    ),
 }
 
 # -- sparse -------------------------------------------------------------------------------------------------
@@ -398,6 +420,34 @@ def opensearch(folder: Path) -> Path:
     return folder
 
 
+LATENTS = 64
+
+
+def write_csr(folder: Path, family: str, *, max_weights: int | None = None, **config: Any) -> Path:
+    """Put an autoencoder with random biases behind an embedding model, and let sentence-transformers write it."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    bare = write_transformer(folder.with_name(f"{folder.name}-bare"), family)
+    torch.manual_seed(8)
+    encoder = SparseAutoEncoder(HIDDEN, LATENTS, **config)
+    for parameter in (encoder.encoder.weight, encoder.pre_bias, encoder.latent_bias):
+        torch.nn.init.normal_(parameter, std=0.3)
+    modules: list[torch.nn.Module] = [
+        Transformer(str(bare), max_seq_length=MAX_LENGTH), Pooling(HIDDEN, pooling_mode="mean"), encoder,
+    ]  # fmt: skip
+    model = SparseEncoder(modules=modules, max_active_dims=max_weights, prompts={"query": "query: "}, device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+@built_once
+def csr(folder: Path) -> Path:
+    return write_csr(folder, "bert", k=5)
+
+
 SPARSE: Mapping[str, Callable[[Path], Path]] = {
     **by_name(splade_max, splade_sum),
     **each_built_once(
@@ -409,7 +459,12 @@ SPARSE: Mapping[str, Callable[[Path], Path]] = {
         # Texts without an input type take the first route, the queries'.
         inference_free_by_default=lambda folder: write_inference_free(folder, default_route=None),
     ),
-    **by_name(early_splade, inference_free, opensearch),
+    **by_name(early_splade, inference_free, opensearch, csr),
+    **each_built_once(
+        # Of 60 numbers, only those above zero are left.
+        csr_standardised=lambda folder: write_csr(folder, "modernbert", k=60, normalize=True),
+        csr_of_a_decoder=lambda folder: write_csr(folder, "qwen3", k=5, max_weights=9),
+    ),
 }
 
 # -- BGE-M3 -------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from tests.models.vision_oracles import (
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
+from trio_pool_serve.tasks.token_pooling import pool_rows
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -84,6 +85,8 @@ class Agreement:
     scores: Vectors | None = None
     """Of all queries, which come first, with all documents behind them."""
     queries: int = 0
+    finish: Callable[[int, Any], Any] = lambda _, value: value
+    """What the server makes of the value of a row, by its index."""
 
 
 def asked(prompts: Sequence[RenderedPrompt], *params: PoolingParams) -> list[PoolingRequest]:
@@ -162,12 +165,19 @@ async def late_interaction(path: Path, name: str) -> Agreement:
     ours, theirs = ServedModel(path), MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
     assert ours.folder.prompts == {name: text for name, text in theirs.prompts.items() if text is not None}
     queries, documents, others = encoded_by_type(theirs)
+    pooling = ours.folder.spec.token_pooling
+    types = [input_type for input_type, texts in TEXTS_OF.items() for _ in texts]
+
+    def finish(row: int, vectors: Vectors) -> Vectors:
+        return pool_rows(vectors, pooling) if pooling and pooling.applies_to(types[row]) else vectors
+
     return Agreement(
         ours,
         await asked_by_type(ours, lambda _: TokenEmbed()),
         [vectors.numpy() for vectors in (*queries, *documents, *others)],
-        scores=theirs.similarity(queries, documents).numpy(),
+        scores=None if pooling else theirs.similarity(queries, documents).numpy(),
         queries=len(queries),
+        finish=finish,
     )
 
 
@@ -257,7 +267,8 @@ def difference(ours: Any, expected: Vectors) -> float:
 async def farthest(found: Agreement, rows: Sequence[int]) -> float:
     """The largest difference of some rows that are computed in one batch."""
     values = await found.ours.runner.launch(Batch(tuple(found.requests[row] for row in rows)))
-    return max(difference(value, found.expected[row]) for (value,), row in zip(values, rows, strict=True))
+    pairs = zip(values, rows, strict=True)
+    return max(difference(found.finish(row, value), found.expected[row]) for (value,), row in pairs)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
+from trio_pool_serve.types import PoolingTask, SparseEmbed, SparseLookup
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
@@ -24,6 +24,24 @@ late_interaction: one vector per token."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 """How two vectors are compared. Distances are negated, so that greater means more similar."""
+
+
+@frozen(kw_only=True)
+class TokenPooling:
+    """How the vectors of a text's tokens are clustered, and each cluster replaced by its mean.
+
+    ``factor`` is tokens per cluster; the first ``protected_tokens`` stay as they are. ``normalizes``: the means are
+    scaled to unit length. Texts without an input type are documents.
+    """
+
+    factor: float
+    protected_tokens: int = 1
+    normalizes: bool = True
+    input_types: frozenset[InputType] = frozenset({"document"})
+
+    def applies_to(self, input_type: InputType | None) -> bool:
+        """Return whether texts of this input type are pooled."""
+        return (input_type or "document") in self.input_types
 
 
 @frozen(kw_only=True)
@@ -46,6 +64,10 @@ class ModelSpec:
     """The modules of sentence-transformers after the transformer, in order."""
     similarity: Similarity = "cosine"
     """How ``scoring == "vectors"`` compares them: ``similarity_fn_name`` of config_sentence_transformers.json."""
+    mean_scores: bool = False
+    """Whether a score of late interaction is divided by the number of the query's vectors."""
+    token_pooling: TokenPooling | None = None
+    """How the vectors of tokens are pooled after the modules; ``None``: not."""
     labels: tuple[str, ...] = ()
     """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
     marker_tokens: tuple[str, ...] = ()
@@ -122,7 +144,7 @@ class ModelSpec:
         """Maximum tokens of an input if the files declare none; ``None``: then they must."""
         return None
 
-    def sparse_params(self, _: InputType | None) -> PoolingParams:
+    def sparse_params(self, _: InputType | None) -> SparseEmbed | SparseLookup:
         """Return the params by which the sparse vector of a text of an input type is computed."""
         return SparseEmbed()
 

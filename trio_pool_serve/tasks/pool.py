@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, JobField
+from trio_pool_serve.models.model_kind import TokenPooling
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.tasks.token_pooling import pooled_tokens
 from trio_pool_serve.types import (
     Activation,
     Classify,
@@ -39,8 +41,9 @@ PooledRow = tuple[PooledValue, ...]
 class PoolJob:
     """Prompts and the tasks to compute for each of them: the form of a request of any dialect.
 
-    One forward pass computes all ``tasks``. ``dimensions`` and ``normalize`` are for vectors, ``activation`` for
-    labels.
+    One forward pass computes all ``tasks``. ``dimensions`` and ``normalize`` are for vectors, ``token_pooling`` (the
+    factor, at least 1) for vectors of a document's tokens, ``max_active_dims`` (at least 1) for sparse vectors,
+    ``activation`` for labels.
     """
 
     prompts: Sequence[Prompt]
@@ -48,6 +51,8 @@ class PoolJob:
     input_params: InputParams = Factory(InputParams)
     dimensions: int | None = None
     normalize: bool | None = None
+    token_pooling: float | None = None
+    max_active_dims: int | None = None
     activation: Activation = "probabilities"
     priority: int = 0
 
@@ -114,15 +119,46 @@ def _embed_params(model: Model, job: PoolJob) -> Embed:
 
 def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
     check_dimensions(model, job.dimensions)
-    return TokenEmbed(dimensions=job.dimensions, normalize=job.normalize)
+    normalize = job.normalize
+    if token_pooling_of(model, job) is not None:  # clustering compares the vectors as the model makes them
+        normalize = None if model.folder.spec.token_pooling else job.normalize or None
+    return TokenEmbed(dimensions=job.dimensions, normalize=normalize)
+
+
+def token_pooling_of(model: Model, job: PoolJob) -> TokenPooling | None:
+    """Return how the vectors of a job's tokens are pooled, ``None`` if they are not.
+
+    ``normalize`` of the job is about the pooled vectors. Raises ``InvalidRequestError`` if the model's cannot be.
+    """
+    own, factor = model.folder.spec.token_pooling, job.token_pooling
+    if factor is not None:
+        if "token_embed" not in job.tasks or model.folder.spec.scoring != "late_interaction":
+            raise InvalidRequestError(
+                "{token_pooling} is for the vectors of tokens (token_embed) of late-interaction models.",
+                field="token_pooling",
+            )
+        if own is not None:
+            raise InvalidRequestError(
+                f"This model pools tokens by the factor {own.factor:g} itself: leave out {{token_pooling}}.",
+                field="token_pooling",
+            )
+        pooling = TokenPooling(factor=factor, normalizes=job.normalize is not False)
+    elif own is not None and "token_embed" in job.tasks:
+        pooling = evolve(own, normalizes=own.normalizes or job.normalize is True)
+    else:
+        return None
+    return pooling if pooling.applies_to(job.input_params.effective_input_type) else None
+
+
+def _sparse_params(model: Model, job: PoolJob) -> PoolingParams:
+    params = model.folder.spec.sparse_params(job.input_params.effective_input_type)
+    return params if job.max_active_dims is None else evolve(params, max_active_dims=job.max_active_dims)
 
 
 TASKS: dict[str, Task] = {
     "embed": Task("embed", _embed_params),
     "token_embed": Task("token_embed", _token_embed_params),
-    "sparse_embed": Task(
-        "sparse_embed", lambda model, job: model.folder.spec.sparse_params(job.input_params.effective_input_type)
-    ),
+    "sparse_embed": Task("sparse_embed", _sparse_params),
     "classify": Task("classify", lambda _, job: Classify(job.activation)),
     "token_classify": Task("token_classify", lambda _, job: TokenClassify(job.activation)),
 }
@@ -150,6 +186,16 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
+def require_few_numbers(model: Model, tokens: int, *, field: JobField) -> None:
+    """Raise ``InvalidRequestError`` if the vectors of ``tokens`` have more than ``MAX_TOKEN_NUMBERS`` numbers."""
+    if tokens * model.engine.facts.dimensions > MAX_TOKEN_NUMBERS:
+        raise InvalidRequestError(
+            f"About {tokens} tokens with {model.engine.facts.dimensions} numbers each are more than the "
+            f"{MAX_TOKEN_NUMBERS} that one request may have; send fewer inputs at a time.",
+            field=field,
+        )
+
+
 def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
     """Return a job's work for the engine, with its tokens estimated, not counted.
 
@@ -158,13 +204,8 @@ def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], con
     estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(len(rows))
     if not any(row.in_windows for row in rows):
         estimate = min(estimate, len(rows) * model.renderer.max_model_len)
-    numbers = estimate * model.engine.facts.dimensions
-    if "token_embed" in job.tasks and numbers > MAX_TOKEN_NUMBERS:
-        raise InvalidRequestError(
-            f"About {estimate} tokens with {model.engine.facts.dimensions} numbers each are more than the "
-            f"{MAX_TOKEN_NUMBERS} that one response may have; send fewer inputs at a time.",
-            field="prompts",
-        )
+    if "token_embed" in job.tasks:
+        require_few_numbers(model, estimate, field="prompts")
     return context.work(estimate, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
 
 
@@ -187,7 +228,7 @@ async def pool(
     by_tokens = "token_embed" in job.tasks
     if not by_tokens and len(job.prompts) > 1 and not context.client.is_background:  # windows bound those of batches
         _reserve(model, context, len(job.prompts))  # first, so that a refusal is cheap
-    to_compute = rows_to_compute(model, job)
+    to_compute, pooling = rows_to_compute(model, job), token_pooling_of(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
     finished: dict[int, PooledRow] = {}
 
@@ -200,5 +241,11 @@ async def pool(
     with model.admit(work) as admitted:
         if by_tokens:
             _reserve(model, context, work.tokens)
-        rows = await compute_rows(model, to_compute, admitted, context.timings, done)
+        rows = await compute_rows(model, to_compute, admitted, context.timings, None if pooling else done)
+    if pooling is not None:
+        place = job.tasks.index("token_embed")
+        for index, row in enumerate(rows):
+            values = list(row.values)
+            values[place] = await pooled_tokens(model, values[place], pooling)
+            done(index, row._replace(values=tuple(values)))
     return Pooled([finished[index] for index in range(len(rows))], [row.tokens for row in rows])

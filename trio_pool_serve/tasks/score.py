@@ -1,6 +1,7 @@
 """Scoring of documents against queries, as the model requires: in pairs, by vectors or by late interaction."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,13 @@ from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_kind import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
+from trio_pool_serve.runner.openvino.heads import max_sim
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, require_few_numbers
 from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.tasks.token_pooling import pooled_tokens
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024
@@ -133,20 +137,37 @@ async def _score_vectors(model: Model, job: ScoreJob, context: RequestContext, a
 async def _score_late_interaction(
     model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest
 ) -> Scores:
-    """Compute the queries' token vectors, then score the documents against them on the device."""
+    """Compute the queries' token vectors, then score the documents against them on the device.
+
+    Documents whose vectors are pooled are scored here, as pooling is.
+    """
+    pooling, spec = model.folder.spec.token_pooling, model.folder.spec
     rendering = _rendering(model, job, "query")
     to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
-    queries = await compute_rows(model, to_compute, admitted, context.timings)
+    rows = await compute_rows(model, to_compute, admitted, context.timings)
+    queries = [row.vector for row in rows]
+    if pooling is not None and pooling.applies_to("query"):
+        queries = [await pooled_tokens(model, vectors, pooling) for vectors in queries]
     # Copies, because a view would keep the outputs of its batch.
-    params = [(MaxSim(row.vector.copy()),) for row in queries]
+    params = [(MaxSim(vectors.copy()),) for vectors in queries]
     context.reservation.grow(sum(param.query.nbytes for (param,) in params))
-    rendering = _rendering(model, job, "document")
-    to_compute = [
-        RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
-        for index, side in enumerate(job.documents)
-    ]
-    documents = await compute_rows(model, to_compute, admitted, context.timings)
-    return _scores_of(documents, sum(row.tokens for row in queries))
+    rendering, query_tokens = _rendering(model, job, "document"), sum(row.tokens for row in rows)
+    if pooling is None or not pooling.applies_to("document"):
+        to_compute = [
+            RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
+            for index, side in enumerate(job.documents)
+        ]
+        return _scores_of(await compute_rows(model, to_compute, admitted, context.timings), query_tokens)
+    tokens = admitted.work.tokens
+    require_few_numbers(model, tokens, field="documents")
+    context.reservation.grow(tokens * model.engine.facts.dimensions * BYTES_PER_NUMBER)
+    to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.documents]
+    rows, scores = await compute_rows(model, to_compute, admitted, context.timings), []
+    for index, row in enumerate(rows):
+        [param] = params[job.query_of(index)]
+        of_query = partial(max_sim, param.query, mean_scores=spec.mean_scores)
+        scores.append(await pooled_tokens(model, row.vector, pooling, of_query))
+    return Scores(np.concatenate(scores), query_tokens + sum(row.tokens for row in rows))
 
 
 SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestContext, AdmittedRequest], Awaitable[Scores]]] = {

@@ -34,6 +34,7 @@ _LIMITER = {
     "load": "loading models",
     "render": "tokenising, and decoding bodies",
     "media": "decoding images",
+    "cluster": "token pooling",
     "postprocess": "encoding responses",
     "launch": "forward passes",
     "ahead": "the next forward pass, launched while others compute",

@@ -30,16 +30,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LimiterName: TypeAlias = Literal[
-    "render", "media", "postprocess", "download", "load", "launch", "ahead", "background", "copy", "files"
+    "render", "media", "cluster", "postprocess", "download", "load", "launch", "ahead", "background", "copy", "files"
 ]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
-postprocess: outputs to bytes. download: models from the hub, while the server runs. load: loading models, one at a
-time. launch: forward passes. ahead: the next forward pass. background: forward passes of planned batches at idle
-priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
+cluster: token pooling. postprocess: outputs to bytes. download: models from the hub, while the server runs. load:
+loading models, one at a time. launch: forward passes. ahead: the next forward pass. background: forward passes of
+planned batches at idle priority. copy: waiting for copies from the device. files: reading and writing files of bulk
+work."""
 
-CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "download": 4, "load": 1, "files": 2}
+CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "cluster": 1, "download": 4, "load": 1, "files": 2}
 """Capacities that are not set. A download that hangs does not hold up the others. Two imports or conversions at a time
-are no faster, and take the memory of both. One file is read while another is written."""
+are no faster, and take the memory of both; so do two clusterings, which hold the interpreter lock most of the time. One
+file is read while another is written."""
 
 START_PAUSE_S = 1.0
 """Pause between attempts to start a thread for work that belongs to no request."""

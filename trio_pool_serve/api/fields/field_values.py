@@ -34,6 +34,17 @@ TruncationLength: TypeAlias = Annotated[
     int, msgspec.Meta(**INT32, description="From 1 to the model's maximum, in tokens; -1 is that maximum.")
 ]
 
+TokenPoolingFactor: TypeAlias = Annotated[
+    float,
+    msgspec.Meta(
+        ge=1, le=2**31 - 1, description="Tokens of a document per vector, on average: 2 halves the number of vectors."
+    ),
+]
+
+MaxActiveDims: TypeAlias = Annotated[
+    int, msgspec.Meta(ge=1, le=2**31 - 1, description="The greatest weights of a sparse vector that are returned.")
+]
+
 TopK: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="At least 1; more than there are is all of them.")]
 
 TopN: TypeAlias = Annotated[

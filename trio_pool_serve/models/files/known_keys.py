@@ -29,8 +29,10 @@ KNOWN_KEYS: Mapping[str, str] = {
     ),
     "SpladePooling": "pooling_strategy activation_function embedding_dimension word_embedding_dimension chunk_size",
     "SparseStaticEmbedding": "frozen",
+    **dict.fromkeys(("SparseAutoEncoder", "CSRSparsity"), "input_dim hidden_dim k k_aux normalize dead_threshold"),
     "LogitScore": "true_token_id false_token_id module_input_name",
     "MultiVectorMask": "skiplist_words skiplist_tasks keep_only_token_ids",
+    "HierarchicalTokenPooling": "pool_factor num_protected_tokens normalize_embeddings tasks",
     "Router": "default_route allow_empty_key route_mappings",
     "LoRA": (
         "peft_type base_model_name_or_path revision r lora_alpha use_rslora rank_pattern alpha_pattern modules_to_save "

@@ -6,7 +6,7 @@ original ColBERT's ``HF_ColBERT``, with the projection among the transformer's w
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
+from trio_pool_serve.models.late_interaction.token_pooling import read_token_pooling
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import TextFormat
@@ -63,8 +64,6 @@ class LateInteraction(ModelSpec):
     document_length: int | None = None
     text_length: int | None = None
     """Maximum tokens of a text without an input type, or of an input type without a length."""
-    mean_scores: bool = False
-    """Whether a score is divided by the number of the query's vectors."""
 
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
@@ -142,7 +141,10 @@ def _read_modules(files: FolderFiles) -> LateInteraction:
         if key in files.sentence_transformers_config
     }
     settings = _pylate_settings(files.sentence_transformers_config) | dict(files.module_config)
-    modules, mask = _token_modules(files, is_converted=not is_whole and saved != "ColBERT")
+    listed, token_pooling = files.modules[1:], None
+    if is_whole and listed and listed[-1].name == "HierarchicalTokenPooling":
+        listed, token_pooling = listed[:-1], read_token_pooling(listed[-1])
+    modules, mask = _token_modules(listed, is_converted=not is_whole and saved != "ColBERT")
     if not is_whole:
         words = files.sentence_transformers_config.get("skiplist_words")
         if words is None and (saved == "ColBERT" or prefixes):
@@ -162,6 +164,7 @@ def _read_modules(files: FolderFiles) -> LateInteraction:
             for input_type, prefix in prefixes.items()
         },
         mean_scores=files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim",
+        token_pooling=token_pooling,
     )
 
 
@@ -196,7 +199,9 @@ def _expansion(settings: Mapping[str, Any] | None) -> QueryExpansion | None:
     )
 
 
-def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
+def _token_modules(
+    modules: Sequence[ModuleFiles], *, is_converted: bool
+) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
     """Return the modules over tokens, and the mask.
 
     ``is_converted``: the folder is a converted text embedding model. Its modules over the text's vector are dropped,
@@ -204,7 +209,7 @@ def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[Mod
     """
     kept: list[ModuleFiles] = []
     mask = None
-    for module in files.modules[1:]:
+    for module in modules:
         if module.name == "MultiVectorMask":
             mask = scoring_mask(module)
         elif module.name == "Normalize":

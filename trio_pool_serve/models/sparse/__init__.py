@@ -1,36 +1,42 @@
-"""Learned sparse models: weights over the vocabulary.
+"""Learned sparse models: weights over the vocabulary, or over the latents of an autoencoder.
 
 SPLADE encodes queries and documents with a masked language model. Inference-free SPLADE encodes only documents so
-and looks up the weights of a query's tokens in a table: a Router with two routes.
+and looks up the weights of a query's tokens in a table: a Router with two routes. CSR encodes the vector of an
+embedding model by a sparse autoencoder.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.embedding import read_conversation, require_plain_states
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
-from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
+from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, pooling_modes
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import LookupFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
+from trio_pool_serve.types import SparseEmbed, SparseLookup
 
 SpladePooling: TypeAlias = Literal["max", "sum"]
 
-SPARSE_MODULES = frozenset(
-    {"MLMTransformer", "SpladePooling", "SparseStaticEmbedding", "SparseAutoEncoder", "CSRSparsity"}
-)
+AUTOENCODERS = frozenset({"SparseAutoEncoder", "CSRSparsity"})
+"""The module's name, and its name before it was released."""
+
+SPARSE_MODULES = frozenset({"MLMTransformer", "SpladePooling", "SparseStaticEmbedding", *AUTOENCODERS})
 
 ACTIVATIONS = ("relu", "log1p_relu")
 
 
 @frozen(kw_only=True)
 class Sparse(ModelSpec):
-    """A masked language model and, for some input types, a table of token weights."""
+    """A masked language model and, for some input types, a table of token weights; or an autoencoder after pooling.
+
+    Only the latter has ``modules``: Pooling, others of an embedding model, and last the autoencoder.
+    """
 
     splade_pooling: SpladePooling = "max"
     log1p_twice: bool = False
@@ -48,10 +54,10 @@ class Sparse(ModelSpec):
 
     @property
     def pooling(self) -> str:
-        """SPLADE pooling, over the vocabulary."""
-        return "splade"
+        """SPLADE pooling, over the vocabulary; with an autoencoder, the modes of the Pooling module."""
+        return "+".join(pooling_modes(self.modules[0].config)) if self.modules else "splade"
 
-    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
+    def sparse_params(self, input_type: InputType | None) -> SparseEmbed | SparseLookup:
         """Return the params by which the sparse vector of a text of this input type is computed."""
         return SparseLookup() if input_type in self.lookup_input_types else SparseEmbed()
 
@@ -61,6 +67,8 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     if files.router is not None:
         return _read_router(files, files.router)
     names = {module.name for module in files.modules}
+    if files.modules and files.modules[-1].name in AUTOENCODERS:
+        return _autoencoder(files)
     if files.encoder_class == "SparseEncoder" or names & SPARSE_MODULES:
         return _splade(files, files.modules)
     is_wanted = config.task == "sparse_embed" and not files.modules and files.is_saved_from("ForMaskedLM")
@@ -94,7 +102,10 @@ def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
 def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
     names = [module.name for module in modules]
     if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
-        raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported; SPLADE is.")
+        raise ModelLoadError(
+            f"modules.json: a sparse model of {', '.join(names) or 'no modules'} is not supported; a transformer and "
+            "SpladePooling are, or a transformer, Pooling and, as the last module, SparseAutoEncoder."
+        )
     if names[0] != "MLMTransformer" or "transformer_task" in files.module_config:
         files.require_task("fill-mask")
     files.reject_input_type_lengths()
@@ -106,8 +117,36 @@ def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
     return Sparse(
         splade_pooling=pooling,
         log1p_twice=activation == "log1p_relu",
-        max_active_dims=files.sentence_transformers_config.get("max_active_dims"),
+        max_active_dims=_max_active_dims(files),
     )
+
+
+def _max_active_dims(files: FolderFiles) -> int | None:
+    found = files.sentence_transformers_config.get("max_active_dims")
+    if found is not None and (type(found) is not int or found < 1):
+        place = files.path / "config_sentence_transformers.json"
+        raise ModelLoadError(f"{place}: max_active_dims is {found!r}; it must be an integer of at least 1.")
+    return found
+
+
+def _autoencoder(files: FolderFiles) -> Sparse:
+    """Read CSR: Wen et al., https://arxiv.org/abs/2503.01776."""
+    names = [module.name for module in files.modules]
+    if names[:2] != ["Transformer", "Pooling"] or len(AUTOENCODERS.intersection(names)) != 1:
+        raise ModelLoadError(
+            f"modules.json: {', '.join(names)} is not supported; a SparseAutoEncoder follows Transformer and Pooling."
+        )
+    require_plain_states(files)
+    module = files.modules[-1]
+    sizes: dict[str, Any] = {"input_dim": None, "hidden_dim": 512, "k": 8, **module.config}
+    numbers = [sizes[name] for name in ("input_dim", "hidden_dim", "k")]
+    k = _max_active_dims(files) or sizes["k"]
+    if any(type(number) is not int or number < 1 for number in numbers) or k > sizes["hidden_dim"]:
+        raise ModelLoadError(
+            f"{module.path / 'config.json'}: input_dim, hidden_dim and k are {numbers}; they must be integers of at "
+            f"least 1, and at most hidden_dim latents can be active, not {k}."
+        )
+    return Sparse(modules=files.modules[1:], conversation=read_conversation(files), max_active_dims=k)
 
 
 def _require_same_tokenizer(table: Path, transformer: Path) -> None:

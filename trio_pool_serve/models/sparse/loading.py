@@ -1,15 +1,19 @@
-"""Loading learned sparse models: a masked language model and an optional table of token weights."""
+"""Loading learned sparse models: a masked language model and an optional table, or an autoencoder after pooling."""
 
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
+from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse import Sparse
 from trio_pool_serve.runner.forward_pass import Head
-from trio_pool_serve.runner.heads.sparse import SparseLookupHead, SpladeHead
+from trio_pool_serve.runner.heads.pooling import Normalize, Pooler
+from trio_pool_serve.runner.heads.sparse import LatentHead, SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
@@ -17,6 +21,8 @@ from trio_pool_serve.types import SparseEmbed, SparseLookup
 def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedModel:
     """Load a ``Sparse`` model."""
     spec = folder.spec
+    if spec.modules:
+        return _load_autoencoder(folder, params)
     model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", optional_weights=())
     heads: dict[type[Any], Head] = {
         SparseEmbed: SpladeHead(spec.splade_pooling, spec.log1p_twice, spec.max_active_dims)
@@ -35,3 +41,52 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, description=description, output_width=folder.vocab_size
     )
+
+
+def _load_autoencoder(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedModel:
+    *modules, last = folder.spec.modules
+    dense, k = load_pooler(modules, params.device), folder.spec.max_active_dims
+    assert k is not None  # noqa: S101  (the module's own k is the default)
+    normalize = [Normalize()] if dense.normalizes else []
+    encoder = SparseEncoding(last).to(params.device)
+    pooler = Pooler(dense.pooling, [*dense.modules_after, *normalize, encoder]).eval()
+    return LoadedModel(
+        backbone=Backbone(load_checkpoint(folder, params)),
+        heads={SparseEmbed: LatentHead(pooler, k)},
+        description=f"{'+'.join(dense.pooling)} pooling, {k} of {len(encoder.latent_bias)} latents",
+    )
+
+
+class SparseEncoding(nn.Module):
+    """The encoder of a SparseAutoEncoder, before all but the greatest latents are set to zero.
+
+    ``relu(W (x - pre_bias) + latent_bias)`` of a vector x, which is standardised first if the module's config says
+    ``normalize``: sentence-transformers' module of that name, after Gao et al., https://arxiv.org/abs/2406.04093.
+    """
+
+    def __init__(self, files: ModuleFiles) -> None:
+        super().__init__()
+        stored = read_weights(files.path)
+        # The weight is tied to the decoder's, and is stored once.
+        weight = stored.get("encoder.weight", stored.get("decoder.linear.weight"))
+        inputs, latents = files.config["input_dim"], files.config.get("hidden_dim", 512)
+        of_names = {
+            "decoder.linear.weight": (weight, (latents, inputs)),
+            "latent_bias": (stored.get("latent_bias"), (latents,)),
+            "pre_bias": (stored.get("pre_bias"), (inputs,)),
+        }
+        found = []
+        for name, (tensor, shape) in of_names.items():
+            if tensor is None or tensor.shape != shape:
+                what = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+                raise ModelLoadError(f"{files.path}: {name} is {what}; its shape must be {list(shape)}.")
+            found.append(nn.Parameter(tensor, requires_grad=False))
+        self.weight, self.latent_bias, self.pre_bias = found
+        self.standardises = bool(files.config.get("normalize"))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map [rows, input_dim] to [rows, hidden_dim]."""
+        if self.standardises:
+            rows = rows - rows.mean(dim=-1, keepdim=True)
+            rows = rows / (rows.std(dim=-1, keepdim=True) + 1e-5)
+        return nn.functional.linear(rows - self.pre_bias, self.weight, self.latent_bias).relu()

@@ -1,4 +1,4 @@
-"""Heads that give weights over the vocabulary."""
+"""Heads that give weights over the vocabulary, or over the latents of a sparse autoencoder."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trio_pool_serve.runner.batch_rows import Indices
 from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import split_tokens
+from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.openvino.heads import greatest_of_tokens
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.torch_device import to_device
@@ -26,12 +27,17 @@ ACTIVATED_AT_ONCE = 512
 """Tokens whose logits are activated at a time if they are summed: all would take the memory of the logits twice."""
 
 
-def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
-    """Return weights [rows, vocabulary] with all but the ``max_active_dims`` greatest of each row set to zero."""
-    if max_active_dims is None or max_active_dims >= weights.shape[1]:
+def _greatest(weights: Tensor, params: Sequence[SparseEmbed], default: int | None) -> Tensor:
+    """Return weights [rows, width] with all but the ``max_active_dims`` greatest of each row set to zero."""
+    width = weights.shape[1]
+    limits = np.array([min(param.max_active_dims or default or width, width) for param in params])
+    if (most := int(limits.max())) == limits.min() == width:
         return weights
-    indices = weights.abs().topk(max_active_dims, dim=1).indices
-    return torch.zeros_like(weights).scatter_(1, indices, weights.gather(1, indices))
+    indices = weights.abs().topk(most, dim=1).indices
+    greatest = weights.gather(1, indices)
+    if most > limits.min():
+        greatest = greatest * (torch.arange(most, device=weights.device) < to_device(limits, weights.device)[:, None])
+    return torch.zeros_like(weights).scatter_(1, indices, greatest)
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
@@ -93,7 +99,7 @@ class SpladeHead:
     log1p_twice: bool = False
     max_active_dims: int | None = None
 
-    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
         """Return the weights above zero, as ``compact`` does."""
         states = forward.required_states
         whole = np.zeros_like(states.lengths)
@@ -103,7 +109,7 @@ class SpladeHead:
         else:
             groups = _groups(states.lengths, ACTIVATED_AT_ONCE)
             weights = torch.cat([self._sum(states.select(rows)) for rows in groups])
-        return compact(_greatest(weights, self.max_active_dims))
+        return compact(_greatest(weights, params, self.max_active_dims))
 
     def padded(self, logits: Tensor, mask: Tensor) -> Tensor:
         """Return the weights of padded rows [rows, tokens, vocabulary]: [rows, vocabulary]; the mask is 0 or 1."""
@@ -122,17 +128,35 @@ class SpladeHead:
 
 
 @frozen(eq=False)
+class LatentHead:
+    """The head of ``SparseEmbed`` for sparse autoencoders, whose encoder is the last module of ``pooler``.
+
+    Wen et al., https://arxiv.org/abs/2503.01776. The encoder's output is not negative: its greatest numbers are the
+    greatest before ReLU, as far as these are above zero.
+    """
+
+    pooler: Pooler
+    max_active_dims: int
+
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
+        """Return the latents above zero, as ``compact`` does."""
+        latents = self.pooler(forward.required_states, forward.skipped)
+        return compact(_greatest(latents, params, self.max_active_dims))
+
+
+@frozen(eq=False)
 class SparseLookupHead:
     """The head of ``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
 
     weights: Tensor
     max_active_dims: int | None = None
 
-    def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:
         """Return the weights of all tokens, [tokens]."""
         ids = np.concatenate([request.prompt.token_ids for request in forward.requests])
         of_tokens = self.weights.index_select(0, to_device(ids, self.weights.device))
-        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, max_active_dims=self.max_active_dims))
+        limits = [param.max_active_dims or self.max_active_dims for param in params]
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, limits=limits))
 
 
 @frozen(eq=False)
@@ -146,21 +170,22 @@ class LexicalHead:
     linear: nn.Linear
     unused: Collection[int]
 
-    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
         """Return the weights of all tokens, [tokens]: over the vocabulary they would be ten thousand times as many."""
         states = forward.required_states
         of_tokens = self.linear(states.at(states.cells).float()).squeeze(-1).relu()
-        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, unused=self.unused))
+        limits = [param.max_active_dims for param in params]
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, limits=limits, unused=self.unused))
 
 
 def _by_token(
     array: npt.NDArray[np.float32],
     requests: Sequence[PoolingRequest],
-    max_active_dims: int | None = None,
+    limits: Sequence[int | None],
     unused: Collection[int] = (),
 ) -> list[PooledValue]:
     rows = split_tokens(array, np.array([request.tokens for request in requests]))
     return [
-        greatest_of_tokens(request.prompt, of_row, max_active_dims=max_active_dims, unused=unused)
-        for of_row, request in zip(rows, requests, strict=True)
+        greatest_of_tokens(request.prompt, of_row, max_active_dims=limit, unused=unused)
+        for of_row, request, limit in zip(rows, requests, limits, strict=True)
     ]

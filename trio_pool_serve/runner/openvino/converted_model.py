@@ -42,12 +42,13 @@ RETRY_S = 7 * 24 * 60 * 60
 COMPARED: Sequence[PoolingParams] = (
     Embed(normalize=False),
     TokenEmbed(normalize=False),
-    SparseEmbed(),
+    SparseEmbed(max_active_dims=2**31 - 1),
     Classify("raw"),
     TokenClassify("raw"),
 )
 """The params whose values are compared, of a model that has their heads. Activations would hide differences: of 8 and
-12 the sigmoid is nearly the same."""
+12 the sigmoid is nearly the same. Of two weights that are nearly equal, either may be among the greatest: all are
+compared."""
 
 
 class UnusableGraphError(ModelLoadError):

@@ -22,7 +22,8 @@ from trio_pool_serve.runner.heads.classification import (
 )
 from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
 from trio_pool_serve.runner.heads.maxsim import MaxSimHead
-from trio_pool_serve.runner.heads.sparse import LexicalHead, SparseLookupHead, SpladeHead
+from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.runner.heads.sparse import LatentHead, LexicalHead, SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino import heads
 from trio_pool_serve.runner.progress import with_progress_bar
@@ -76,14 +77,7 @@ class Traced(nn.Module):
     def _add(self, head: Any) -> heads.AnyHead:
         match head:
             case EmbeddingHead(pooler=pooler):
-                self.add_module("pooler", pooler)
-
-                def pooled(rows: TracedRows) -> Tensor:
-                    parts = [rows.selected(name) for name in pooler.pooling or ("first",)]
-                    vectors: Tensor = pooler.after(torch.cat(parts, dim=-1))
-                    return vectors
-
-                return heads.Vector(self._output("vectors", pooled), normalizes=pooler.normalizes)
+                return heads.Vector(self._pooled("vectors", pooler), normalizes=pooler.normalizes)
             case ChunkEmbeddingHead(pooler=pooler):
                 if len(pooler.modules_after):
                     self.after_pooling, self.poolings = nn.Sequential(*pooler.modules_after), len(pooler.pooling)
@@ -99,6 +93,8 @@ class Traced(nn.Module):
                     self._output("weights", lambda rows: head.padded(rows.states, rows.mask)),
                     max_active_dims=head.max_active_dims,
                 )
+            case LatentHead(pooler=pooler, max_active_dims=k):
+                return heads.VocabularyWeights(self._pooled("weights", pooler), max_active_dims=k)
             case LexicalHead(linear=linear):
                 self.add_module("lexical", linear)
                 output = self._output("token_weights", lambda rows: linear(rows.states).squeeze(-1).relu())
@@ -112,6 +108,16 @@ class Traced(nn.Module):
                 name = self._activated("token_labels", lambda rows: of_tokens(rows.states), functions)
                 return heads.TokenLabels(name, step_token_id=head.step_token_id)
         raise TypeError(f"there is no conversion of {type(head).__name__}")
+
+    def _pooled(self, name: str, pooler: Pooler) -> str:
+        self.add_module("pooler", pooler)
+
+        def pooled(rows: TracedRows) -> Tensor:
+            parts = [rows.selected(selection) for selection in pooler.pooling or ("first",)]
+            vectors: Tensor = pooler.after(torch.cat(parts, dim=-1))
+            return vectors
+
+        return self._output(name, pooled)
 
     def _token_vectors(self, head: TokenEmbeddingHead) -> str:
         if isinstance(head.project, nn.Identity):

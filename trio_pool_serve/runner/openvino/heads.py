@@ -106,22 +106,23 @@ class LateInteraction(TokenVectors, frozen=True, tag=True):
     mean_scores: bool = False
 
     def _value(self, outputs: Outputs, row: int, param: Any) -> Floats:
-        query = np.asarray(param.query, np.float32)
         vectors = super()._value(outputs, row, TokenEmbed())
-        score = (vectors @ query.T).max(axis=0).sum() if len(vectors) else np.float32(EMPTY_SCORE)
-        return np.array([score / max(1, len(query)) if self.mean_scores else score], dtype=np.float32)
+        return max_sim(np.asarray(param.query, np.float32), vectors, mean_scores=self.mean_scores)
 
 
 class VocabularyWeights(Head, frozen=True, tag=True):
-    """``SparseEmbed``: weights over the vocabulary, [rows, vocabulary]; returns the ``max_active_dims`` greatest."""
+    """``SparseEmbed``: weights over the vocabulary or latents, [rows, width]; returns the greatest of a row.
+
+    ``max_active_dims`` is the model's default.
+    """
 
     max_active_dims: int | None = None
 
-    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
-        weights = outputs.arrays[self.output][row]
+    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:
+        weights, limit = outputs.arrays[self.output][row], param.max_active_dims or self.max_active_dims
         (indices,) = np.nonzero(weights)
-        if self.max_active_dims is not None and len(indices) > self.max_active_dims:
-            greatest = np.argpartition(-weights[indices], self.max_active_dims - 1)[: self.max_active_dims]
+        if limit is not None and len(indices) > limit:
+            greatest = np.argpartition(-weights[indices], limit - 1)[:limit]
             indices = np.sort(indices[greatest])
         return SparseVector(indices.astype(np.int32), weights[indices])
 
@@ -131,8 +132,9 @@ class TokenWeights(Head, frozen=True, tag=True):
 
     unused: tuple[int, ...] = ()
 
-    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:  # noqa: ARG002
-        return greatest_of_tokens(outputs.requests[row].prompt, outputs.arrays[self.output][row], unused=self.unused)
+    def _value(self, outputs: Outputs, row: int, param: SparseEmbed) -> SparseVector:
+        prompt, of_tokens = outputs.requests[row].prompt, outputs.arrays[self.output][row]
+        return greatest_of_tokens(prompt, of_tokens, max_active_dims=param.max_active_dims, unused=self.unused)
 
 
 class TableWeights(Head, frozen=True, tag=True):
@@ -140,10 +142,10 @@ class TableWeights(Head, frozen=True, tag=True):
 
     max_active_dims: int | None = None
 
-    def _value(self, outputs: Outputs, row: int, param: SparseLookup) -> SparseVector:  # noqa: ARG002
+    def _value(self, outputs: Outputs, row: int, param: SparseLookup) -> SparseVector:
         assert outputs.table is not None  # noqa: S101
-        prompt = outputs.requests[row].prompt
-        return greatest_of_tokens(prompt, outputs.table[prompt.token_ids], max_active_dims=self.max_active_dims)
+        prompt, limit = outputs.requests[row].prompt, param.max_active_dims or self.max_active_dims
+        return greatest_of_tokens(prompt, outputs.table[prompt.token_ids], max_active_dims=limit)
 
 
 class Labels(Head, frozen=True, tag=True):
@@ -189,6 +191,12 @@ def finished(vectors: Floats, param: Any, *, normalizes: bool) -> Floats:
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: Floats = np.divide(vectors, np.maximum(lengths, np.float32(1e-12)), dtype=np.float32)
     return scaled
+
+
+def max_sim(query: Floats, document: Floats, *, mean_scores: bool) -> Floats:
+    """Return the score of a document [tokens, d] against a query [q, d], shape (1,): see ``MaxSim``."""
+    score = (document @ query.T).max(axis=0).sum() if len(document) else np.float32(EMPTY_SCORE)
+    return np.array([score / max(1, len(query)) if mean_scores else score], dtype=np.float32)
 
 
 def kept(of_tokens: npt.NDArray[Any], prompt: RenderedPrompt) -> npt.NDArray[Any]:

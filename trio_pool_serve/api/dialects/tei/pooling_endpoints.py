@@ -8,10 +8,17 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.api.fields.encodings import VectorEncoding, array_json, nbytes_of, number_items
-from trio_pool_serve.api.fields.field_values import Dimensions, WireRequest, refused, require_few
+from trio_pool_serve.api.fields.field_values import (
+    Dimensions,
+    MaxActiveDims,
+    TokenPoolingFactor,
+    WireRequest,
+    refused,
+    require_few,
+)
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -61,7 +68,7 @@ def _side(direction: str | None) -> TruncationSide:
 
 @frozen(kw_only=True)
 class EmbedRequest(WireRequest, TextOptions):
-    """The body of ``/embed`` and ``/embed_all``."""
+    """The body of ``/embed``."""
 
     inputs: Input
     normalize: bool | None = None
@@ -82,11 +89,27 @@ class EmbedRequest(WireRequest, TextOptions):
 
 
 @frozen(kw_only=True)
+class EmbedAllRequest(EmbedRequest):
+    """The body of ``/embed_all``. ``token_pooling`` is of this server."""
+
+    token_pooling: TokenPoolingFactor | None = None
+
+    def job(self, network: NetworkConfig, task: PoolingTask = "token_embed") -> PoolJob:
+        """Return the job, as the base class."""
+        return evolve(super().job(network, task), token_pooling=self.token_pooling)
+
+
+@frozen(kw_only=True)
 class EmbedSparseRequest(EmbedRequest):
-    """The body of ``/embed_sparse``."""
+    """The body of ``/embed_sparse``. ``max_active_dims`` is of this server."""
 
     normalize: bool | None = refused(NOT_DENSE, [False])
     dimensions: Dimensions | None = refused(NOT_DENSE)
+    max_active_dims: MaxActiveDims | None = None
+
+    def job(self, network: NetworkConfig, task: PoolingTask = "sparse_embed") -> PoolJob:
+        """Return the job, as the base class."""
+        return evolve(super().job(network, task), max_active_dims=self.max_active_dims)
 
 
 @frozen(kw_only=True)
@@ -235,15 +258,13 @@ POOLING_ENDPOINTS = (
     ),
     _endpoint(
         paths=("/embed_all",),
-        wire=EmbedRequest,
-        to_job=partial(EmbedRequest.job, task="token_embed"),
+        wire=EmbedAllRequest,
         respond=respond_vectors,
         summary="Embed texts: one vector for each of their tokens.",
     ),
     _endpoint(
         paths=("/embed_sparse",),
         wire=EmbedSparseRequest,
-        to_job=partial(EmbedSparseRequest.job, task="sparse_embed"),
         respond=respond_vectors,
         summary="Embed texts: weights over the vocabulary.",
     ),

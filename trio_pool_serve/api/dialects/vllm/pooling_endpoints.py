@@ -12,7 +12,14 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, Chunk, EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_bytes, encode_list
 from trio_pool_serve.api.fields.encodings import nbytes_of, row_json
-from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_same, wants_logits
+from trio_pool_serve.api.fields.field_values import (
+    MaxActiveDims,
+    TokenPoolingFactor,
+    refuse_given,
+    refused,
+    the_same,
+    wants_logits,
+)
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields, with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -84,7 +91,8 @@ class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
     ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are embedded for:
-    ``query``, ``document``. ``use_activation`` applies to labels, or to vectors if there are no labels; ``activation``
+    ``query``, ``document``. ``token_pooling`` is for token_embed, ``max_active_dims`` for sparse_embed: the names of
+    sentence-transformers. ``use_activation`` applies to labels, or to vectors if there are no labels; ``activation``
     is its old name.
     """
 
@@ -93,6 +101,8 @@ class PoolingRequest(EmbeddingsRequest):
     tasks: list[str] | None = None
     input_type: str | None = None
     activation: bool | None = None
+    token_pooling: TokenPoolingFactor | None = None
+    max_active_dims: MaxActiveDims | None = None
     stream: bool | None = refused(ELSEWHERE, [False])
     late_chunking: bool | None = refused(ELSEWHERE, [False])
     chunks: list[Chunk] | None = refused(ELSEWHERE)
@@ -100,10 +110,17 @@ class PoolingRequest(EmbeddingsRequest):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
-        return evolve(super().job(network), tasks=self._tasks())
+        return evolve(
+            super().job(network),
+            tasks=self._tasks(),
+            token_pooling=self.token_pooling,
+            max_active_dims=self.max_active_dims,
+        )
 
     def with_activation(self, job: PoolJob) -> PoolJob:
         """Return the job with ``use_activation`` applied to the values of its tasks. Raises ``InvalidRequestError``."""
+        if "sparse_embed" not in job.tasks:
+            refuse_given(self, ("max_active_dims",), "is for sparse_embed")
         has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
             others = () if has_labels else ("use_activation", "activation")
