@@ -50,9 +50,9 @@ from tests.models.vision_oracles import (
     page_vectors,
 )
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
+from trio_pool_serve.models.token_pooling import pool_rows
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
-from trio_pool_serve.tasks.token_pooling import pool_rows
 from trio_pool_serve.types import (
     Batch,
     Classify,

@@ -207,7 +207,29 @@ def multi_vector(module: tuple[str, str], config: object = None) -> Files:
     return MULTI_VECTOR | behind(module, MASK) | {f"{module[1]}/config.json": config or {}}
 
 
+TOKEN_POOLING = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
+
 LATE_INTERACTION = [
+    *(
+        (MULTI_VECTOR | behind(MASK, (TOKEN_POOLING, "2")) | {"2/config.json": {key: value}}, f"{key} is {said}")
+        for key, value, said in (
+            ("pool_factor", 0, "0; it must be a number of at least 1"),
+            ("pool_factor", True, "True"),
+            ("pool_factor", "2", "'2'"),
+            ("pool_factor", 1e400, "inf"),
+            ("num_protected_tokens", -1, "-1; it must be an integer of at least 0"),
+            ("num_protected_tokens", 1.5, "1.5"),
+            ("normalize_embeddings", 1, "1; it must be true or false"),
+            ("tasks", ["document", "passage"], ".*; it must be a list of query and document"),
+            ("tasks", "passage", "'passage'"),
+            ("tasks", 3, "3"),
+            ("linkage", "single", "'single', which is not supported"),
+        )
+    ),
+    (
+        behind((TOKEN_POOLING, "1")) | {TEXTS: {"query_prefix": "[Q] "}},
+        "with a HierarchicalTokenPooling module is not supported",
+    ),
     # not served as embedding models
     *((saved_from(name), "has no projection") for name in ("ColBERT", "ColBERTModernBertModel")),
     ({METADATA: {"doc_maxlen": 90}}, "has no projection"),
@@ -218,7 +240,7 @@ LATE_INTERACTION = [
     *(
         (multi_vector(module), f"with a {name} module")
         for module, name in (
-            (("sentence_transformers.x.HierarchicalTokenPooling", "1"), "HierarchicalTokenPooling"),
+            ((TOKEN_POOLING, "1"), "HierarchicalTokenPooling"),  # not the last
             (models("LayerNorm"), "LayerNorm"),
             (POOLING, "Pooling"),
         )
@@ -265,15 +287,42 @@ def splade(pooling: object = None, task: str = "fill-mask", **own: object) -> Fi
     return modules | {"1/config.json": pooling or {}}
 
 
+def autoencoder(config: Files, **own: object) -> Files:
+    modules = behind(POOLING, (f"{SPARSE}.SparseAutoEncoder", "2"), **own)
+    return modules | {"2/config.json": {"input_dim": 32, "hidden_dim": 64, "k": 8} | config}
+
+
 SPARSE_MODELS = [
     (splade({"pooling_strategy": "mean"}), "SpladePooling by mean of relu"),
     (splade({"activation_function": "gelu"}), "SpladePooling by max of gelu"),
     (splade(task="feature-extraction"), "this kind of model needs fill-mask"),
     (splade(query_length=7), "requires query_length"),
     (
-        behind(POOLING, (f"{SPARSE}.SparseAutoEncoder", "2")) | {TEXTS: {"model_type": "SparseEncoder"}},
-        "Transformer, Pooling, SparseAutoEncoder is not supported",
+        behind((f"{SPARSE}.SparseAutoEncoder", "2"), POOLING) | {TEXTS: {"model_type": "SparseEncoder"}},
+        "Transformer, SparseAutoEncoder, Pooling is not supported",
     ),
+    (behind((f"{SPARSE}.SparseAutoEncoder", "2")), "a SparseAutoEncoder follows Transformer and Pooling"),
+    (autoencoder({}, transformer_task="fill-mask"), "this kind of model needs feature-extraction"),
+    *(
+        (autoencoder(config), said)
+        for config, said in (
+            ({"k": 65}, "at most hidden_dim latents can be active, not 65"),
+            ({"k": 0}, r"k are \[32, 64, 0\]"),
+            ({"k": True}, r"k are \[32, 64, True\]"),
+            ({"hidden_dim": None}, r"k are \[32, None, 8\]"),
+            ({"input_dim": "32"}, "input_dim, hidden_dim and k are"),
+            ({"activation": "gelu"}, "activation is 'gelu', which is not supported"),
+        )
+    ),
+    *(
+        (autoencoder({}) | {TEXTS: {"max_active_dims": wrong}}, said)
+        for wrong, said in (
+            (0, "max_active_dims is 0; it must be an integer of at least 1"),
+            ("9", "max_active_dims is '9'"),
+            (65, "not 65"),
+        )
+    ),
+    (splade() | {TEXTS: {"max_active_dims": -3}}, "max_active_dims is -3; it must be an integer of at least 1"),
     *(
         (router(routes), said)
         for routes, said in (

@@ -8,6 +8,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
@@ -24,24 +25,6 @@ late_interaction: one vector per token."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 """How two vectors are compared. Distances are negated, so that greater means more similar."""
-
-
-@frozen(kw_only=True)
-class TokenPooling:
-    """How the vectors of a text's tokens are clustered, and each cluster replaced by its mean.
-
-    ``factor`` is tokens per cluster; the first ``protected_tokens`` stay as they are. ``normalizes``: the means are
-    scaled to unit length. Texts without an input type are documents.
-    """
-
-    factor: float
-    protected_tokens: int = 1
-    normalizes: bool = True
-    input_types: frozenset[InputType] = frozenset({"document"})
-
-    def applies_to(self, input_type: InputType | None) -> bool:
-        """Return whether texts of this input type are pooled."""
-        return (input_type or "document") in self.input_types
 
 
 @frozen(kw_only=True)

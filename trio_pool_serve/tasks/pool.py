@@ -6,13 +6,12 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError, JobField
-from trio_pool_serve.models.model_kind import TokenPooling
+from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.tasks.token_pooling import pooled_tokens
 from trio_pool_serve.types import (
     Activation,
     Classify,
@@ -21,12 +20,17 @@ from trio_pool_serve.types import (
     PooledValue,
     PoolingParams,
     PoolingTask,
+    SparseVector,
     TokenClassify,
     TokenEmbed,
+    Vectors,
 )
 
 MAX_TOKEN_NUMBERS = 32_000_000
 """Maximum numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
+
+MAX_CLUSTERED = 8192
+"""Maximum vectors of a text that are clustered: their distances take 256 MiB, and clustering them takes seconds."""
 
 BYTES_PER_NUMBER = 4
 
@@ -148,6 +152,26 @@ def token_pooling_of(model: Model, job: PoolJob) -> TokenPooling | None:
     else:
         return None
     return pooling if pooling.applies_to(job.input_params.effective_input_type) else None
+
+
+async def pooled_tokens(
+    model: Model,
+    vectors: PooledValue,
+    pooling: TokenPooling,
+    finish: Callable[[Vectors], Vectors] = lambda pooled: pooled,
+) -> Vectors:
+    """Return what ``finish`` makes of the pooled vectors of one text; both run in a thread.
+
+    Raises ``InvalidRequestError`` for more vectors than can be clustered. Cancellation: at once.
+    """
+    assert not isinstance(vectors, SparseVector)  # noqa: S101  (of another task)
+    if len(vectors) > MAX_CLUSTERED:
+        raise InvalidRequestError(
+            f"An input has {len(vectors)} vectors of tokens; at most {MAX_CLUSTERED} can be pooled.", field="prompts"
+        )
+    return await model.renderer.offload.run(
+        "cluster", lambda: finish(pool_rows(vectors, pooling)), abandon_on_cancel=True
+    )
 
 
 def _sparse_params(model: Model, job: PoolJob) -> PoolingParams:

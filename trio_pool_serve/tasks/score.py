@@ -15,9 +15,8 @@ from trio_pool_serve.runner.openvino.heads import max_sim
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, require_few_numbers
+from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, pooled_tokens, require_few_numbers
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.tasks.token_pooling import pooled_tokens
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
 LOOP_BYTES = 256 * 1024

@@ -16,8 +16,8 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
-from trio_pool_serve.models.late_interaction.token_pooling import read_token_pooling
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
+from trio_pool_serve.models.token_pooling import read_token_pooling
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer

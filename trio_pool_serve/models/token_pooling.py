@@ -4,42 +4,66 @@ As sentence-transformers' HierarchicalTokenPooling, with the same numbers in the
 equal or nearly so: then which clusters are merged first depends on the last bits.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import math
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.models.model_kind import TokenPooling
-from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.types import PooledValue, SparseVector, Vectors
-
-MAX_CLUSTERED = 8192
-"""Maximum vectors of a text: their distances take 256 MiB, and clustering them takes seconds."""
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import ModuleFiles
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.types import Vectors
 
 Merge: TypeAlias = tuple[float, int, int]
 """Two clusters that become one, each given by one of its vectors, and the square of their distance."""
 
 
-async def pooled_tokens(
-    model: Model,
-    vectors: PooledValue,
-    pooling: TokenPooling,
-    finish: Callable[[Vectors], Vectors] = lambda pooled: pooled,
-) -> Vectors:
-    """Return what ``finish`` makes of the pooled vectors of one text; both run in a thread.
+@frozen(kw_only=True)
+class TokenPooling:
+    """How the vectors of a text's tokens are clustered, and each cluster replaced by its mean.
 
-    Raises ``InvalidRequestError`` for more vectors than can be clustered. Cancellation: at once.
+    ``factor`` is tokens per cluster; the first ``protected_tokens`` stay as they are. ``normalizes``: the means are
+    scaled to unit length. Texts without an input type are documents.
     """
-    assert not isinstance(vectors, SparseVector)  # noqa: S101  (of another task)
-    if len(vectors) > MAX_CLUSTERED:
-        raise InvalidRequestError(
-            f"An input has {len(vectors)} vectors of tokens; at most {MAX_CLUSTERED} can be pooled.", field="prompts"
-        )
-    return await model.renderer.offload.run(
-        "cluster", lambda: finish(pool_rows(vectors, pooling)), abandon_on_cancel=True
-    )
+
+    factor: float
+    protected_tokens: int = 1
+    normalizes: bool = True
+    input_types: frozenset[InputType] = frozenset({"document"})
+
+    def applies_to(self, input_type: InputType | None) -> bool:
+        """Return whether texts of this input type are pooled."""
+        return (input_type or "document") in self.input_types
+
+
+def read_token_pooling(module: ModuleFiles) -> TokenPooling:
+    """Return the pooling that a module declares, with sentence-transformers' defaults.
+
+    Raises ``ModelLoadError`` for values that sentence-transformers refuses, and for unknown tasks.
+    """
+    config, known = module.config, get_args(InputType)
+    tasks: Any = config.get("tasks", "document")
+    if tasks is None or isinstance(tasks, str):
+        tasks = ["document" if tasks is None else tasks]
+    factor, protected = config.get("pool_factor", 1.0), config.get("num_protected_tokens", 1)
+    normalizes = config.get("normalize_embeddings", False)
+    accepted = {
+        "pool_factor": (is_number(factor) and factor >= 1 and math.isfinite(factor), "a number of at least 1"),
+        "num_protected_tokens": (type(protected) is int and protected >= 0, "an integer of at least 0"),
+        "normalize_embeddings": (isinstance(normalizes, bool), "true or false"),
+        "tasks": (isinstance(tasks, list) and all(task in known for task in tasks), f"a list of {' and '.join(known)}"),
+    }
+    for key, (is_accepted, what) in accepted.items():
+        if not is_accepted:
+            raise ModelLoadError(f"{module.path / 'config.json'}: {key} is {config[key]!r}; it must be {what}.")
+    return TokenPooling(factor=factor, protected_tokens=protected, normalizes=normalizes, input_types=frozenset(tasks))
+
+
+def is_number(value: object) -> bool:
+    """Return whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pool_rows(vectors: Vectors, pooling: TokenPooling) -> Vectors:
