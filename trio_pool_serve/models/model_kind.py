@@ -85,6 +85,11 @@ class ModelSpec:
         )
 
     @property
+    def sparse_indices(self) -> Literal["tokens", "latents"]:
+        """The meaning of an index of a sparse vector."""
+        return "tokens"
+
+    @property
     def multi_label(self) -> bool:
         """Whether several labels can apply to one input at once."""
         return False

@@ -25,12 +25,13 @@ export const sparse = {
         placedTokens(model.value, given, signal),
       ]);
       const weights = asked.json.data[0].data.map(({ index, value }) => ({ index, value })).sort((a, b) => b.value - a.value);
+      const areLatents = models.find(({ id }) => id === model.value)?.sparse_indices === "latents";  // no tokens: they have no text
       const listed = weights.slice(0, SHOWN);
-      const decoded = listed.length ? await request("decode", { model: model.value, ids: listed.map(({ index }) => [index]), skip_special_tokens: false }, signal) : null;
+      const decoded = listed.length && !areLatents ? await request("decode", { model: model.value, ids: listed.map(({ index }) => [index]), skip_special_tokens: false }, signal) : null;
       const own = new Set(placed.tokens.map(({ id }) => id));
-      const terms = listed.map((each, at) => ({ ...each, term: decoded.json[at], isOwn: own.has(each.index) }));
+      const terms = listed.map((each, at) => ({ ...each, term: areLatents ? `latent ${each.index}` : decoded.json[at], isOwn: areLatents || own.has(each.index) }));
       return {
-        element: h("div", { class: "stack" }, h("h2", {}, "Weights"), highlighted(given, placed.tokens, weights),
+        element: h("div", { class: "stack" }, h("h2", {}, "Weights"), highlighted(given, placed.tokens, areLatents ? [] : weights),
           h("h3", {}, `Terms, ${weights.length} in all`), bars(terms)),
         requests: [asked, placed.asked, ...(decoded ? [decoded] : [])],
         json: { model: model.value, text: given, weights, terms },

@@ -57,6 +57,11 @@ class Sparse(ModelSpec):
         """SPLADE pooling, over the vocabulary; with an autoencoder, the modes of the Pooling module."""
         return "+".join(pooling_modes(self.modules[0].config)) if self.modules else "splade"
 
+    @property
+    def sparse_indices(self) -> Literal["tokens", "latents"]:
+        """Latents of the autoencoder, if there is one."""
+        return "latents" if self.modules else "tokens"
+
     def sparse_params(self, input_type: InputType | None) -> SparseEmbed | SparseLookup:
         """Return the params by which the sparse vector of a text of this input type is computed."""
         return SparseLookup() if input_type in self.lookup_input_types else SparseEmbed()
