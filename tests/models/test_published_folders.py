@@ -1,7 +1,6 @@
 """Folders as their authors publish them, for code outside transformers, give what transformers' own class gives."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from tests.models.model_families import (
     write_model,
     xlm_roberta_tokenizer,
 )
-from tests.models.retrieval_families import write_pylate
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.native_configs import NATIVE, native_config
 from trio_pool_serve.models.folder import read_model_folder
@@ -149,10 +147,9 @@ async def test_a_gte_reranker_agrees(tmp_path: Path, record_agreement: Record):
     record_agreement("gte reranker", "score", "CrossEncoder", difference)
 
 
-@pytest.mark.parametrize("write", [partial(write_family, name="lfm2"), partial(write_pylate, family="lfm2")])
-def test_weights_of_a_class_that_only_the_repository_s_code_has_are_refused(write: Any, tmp_path: Path):
-    """LFM2.5-Embedding's and LFM2.5-ColBERT's fit transformers' own Lfm2Model, whose convolutions are causal."""
-    path = write(tmp_path / "lfm2")
+def test_weights_of_a_class_that_only_the_repository_s_code_has_are_refused(tmp_path: Path):
+    """LFM2.5-Embedding's fit transformers' own Lfm2Model, whose convolutions are causal."""
+    path = write_family(tmp_path / "lfm2", "lfm2")
     change_config(path, architectures=["Lfm2BidirectionalModel"], **AUTO_MAP)
     refuse(path, r"config\.json: architectures is Lfm2BidirectionalModel, .* only with --trust-remote-code")
 

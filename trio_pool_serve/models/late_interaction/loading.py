@@ -7,7 +7,7 @@ from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.late_interaction import LateInteraction
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
@@ -21,7 +21,6 @@ PROJECTION = "linear.weight"
 
 def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingParams) -> LoadedModel:
     """Load a ``LateInteraction`` model."""
-    require_own_class(folder, params)
     spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
     layers = [_load_projection(folder.path)] if spec.projection_is_in_checkpoint else []
