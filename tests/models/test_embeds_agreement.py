@@ -12,7 +12,14 @@ import transformers
 from attrs import frozen
 
 from tests.models.classifier_families import write_classifier
-from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, reference, write_family
+from tests.models.model_families import (
+    LOADED_BY_ORACLE,
+    TEXTS,
+    ServedModel,
+    largest_difference,
+    reference,
+    write_family,
+)
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip, colpali, colqwen2, siglip, siglip2_naflex
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
@@ -45,10 +52,11 @@ class Pair:
     embeds: list[PoolingRequest]
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=LOADED_BY_ORACLE)
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     path = write_family(tmp_path / request.param, request.param)
-    ours, theirs = ServedModel(path), reference(path)
+    oracle = write_family(tmp_path / "oracle", request.param, as_published=False)
+    ours, theirs = ServedModel(path), reference(oracle)
     texts = await ours.requests(KEPT)
     embeds = [of_embeds(row) for row in own_embeds(theirs[0].auto_model, texts)]
     return Pair(ours, theirs.encode(KEPT), texts, embeds)

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -168,11 +169,19 @@ def replace_synchronisations(model: nn.Module) -> None:
     masking_utils.or_masks = or_masks
     if getattr(model.config, "model_type", None) == "deberta-v2":
         modeling_deberta_v2.make_log_bucket_position = log_bucket_position
+    code: Any = sys.modules[type(model).__module__]
+    if hasattr(code, "create_recurrent_attention_mask"):
+        code.create_recurrent_attention_mask = recurrent_mask
 
 
 def or_masks(*mask_functions: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the union of mask functions, as transformers' function of this name; Gemma 3 passes a constant."""
     return lambda *indices: reduce(operator.or_, [function(*indices) for function in mask_functions])
+
+
+def recurrent_mask(*, attention_mask: Tensor | None, **_: object) -> Tensor | None:
+    """Return the mask of padding for LFM2's convolutions and alike; transformers' looks whether there is padding."""
+    return attention_mask
 
 
 def log_bucket_position(relative_pos: Tensor, bucket_size: int, max_position: int) -> Tensor:
