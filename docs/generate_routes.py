@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
+from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES
 from trio_pool_serve.api.routes.console import OPEN_ROUTES
 from trio_pool_serve.api.routes.models import MODEL_CHANGES
 from trio_pool_serve.api.routes.openapi import OPERATIONS
@@ -50,7 +51,7 @@ def key_of(method: str, path: str) -> str:
     """Return which key a route needs."""
     if (method, path) in PROBE_ROUTES | OPEN_ROUTES:
         return "none"
-    return "with `admin`" if path in ADMIN_PATHS or (method, path) in MODEL_CHANGES else "any"
+    return "with `admin`" if path in ADMIN_PATHS or (method, path) in MODEL_CHANGES | ADAPTER_CHANGES else "any"
 
 
 def routes_page() -> str:

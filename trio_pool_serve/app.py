@@ -22,6 +22,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
+from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES, adapter_change_routes
 from trio_pool_serve.api.routes.batches import batch_routes
 from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
 from trio_pool_serve.api.routes.models import INFO_PATH, MODEL_CHANGES, model_change_routes, model_routes
@@ -153,7 +154,11 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         {
             **task_routes(app.service, DIALECTS, INVOCATIONS),
             **model_routes(app.service),
-            **(model_change_routes(app.service) if config.model_changes.model_api else {}),
+            **(
+                {**model_change_routes(app.service), **adapter_change_routes(app.service)}
+                if config.model_changes.model_api
+                else {}
+            ),
             **(stored_routes if config.batch.is_served else {}),
             **operational_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
@@ -162,7 +167,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
                 tuple(DIALECTS),
                 INVOCATIONS,
                 without=(
-                    *(() if config.model_changes.model_api else MODEL_CHANGES),
+                    *(() if config.model_changes.model_api else MODEL_CHANGES | ADAPTER_CHANGES),
                     *(() if config.batch.is_served else stored_routes),
                     *(HOST_ROUTES if hosts is None else ()),
                 ),
@@ -175,7 +180,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         default=OPENAI,
         by_path={**dialects, INFO_PATH: [TEI]},
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
-        for_admins=ADMIN_PATHS | MODEL_CHANGES,
+        for_admins=ADMIN_PATHS | MODEL_CHANGES | ADAPTER_CHANGES,
     )
     responder = LineResponder(app.service, app.routes, OPENAI)
     routes = LineRoutes(

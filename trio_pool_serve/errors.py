@@ -178,8 +178,10 @@ class BatchFailedError(PoolServeError):
 class AdapterError(BatchFailedError):
     """An adapter cannot be applied: its files are gone, have changed, or do not fit the model, or the backend has none.
 
-    All rows with this adapter fail; other rows are not affected.
+    All rows with this adapter fail; other rows are not affected. The message has a path; clients get ``shown``.
     """
+
+    shown = "The model's adapter cannot be applied. The server's log says why."
 
 
 class OutOfDeviceMemoryError(PoolServeError):

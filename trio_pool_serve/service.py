@@ -24,6 +24,7 @@ from trio_pool_serve.errors import (
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
+    PermissionDeniedError,
     unwrap_exception_groups,
 )
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer, loader_name
@@ -239,6 +240,12 @@ class Service:
         """Raise ``DrainingError`` if the server is shutting down."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
+
+    def require_changes(self) -> None:
+        """Raise ``PermissionDeniedError`` or ``DrainingError`` unless models and adapters can be changed now."""
+        if not self.api_keys.are_needed:
+            raise PermissionDeniedError("Models can be changed by a server with API keys only: see --api-key.")
+        self.require_open()
 
     async def reload(self) -> None:
         """Read the files that the settings name again: call all reload hooks. Failures are logged.

@@ -36,6 +36,11 @@ def test_flags_of_tei_and_vllm_that_mean_one_of_ours_are_taken(written, meant):
     assert (config.network.host, config.network.max_body_bytes) == meant
 
 
+@pytest.mark.parametrize("written", [["a=/x", "b=/y", "--port", "9"], ["a=/x", "--lora_modules=b=/y"]])
+def test_the_flag_for_adapters_of_vllm_takes_several(written):
+    assert read_config(["m", "--lora-modules", *written]).loading.adapter == ("a=/x", "b=/y")
+
+
 def test_switches_and_values_of_other_flags_stay_as_they_are():
     assert translate(["m", "--json-output", "--api-key", "uds", "--port=1"]) == [
         "m", "--log-format=json", "--api-key", "uds", "--port=1",

@@ -191,7 +191,7 @@ async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(l
         await served.ended.wait()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await models.loaded(models.by_name["a"])
+        await models.loaded(models.use("a"))
         await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
     await wait_idle(live.service)

@@ -191,7 +191,7 @@ class ApiKeys:
         """
         path = self.config.network.api_keys_file
         # With ``--model-api``, keys may name models that are loaded while the server runs.
-        known = [name for source in self.config.sources for name in source.names]
+        known = [name for source in self.config.sources for name in (*source.names, *source.adapters)]
         of_file = {} if path is None else read_key_file(path, None if self.config.model_changes.model_api else known)
         if of_file.keys() & self._of_flags.keys():
             raise ValueError(f"--api-keys-file {path}: one of its keys is among those of --api-key.")

@@ -1,5 +1,7 @@
 """Names that are not settings of this server: flags of vLLM and TEI, and settings of earlier versions."""
 
+import re
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 ALIASES = {
@@ -15,6 +17,7 @@ ALIASES = {
     "no-auto-truncate": "--long-text=refuse",
     # vLLM
     "uds": "--host=unix:{}",
+    "lora-modules": "--adapter={}",
     "max-num-batched-tokens": "--max-batch-tokens={}",
     "data-parallel-size-local": "--replicas={}",
     "api-server-count": "--api-workers={}",
@@ -100,7 +103,11 @@ FOREIGN = {
     "swap-space": "nothing is kept of a request after its forward pass.",
     "tokenizer-mode": "the tokenizer is the one in the model's folder.",
     "enable-chunked-prefill": "long inputs are batches by themselves.",
-    "enable-lora": "merge the adapter into the weights.",
+    "enable-lora": "adapters need no switch: use --adapter NAME=FOLDER.",
+    "lora-dtype": "adapters are computed in the model's data type.",
+    "max-cpu-loras": "adapters are kept in memory while they are used, up to 64 of a model.",
+    "max-lora-rank": "adapters may have any rank up to 4096.",
+    "max-loras": "a batch has one adapter, and any number takes turns.",
     "enable-prefix-caching": "each input is computed by itself; --result-cache-bytes keeps results.",
     "gpu-memory-utilization": "no memory is reserved; --max-batch-tokens bounds a batch.",
     "hf-overrides": "change config.json in a copy of the folder.",
@@ -138,17 +145,20 @@ def translate(arguments: Sequence[str]) -> list[str]:
     """
     refuse_unknown(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
     translated: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
         flag, equals, value = argument.partition("=")
         ours = ALIASES.get(_name(flag[2:]), "") if flag.startswith("--") else ""
         if "{}" in ours:
-            value = value if equals else next(rest, "")
+            value = value if equals else rest.popleft() if rest else ""
             if not value or (not equals and value.startswith("-")):
                 raise ValueError(f"{flag} needs a value.")
         elif ours and equals:
             raise ValueError(f"{flag} takes no value.")
         translated.append(ours.replace("{}", value) or argument)
+        while ours == ALIASES["lora-modules"] and rest and re.match("[^-=][^=]*=", rest[0]):  # it takes several values
+            translated.append(ours.replace("{}", rest.popleft()))
     return translated
 
 

@@ -69,6 +69,8 @@ class Config:
         only_tables = self.tables.by_name and not self.models
         if self.loading.served_model_name is not None and (only_tables or len(self.models) > 1):
             raise ValueError("--served-model-name is for one model: NAME,NAME. Several models are named by NAME=MODEL.")
+        if self.loading.adapter and (only_tables or len(self.models) > 1):
+            raise ValueError("--adapter is for one model. Those of several models are set in tables, [models.NAME].")
         self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
             raise ValueError("--engine local computes in the API process: use --engine-hosts with --engine process.")
@@ -79,7 +81,9 @@ class Config:
         for source in self.sources:
             if source.name == ANY_NAME:
                 raise ValueError("`*` stands for all other names. A model needs a name of its own: NAME,*.")
-            for name in (source.name, *source.aliases):
+            if len(source.adapters) < len(source.loading.adapter):
+                raise ValueError(f"Two adapters of {source.name} have the same name.")
+            for name in (source.name, *source.aliases, *source.adapters):
                 if name in taken:
                     where = f"{self.tables.file}: " if self.tables.file else ""
                     raise ValueError(

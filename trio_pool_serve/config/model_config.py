@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, optional
+from attrs.validators import deep_iterable, ge, gt, in_, optional
 
 from trio_pool_serve.config.setting import Setting, matches
 from trio_pool_serve.types import PoolingTask
@@ -121,6 +121,19 @@ class ModelConfig:
             default="none",
         ),
     ] = None
+    adapter: Annotated[
+        tuple[str, ...],
+        Setting(
+            "LoRA adapter of the model, `NAME=FOLDER` with a local folder or the id of an adapter on the hub; may be "
+            "given several times. Requests select the model with the adapter by its name. With several models, set "
+            "it in their tables of `--config`.",
+            default="none",
+        ),
+    ] = field(
+        default=(),
+        converter=tuple,
+        validator=deep_iterable(matches(r"[^=,]+=.+", "NAME=FOLDER, such as a=/adapters/a")),
+    )
     task: Annotated[
         PoolingTask | None,
         Setting(

@@ -45,6 +45,12 @@ class ModelSource:
     loading: ModelConfig = Factory(ModelConfig)
 
     @property
+    def adapters(self) -> Mapping[str, str]:
+        """The folders or hub ids of its adapters by name."""
+        pairs = (each.partition("=") for each in self.loading.adapter)
+        return {name: location for name, _, location in pairs}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All its names in the API, without ``ANY_NAME``."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
@@ -87,7 +93,7 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     try:
         alone = with_pooler_config(ModelConfig(**own))  # its pooler_config counts as much as its other keys
         own |= {key: getattr(alone, key) for key in pooler_config_of(alone).settings()}
-        loading = evolve(with_pooler_config(shared), **{**replaced, **own})
+        loading = evolve(with_pooler_config(shared), **{"adapter": (), **replaced, **own})
     except ValueError as error:
         raise ValueError(plain_message(error)) from error
     return ModelSource(name, location, aliases, loading)
@@ -99,7 +105,8 @@ def _converted(key: str, value: object) -> Any:
     except msgspec.ValidationError as error:
         parts = (KEYS[key], *get_args(KEYS[key]))  # of a literal, or of an optional one
         choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
-        accepted = ", ".join(choices) or next((WORDS[part] for part in parts if part in WORDS), "a list of names")
+        words = {part: "a list of texts" for part in parts if get_origin(part) is tuple} | dict(WORDS)
+        accepted = ", ".join(choices) or next(words[part] for part in parts if part in words)
         raise ValueError(f"`{key}` is {value!r}; accepted: {accepted}.") from error
 
 

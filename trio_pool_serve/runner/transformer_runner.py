@@ -11,7 +11,7 @@ import torch
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
-from trio_pool_serve.runner.adapters import Adapters
+from trio_pool_serve.runner.applied_adapters import Adapters
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams

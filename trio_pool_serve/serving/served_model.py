@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias
 
 import trio
-from attrs import Factory, asdict, define, field
+from attrs import Factory, asdict, define, evolve, field
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import ModelSource
@@ -13,9 +13,12 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.engine_statistics import ENGINE_STATES
+from trio_pool_serve.errors import EngineLoadingError, ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ComputedBy
 
 ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
@@ -35,6 +38,14 @@ class ServedModel:
     """As of the last load."""
     computed_by: ComputedBy = field(default=ComputedBy(), kw_only=True)
     """As of the last load."""
+    adapters: dict[str, ServedAdapter] = field(
+        init=False,
+        default=Factory(
+            lambda self: {name: ServedAdapter(name, location) for name, location in self.source.adapters.items()},
+            takes_self=True,
+        ),
+    )
+    """By name. At a model's first load, those of the settings are checked."""
     probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
     created: float = field(init=False, factory=time.time)
     """Seconds since the epoch."""
@@ -65,6 +76,18 @@ class ServedModel:
     """Set once its name is free."""
     unused: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked once no request uses it."""
+
+    async def check_adapters(self, offload: Offload) -> None:
+        """Check the adapters that are not checked yet; the engine must be ready. Raises ``ModelLoadError``.
+
+        Cancellation: as ``ServedAdapter.check``.
+        """
+        for adapter in self.adapters.values():
+            if adapter.adapter is None:
+                try:
+                    await adapter.check(self.engine, offload)
+                except ModelLoadError as error:
+                    raise ModelLoadError(f"the adapter {adapter.name}: {error}") from error
 
     def begin_loading(self) -> None:
         """Begin to load it: requests wait until it has settled."""
@@ -110,12 +133,23 @@ class ModelUse(AbstractContextManager["ModelUse"]):
     """
 
     served: ServedModel
+    adapter: ServedAdapter | None = None
     outlives_context: bool = field(init=False, default=False)
     _has_ended: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self.served.users += 1
         self.served.last_used = time.time()
+        if self.adapter is not None:
+            self.adapter.last_used = self.served.last_used
+
+    def adapted(self, model: Model) -> Model:
+        """Return the loaded model as the request uses it. Raises ``EngineLoadingError`` for an unchecked adapter."""
+        if self.adapter is None:
+            return model
+        if self.adapter.adapter is None:
+            raise EngineLoadingError(f"The adapter `{self.adapter.name}` is being loaded.")
+        return evolve(model, name=self.adapter.name, adapter=self.adapter.adapter)
 
     def end(self) -> None:
         """End the use. Idempotent."""

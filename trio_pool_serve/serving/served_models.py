@@ -22,6 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
+from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.serving.served_model import ModelUse, ServedModel
 from trio_pool_serve.tasks.model import Model
 
@@ -141,6 +142,7 @@ class ServedModels:
             logger.info(
                 "loaded in %.1f s: %s: %s", worker.memory.loading_s, served.source.name, worker.loaded.describe()
             )
+        await served.check_adapters(offload)
         served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()
 
@@ -189,23 +191,32 @@ class ServedModels:
         models = [*self.by_name.values()]  # a copy: threads look up models, too
         return [served for served in models if names is None or any(name in names for name in served.source.names)]
 
+    def adapters_among(self, names: Collection[str] | None) -> list[tuple[ServedModel, ServedAdapter]]:
+        """Return the adapters with their models in order; if ``names`` is given, only those with a name in it."""
+        of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
+        return [each for each in of_models if names is None or each[1].name in names]
+
     def named(self, name: str) -> ServedModel | None:
-        """Return the model with a name or alias, which may be ``ANY_NAME``."""
-        return self.by_name.get(name) or next((each for each in self.among(None) if name in each.source.aliases), None)
+        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name."""
+        return self.by_name.get(name) or next(
+            (each for each in self.among(None) if name in each.source.aliases or name in each.adapters), None
+        )
 
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
-        """Return the model with a name or alias; without a name, the default. ``among`` limits the names, if given.
+        """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
 
-        If a model has ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there
-        is no other. Raises ``NotFoundError``.
+        ``among`` limits the names, if given: one of a model's own allows all of those, but no adapter. If a model has
+        ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there is no other.
+        Raises ``NotFoundError``.
         """
         models = self.among(among)
         if name:
             served = self.named(name) or self.named(ANY_NAME)
         else:
             served = next((model for model in models if not model.is_leaving), next(iter(models), None))
-        if served is None or served not in models:
-            known = ", ".join(model.source.name for model in models) or "no model"
+        if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
+            adapters = [adapter.name for _, adapter in self.adapters_among(among)]
+            known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
             raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
         return served
 
@@ -214,7 +225,7 @@ class ServedModels:
         served = self.find(name, among=among)
         if served.is_leaving:
             raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
-        return ModelUse(served)
+        return ModelUse(served, None if name is None else served.adapters.get(name))
 
     def loaded_nowait(self, served: ServedModel) -> Model | None:
         """Return a model if it is loaded, else ``None``.
@@ -240,12 +251,13 @@ class ServedModels:
             raise EngineLoadingError("The model is being loaded.")
         return folder
 
-    async def loaded(self, served: ServedModel) -> Model:
-        """Load a model if necessary, and return it. The caller holds a ``ModelUse`` of it.
+    async def loaded(self, use: ModelUse) -> Model:
+        """Load the model of a use if necessary, and return it with the adapter of the use, if there is one.
 
-        Raises as ``loaded_nowait``, ``UnavailableError`` if it cannot be loaded or no other model can make room, and
-        ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
+        Raises as ``loaded_nowait`` and ``ModelUse.adapted``, ``UnavailableError`` if it cannot be loaded or no other
+        model can make room, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
         """
+        served = use.served
         while (model := self.loaded_nowait(served)) is None:
             if not self._has(served):
                 raise NotFoundError(f"The model `{served.source.name}` has been unloaded.")
@@ -258,7 +270,7 @@ class ServedModels:
             if served.failure:  # not told to clients: it may name files
                 name = served.source.name
                 raise UnavailableError(f"The model `{name}` cannot be loaded now; the server's log has the reason.")
-        return model
+        return use.adapted(model)
 
     # -- changes ----------------------------------------------------------------------------------------
 
@@ -269,12 +281,7 @@ class ServedModels:
         ``UnavailableError`` if no other model can make room, and ``ModelLoadError``. Cancellation: at once; the load
         goes on.
         """
-        self.require_started()
-        taken = [name for name in (source.name, *source.aliases) if self.named(name) is not None]
-        if taken:
-            raise ConflictError(f"There is a model `{taken[0]}` already.")
-        if len(self.by_name) >= MAX_MODELS:
-            raise QuotaExceededError(f"There are {MAX_MODELS} models already; some must be unloaded first.")
+        self.require_free(source.name, *source.aliases, *source.adapters)
         self._make_room()
         served = self._add(source, is_new=True)
         self._begin_loading(served)
@@ -284,6 +291,14 @@ class ServedModels:
         if served.loaded is None:
             raise ConflictError(f"The model `{source.name}` has been unloaded before it was loaded.")
         return served
+
+    def require_free(self, *names: str) -> None:
+        """Raise ``ConflictError`` or ``QuotaExceededError`` unless a model or adapter of these names can be added."""
+        self.require_started()
+        if taken := [name for name in names if self.named(name) is not None]:
+            raise ConflictError(f"There is a model `{taken[0]}` already.")
+        if len(self.by_name) + len(self.adapters_among(None)) >= MAX_MODELS:
+            raise QuotaExceededError(f"There are {MAX_MODELS} models already; some must be unloaded first.")
 
     async def remove(self, served: ServedModel, *, drains: bool) -> None:
         """Remove a model: unload it, or stop loading it, and return when its memory is free.

@@ -47,8 +47,8 @@ TYPES = dict(TABLE.values())
 def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None = None, wire: Any = None) -> WireError:
     """Return an error as the client may see it. Unexpected ones are logged; the client sees the request's id only.
 
-    The messages of storage errors contain paths, so they are logged, too. Fields have the names of the ``endpoint``
-    that ``wire`` was decoded for.
+    The messages of errors of storage and of adapters contain paths, so they are logged, too. Fields have the names of
+    the ``endpoint`` that ``wire`` was decoded for.
     """
     if isinstance(error, HTTPException) and error.code is not None:  # of Quart, or of a route that a user has added
         kind = TYPES.get(error.code, type(error).__name__)
@@ -58,7 +58,7 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
     message, param = str(error), getattr(error, "param", None)
-    if isinstance(error, errors.StorageError):
+    if isinstance(error, errors.StorageError | errors.AdapterError):
         logger.warning("request %s: %s", request_id, error)
         message = error.shown
     if isinstance(error, errors.InvalidRequestError) and endpoint is not None:

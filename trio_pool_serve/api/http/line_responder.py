@@ -130,7 +130,7 @@ class LineResponder:
             call = Call(
                 wire=decoded.wire,
                 job=decoded.job,
-                model=evolve(await models.loaded(use.served), window=member),
+                model=evolve(await models.loaded(use), window=member),
                 service=self.service,
                 context=context,
                 request_id=line.request_id,

@@ -131,7 +131,7 @@ class TaskHandler:
         if decoded.error is not None:
             raise decoded.error
         with service.models.use(getattr(wire, "model", None), among=request.models) as use:
-            model = await service.models.loaded(use.served)
+            model = await service.models.loaded(use)
             if getattr(wire, "cache_salt", None) is not None:
                 model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
             request.model = model.name

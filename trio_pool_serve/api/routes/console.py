@@ -95,7 +95,13 @@ def console_routes(service: Service) -> Routes:
         return HttpResponse(body, "text/event-stream").with_headers(headers)
 
     async def models(request: HttpRequest) -> HttpResponse:
-        return HttpResponse.json([_described(served) for served in service.models.among(request.models)])
+        adapters = service.models.adapters_among(request.models)
+        return HttpResponse.json(
+            [
+                *(_described(served) for served in service.models.among(request.models)),
+                *({**_described(served), "id": adapter.name} for served, adapter in adapters),
+            ]
+        )
 
     return {
         **{

@@ -1,7 +1,7 @@
 """The models of the server: listed, described as other servers describe theirs, loaded and unloaded at run time."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -10,12 +10,22 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.routes.adapters import (
+    MAX_BODY_BYTES,
+    MAX_NAME_CHARACTERS,
+    Location,
+    Name,
+    NewAdapter,
+    adapter_object,
+    load_adapter,
+)
 from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
 from trio_pool_serve.config.model_sources import source_of_table
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, NotFoundError, PermissionDeniedError
 from trio_pool_serve.models.files.chat_template import JINJA
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.service import Service
+from trio_pool_serve.serving.adapter_changes import remove_adapter
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask
@@ -78,12 +88,27 @@ def model_object(service: Service, served: ServedModel, name: str) -> dict[str, 
     }
 
 
+def card_of(service: Service, served: ServedModel, name: str) -> dict[str, object]:
+    """Return the entry of a model or of one of its adapters."""
+    card, adapter = model_object(service, served, name), served.adapters.get(name)
+    return card if adapter is None else adapter_object(served, adapter, card)
+
+
+def names_among(service: Service, names: Collection[str] | None) -> list[tuple[ServedModel, str]]:
+    """Return the names of models, aliases included, then those of adapters, among those that a key may use."""
+    own = [(served, name) for served in service.models.among(names) for name in served.source.names]
+    return own + [(served, adapter.name) for served, adapter in service.models.adapters_among(names)]
+
+
 def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
-    """Return the model that a request's path names, and that name. Raises ``NotFoundError``, ``EngineLoadingError``."""
+    """Return the model that a request's path names, or an adapter of, and that name.
+
+    Raises ``NotFoundError`` and ``EngineLoadingError``.
+    """
     service.models.require_started()
     name = request.path.partition("/models/")[2]
     served = service.models.named(name) or service.models.named(name := name.rstrip("/"))
-    if served is None or name not in served.source.names or served not in service.models.among(request.models):
+    if served is None or (served, name) not in names_among(service, request.models):
         raise NotFoundError(f"The model `{name}` does not exist.")
     return served, name
 
@@ -103,16 +128,12 @@ def model_routes(service: Service) -> Routes:
 
     async def models(request: HttpRequest) -> HttpResponse:
         service.models.require_started()
-        cards = [
-            model_object(service, served, name)
-            for served in service.models.among(request.models)
-            for name in served.source.names
-        ]
+        cards = [card_of(service, served, name) for served, name in names_among(service, request.models)]
         # Cohere's clients read ``models``.
         return HttpResponse.json({"data": cards, "models": cards, "object": "list"})
 
     async def model(request: HttpRequest) -> HttpResponse:
-        return HttpResponse.json(model_object(service, *model_of(service, request)))
+        return HttpResponse.json(card_of(service, *model_of(service, request)))
 
     async def info(request: HttpRequest) -> HttpResponse:
         """Respond with what clients of text-embeddings-inference request before they send any work.
@@ -121,7 +142,7 @@ def model_routes(service: Service) -> Routes:
         have. Cancellation: at once.
         """
         with service.models.use(among=request.models) as use:
-            model, source = await service.models.loaded(use.served), use.served.source
+            model, source = await service.models.loaded(use), use.served.source
         config, commit = service.config, model.folder.path.name
         return HttpResponse.json(
             {
@@ -147,7 +168,7 @@ def model_routes(service: Service) -> Routes:
     async def tokenizer_info(request: HttpRequest) -> HttpResponse:
         """Respond as vLLM with the tokenizer's settings and the chat template. Cancellation: at once."""
         with service.models.use(among=request.models) as use:
-            model = await service.models.loaded(use.served)
+            model = await service.models.loaded(use)
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **model.folder.tokenizer_config}
         conversations = model.renderer.conversations
         template = None if conversations is None else conversations.chat.templates.get("default")
@@ -165,14 +186,7 @@ def model_routes(service: Service) -> Routes:
 MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
 """The routes, which only API keys with ``admin`` may use."""
 
-MAX_BODY_BYTES = 64 * 1024
-
-MAX_NAME_CHARACTERS = 256
-"""Names are labels of metrics."""
-
 NAMES = frozenset({"model", "name", "aliases"})
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -181,7 +195,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
     Further fields are the model's own settings, as in a table of the TOML file.
     """
 
-    model: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    model: Location
     name: Name | None = None
     aliases: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
 
@@ -232,21 +246,19 @@ class UnloadQuery(msgspec.Struct, frozen=True):
 def model_change_routes(service: Service) -> Routes:
     """Return the routes that load and unload models of a service."""
 
-    def require_keys() -> None:
-        if not service.api_keys.are_needed:
-            raise PermissionDeniedError("Models can be changed by a server with API keys only: see --api-key.")
-
     async def load(request: HttpRequest) -> HttpResponse:
-        """Load a model, and describe it once it is loaded.
+        """Load a model, or an adapter of the model named ``parent``, and describe it once it is loaded.
 
-        Raises as ``ServedModels.add``, and ``InvalidRequestError`` with the reason if the model cannot be loaded.
-        Cancellation: at once; a model that has begun to be loaded is loaded all the same.
+        Raises as ``ServedModels.add`` and ``load_adapter``, and ``InvalidRequestError`` with the reason if the model
+        cannot be loaded. Cancellation: at once; a model that has begun to be loaded is loaded all the same.
         """
-        require_keys()
-        service.require_open()
+        service.require_changes()
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
+            if "parent" in fields:
+                served, adapter = await load_adapter(service, request, msgspec.convert(fields, NewAdapter))
+                return HttpResponse.json(card_of(service, served, adapter.name))
             settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
             source = msgspec.convert(fields, LoadRequest).source(settings, service.config.loading)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -265,10 +277,14 @@ def model_change_routes(service: Service) -> Routes:
         Raises as ``ServedModels.remove``, and ``NotFoundError``. Cancellation: at once; the model is unloaded all the
         same.
         """
-        require_keys()
+        service.require_changes()
         drains = request.query(UnloadQuery).drain
-        served, _ = model_of(service, request)
-        await service.models.remove(served, drains=drains)
-        return HttpResponse.json({"id": served.source.name, "deleted": True, "object": "model"})
+        served, name = model_of(service, request)
+        if name in served.adapters:
+            remove_adapter(served, name)
+        else:
+            await service.models.remove(served, drains=drains)
+            name = served.source.name
+        return HttpResponse.json({"id": name, "deleted": True, "object": "model"})
 
     return {("POST", MODELS_PATH): load, ("DELETE", MODEL_PATH): unload}

@@ -64,6 +64,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Unload a model, with --model-api; ?drain=1 waits for the requests that use it.",
         {"id": "bge", "object": "model", "deleted": True},
     ),
+    ("POST", "/v1/load_lora_adapter"): Operation(
+        "Load a LoRA adapter as vLLM does, with --model-api.",
+        "Success: LoRA adapter 'legal' added successfully.",
+        "text/plain",
+        body={"lora_name": "legal", "lora_path": "/adapters/legal"},
+    ),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "Unload a LoRA adapter as vLLM does, with --model-api.",
+        "Success: LoRA adapter 'legal' removed successfully.",
+        "text/plain",
+        body={"lora_name": "legal"},
+    ),
     ("GET", "/info"): Operation(
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
     ),

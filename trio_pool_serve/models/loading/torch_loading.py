@@ -14,7 +14,7 @@ from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
-from trio_pool_serve.runner.adapters import Adapters
+from trio_pool_serve.runner.applied_adapters import Adapters
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier

@@ -1,0 +1,231 @@
+"""Adapters of served models: which requests compute with them, and how they come and go; scripted runners."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import wait_idle
+from tests.model_folders import write_scripted_folder
+from tests.models.adapter_folders import factors, write_adapter
+from tests.scripted_runner import ScriptedRunner
+from tests.server.server_process import until
+from tests.serving.changing_models import ADMIN, Changing, Loader, changing
+from trio_pool_serve.config import Config, ModelConfig, ModelTables
+from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.service import Service
+from trio_pool_serve.serving.adapter_changes import add_adapter
+from trio_pool_serve.serving.served_adapter import ServedAdapter
+from trio_pool_serve.types import Batch
+
+
+class Adaptable(Loader):
+    """Loads runners that have a row to try adapters with, and that refuse those in a folder named ``wrong``."""
+
+    def load(self, folder: Any, *arguments: object) -> ScriptedRunner:
+        from tests.engine.engines import request
+
+        runner = super().load(folder, *arguments)
+        runner.probe_request = request(1, 2)
+        runner.on_launch = self._refuse
+        return runner
+
+    def _refuse(self, batch: Batch) -> None:
+        if batch.adapter is not None and batch.adapter.folder.endswith("wrong"):
+            raise AdapterError(f"{batch.adapter.folder} is for another model")
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Changing]:
+    for seed, name in enumerate(("law", "art", "wrong"), start=2):
+        write_adapter(tmp_path / name, factors(r=seed), r=seed)
+    async with changing(tmp_path, loader=Adaptable()) as live:
+        yield live
+
+
+async def add(live: Changing, name: str, folder: str | None = None, parent: str = "a", **more: object) -> Any:
+    body = {"model": str(live.folder / (folder or name)), "name": name, "parent": parent, **more}
+    return await live.client.post("/v1/models", json=body, headers=ADMIN)
+
+
+async def lora(live: Changing, change: str, **body: object) -> tuple[int, str]:
+    answer = await live.client.post(f"/v1/{change}_lora_adapter", json=body, headers=ADMIN)
+    said = answer.json()["error"]["message"] if answer.status_code >= 400 else answer.text
+    return answer.status_code, said
+
+
+def last_adapter(live: Changing, model: str = "a") -> str | None:
+    adapter = live.loader.runners[model][-1].batches[-1].adapter
+    return None if adapter is None else Path(adapter.folder).name
+
+
+async def test_the_name_of_an_adapter_selects_it(live):
+    for name in ("law", "art"):
+        card = (await add(live, name)).json()
+        shown = (card["id"], card["parent"], card["root"], card["state"], card["task"])
+        assert shown == (name, "a", name, "loaded", "embed")
+    for name, expected in {"law": "law", "art": "art", "a": None, None: None}.items():
+        answer = await live.embed(name)
+        assert (answer.json()["model"], last_adapter(live)) == (name or "a", expected)
+    assert await live.states() == dict.fromkeys(("a", "law", "art"), "loaded")
+    assert (await live.client.get("/v1/models/law", headers=ADMIN)).json()["parent"] == "a"
+    shown = (await live.client.get("/console/models", headers=ADMIN)).json()
+    assert {each["id"]: each["tasks"] for each in shown}.keys() == {"a", "law", "art"}
+    fingerprints = {(await live.embed(name)).headers.get("model-fingerprint") for name in ("a", "law", "art")}
+    assert fingerprints in ({None}, {*fingerprints}), "each has its own, if the runner has any"
+    assert (await live.client.delete("/v1/models/law", headers=ADMIN)).json() == {
+        "id": "law", "deleted": True, "object": "model",
+    }  # fmt: skip
+    gone = await live.embed("law")
+    assert (gone.status_code, "This server has: a, art." in gone.text) == (404, True)
+
+
+async def test_an_adapter_that_cannot_be_applied_is_a_400_and_disturbs_nothing(live):
+    refused = await add(live, "wrong")
+    assert (refused.status_code, "is for another model" in refused.text) == (400, True)
+    assert (await add(live, "new", folder="d")).status_code == 400  # a model's folder
+    assert (await add(live, "new", folder="nowhere")).status_code == 400
+    assert await live.states() == {"a": "loaded"}
+    assert (await live.embed("wrong")).status_code == 404
+    assert (await live.embed("a")).status_code == 200
+
+
+async def test_names_are_of_one_model_or_adapter(live):
+    assert (await live.load("b", aliases=["bee"])).status_code == 200
+    assert (await add(live, "law")).status_code == 200
+    for taken in ("a", "bee", "law"):
+        assert (await add(live, taken, folder="art")).status_code == 409
+    assert (await live.load("c", name="law")).status_code == 409
+    assert (await live.load("c", aliases=["law"])).status_code == 409
+    assert (await add(live, "x", folder="art", parent="law")).json()["error"]["param"] == "parent"
+    assert (await add(live, "x", folder="art", parent="nobody")).status_code == 404
+    assert (await add(live, "x", folder="art", dtype="float32")).status_code == 400
+    assert (await add(live, "*", folder="art")).status_code == 400
+    assert (await add(live, "art", parent="bee")).json()["parent"] == "b"
+    assert (await live.unload("b")).status_code == 200
+    assert (await live.embed("art")).status_code == 404, "adapters leave with their model"
+
+
+async def test_vllm_s_routes_have_its_statuses_and_messages(live):
+    law, art = str(live.folder / "law"), str(live.folder / "art")
+    loaded = 200, "Success: LoRA adapter 'law' added successfully."
+    assert await lora(live, "load", lora_name="law", lora_path=law) == loaded
+    again = (
+        400,
+        (
+            "The lora adapter 'law' has already been loaded. If you want to load the adapter in place, set "
+            "'load_inplace' to True."
+        ),
+    )
+    assert await lora(live, "load", lora_name="law", lora_path=art) == again
+    await live.embed("law")
+    assert last_adapter(live) == "law"
+    assert await lora(live, "load", lora_name="law", lora_path=art, load_inplace=True) == loaded
+    await live.embed("law")
+    assert last_adapter(live) == "art"
+    for body in ({}, {"lora_name": "x"}, {"lora_path": art}):
+        assert await lora(live, "load", **body) == (400, "Both 'lora_name' and 'lora_path' must be provided.")
+    assert await lora(live, "load", lora_name="x", lora_path="/nowhere") == (
+        404, "Loading lora x failed: No adapter found for /nowhere",
+    )  # fmt: skip
+    assert (await lora(live, "load", lora_name="x", lora_path=str(live.folder / "wrong")))[0] == 400
+    assert await lora(live, "unload") == (400, "'lora_name' needs to be provided to unload a LoRA adapter.")
+    for name in ("x", "a"):
+        assert await lora(live, "unload", lora_name=name) == (404, f"The lora adapter '{name}' cannot be found.")
+    assert await lora(live, "unload", lora_name="law") == (200, "Success: LoRA adapter 'law' removed successfully.")
+    assert (await live.embed("law")).status_code == 404
+    without_key = await live.client.post("/v1/load_lora_adapter", json={"lora_name": "law", "lora_path": law})
+    assert without_key.status_code == 401
+
+
+async def test_requests_finish_with_an_adapter_that_is_unloaded_meanwhile(live):
+    assert (await add(live, "law")).status_code == 200
+    (runner,) = live.loader.runners["a"]
+    runner.gate.clear()
+    async with live.asking(live.embed, "law") as answers:
+        await until(lambda: live.service.served["a"].users)
+        assert (await live.unload("law")).status_code == 200
+        assert (await live.embed("law")).status_code == 404
+        runner.gate.set()
+    assert answers[0].json()["model"] == "law"
+    assert last_adapter(live) == "law"
+
+
+async def test_an_adapter_is_there_once_it_is_checked(live):
+    (runner,) = live.loader.runners["a"]
+    runner.gate.clear()
+    async with live.asking(lambda: add(live, "law")) as answers:
+        await until(lambda: "law" in live.service.served["a"].adapters)
+        assert (await live.embed("law")).status_code == 503
+        assert (await live.states())["law"] == "loading"
+        assert (await add(live, "law")).status_code == 409
+        assert (await live.unload("law")).status_code == 200
+        runner.gate.set()
+    assert answers[0].status_code == 409, "it was unloaded before it was loaded"
+    assert "law" not in await live.states()
+
+
+async def test_a_request_that_is_cancelled_adds_no_adapter(live):
+    (runner,) = live.loader.runners["a"]
+    runner.gate.clear()
+    models, adapter = live.service.models, ServedAdapter("law", str(live.folder / "law"))
+    with trio.move_on_after(0.05) as scope:
+        await add_adapter(models, "a", adapter)
+    runner.gate.set()
+    assert scope.cancelled_caught
+    assert not live.service.served["a"].adapters
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await adapter.check(live.service.served["a"].engine, live.service.offload)
+    assert scope.cancelled_caught
+    await wait_idle(live.service)
+
+
+async def test_an_error_of_an_adapter_names_no_path_to_clients(live):
+    assert (await add(live, "law")).status_code == 200
+    (live.folder / "law").rename(live.folder / "wrong law")
+    served = live.service.served["a"].adapters["law"]
+    served.adapter = type(served.adapter)("/secret/wrong", served.adapter.digest)
+    answer = await live.embed("law")
+    assert (answer.status_code, "/secret" in answer.text) == (500, False)
+    assert "cannot be applied" in answer.text
+
+
+# -- settings -----------------------------------------------------------------------------------------
+
+
+def config_of(*models: str, adapter: tuple[str, ...] = (), **tables: Any) -> Config:
+    return Config(models=models, tables=ModelTables("f", tables), loading=ModelConfig(adapter=adapter))
+
+
+def test_adapters_are_set_by_flag_for_one_model_and_in_tables():
+    (source,) = config_of("m", adapter=("law=/l", "art=org/art")).sources
+    assert source.adapters == {"law": "/l", "art": "org/art"}
+    first, second = config_of("m", adapter=("law=/l",), b={"model": "n", "adapter": ["art=/a"]}).sources
+    assert (first.adapters, second.adapters) == ({"law": "/l"}, {"art": "/a"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (lambda: config_of("m", "n", adapter=("law=/l",)), "--adapter is for one model"),
+        (lambda: config_of("m", adapter=("law",)), "`law` is not NAME=FOLDER"),
+        (lambda: config_of("m", adapter=("law=/l", "law=/m")), "Two adapters of m have the same name"),
+        (lambda: config_of("m", adapter=("m=/l",)), "Two models have the same name `m`"),
+        (lambda: config_of("m", b={"model": "n", "adapter": ["m=/l"]}), "Two models have the same name `m`"),
+        (lambda: config_of("m", b={"model": "n", "adapter": "art=/a"}), "`adapter` is 'art=/a'; accepted: a list"),
+    ],
+)
+def test_settings_of_adapters_that_are_refused(settings, said: str):
+    with pytest.raises(ValueError, match=said):
+        settings()
+
+
+@pytest.mark.parametrize(("folder", "said"), [("wrong", "is for another model"), ("d", "adapter_config.json")])
+async def test_a_server_does_not_start_with_an_adapter_that_cannot_be_applied(tmp_path: Path, folder: str, said: str):
+    write_adapter(tmp_path / "wrong")
+    config = config_of(f"a={write_scripted_folder(tmp_path / 'd')}", adapter=(f"law={tmp_path / folder}",))
+    with pytest.raises(ModelLoadError, match=f"a cannot be loaded: the adapter law: .*{said}"):
+        await Service(config, Adaptable().load).run()
