@@ -1,26 +1,37 @@
 """Tiny classifiers and rerankers of real families, as transformers and sentence-transformers save them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from attrs import evolve
 from tokenizers import processors
 
 from tests.kept_folders import built_once
+from tests.model_folders import write_json
 from tests.models.model_families import (
+    HIDDEN,
+    IDENTITY,
+    MAX_LENGTH,
     TEXTS,
     Family,
+    Module,
     bert_tokenizer,
     byte_pairs,
     deberta_tokenizer,
+    dense,
     distilbert_tokenizer,
+    layer_norm,
     modernbert_tokenizer,
+    pooling,
     qwen3_tokenizer,
     roberta_tokenizer,
     vocab_and_merges,
     write_model,
+    write_modules,
     xlm_roberta_tokenizer,
 )
 from trio_pool_serve.prompts import PairPrompt
@@ -96,6 +107,40 @@ def write_classifier(folder: Path, name: str, head: str = "SequenceClassificatio
     if name in DECODERS:
         config = {"pad_token_id": tokenizer.pad_token_id, **config}
     return write_model(folder, f"{family.model}For{head}", tokenizer, **config)
+
+
+def scores(labels: int = 1, **more: Any) -> Module:
+    """The last module of a cross-encoder."""
+    module = dense(HIDDEN, labels, activation=IDENTITY)
+    return evolve(module, config={**module.config, "module_output_name": "scores", **more})
+
+
+@built_once
+def write_pooled(folder: Path, name: str, modules: Sequence[Module], **settings: object) -> Path:
+    """Write a cross-encoder with ``modules`` after a family's transformer; ``settings`` are the whole model's."""
+    family = FAMILIES[name]
+    write_model(folder, f"{family.model}Model", family.tokenizer())
+    own = {"max_seq_length": MAX_LENGTH, "transformer_task": "feature-extraction"}
+    write_json(folder / "sentence_bert_config.json", own)
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder", **settings})
+    write_modules(folder, modules)
+    return folder
+
+
+GELU = "torch.nn.modules.activation.GELU"
+
+POOLED: Mapping[str, Callable[[Path], Path]] = {
+    # As the Ettin rerankers are published.
+    "modernbert_with_pooled_scores": partial(
+        write_pooled,
+        name="modernbert",
+        modules=(pooling("cls"), dense(bias=False, activation=GELU), layer_norm(), scores()),
+        activation_fn=IDENTITY,
+    ),
+    "qwen3_with_pooled_scores": partial(write_pooled, name="qwen3", modules=(pooling("lasttoken"), scores())),
+    "bert_with_pooled_labels": partial(write_pooled, name="bert", modules=(pooling("mean"), scores(3))),
+}
+"""Cross-encoders whose scores modules compute."""
 
 
 def write_reranker(folder: Path, tokenizer_folder: Path) -> Path:

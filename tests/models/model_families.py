@@ -106,6 +106,22 @@ def dense(
     return Module(type=NEW_DENSE, config=config, weights=weights, weights_file=weights_file)
 
 
+def layer_norm(dimension: int = HIDDEN) -> Module:
+    random = torch.Generator().manual_seed(dimension)
+    weights = {f"norm.{name}": torch.randn(dimension, generator=random) for name in ("weight", "bias")}
+    return Module(type=f"{MODULES}.layer_norm.LayerNorm", config={"dimension": dimension}, weights=weights)
+
+
+def layer_weights(layer_start: int = 1, num_hidden_layers: int = 2) -> Module:
+    """WeightedLayerPooling; one of the weights is negative."""
+    weights = torch.tensor([0.7, 1.1, -0.3])[layer_start : num_hidden_layers + 1]
+    config = {"embedding_dimension": HIDDEN, "layer_start": layer_start, "num_hidden_layers": num_hidden_layers}
+    return Module(type=LAYER_POOLING, config=config, weights={"layer_weights": weights})
+
+
+MODULES = "sentence_transformers.sentence_transformer.modules"
+LAYER_POOLING = f"{MODULES}.weighted_layer_pooling.WeightedLayerPooling"
+DROPOUT = Module(type=f"{MODULES}.dropout.Dropout", config={"dropout": 0.1})
 IDENTITY = "torch.nn.modules.linear.Identity"
 plain_dense = partial(dense, bias=False, activation=IDENTITY)
 LEGACY_DENSE = evolve(dense(HIDDEN, 20), type=DENSE)
@@ -548,6 +564,27 @@ def write_family(
     if family.published is not None and as_published:
         family.published.publish(folder)
     return folder
+
+
+def write_weighted_layers(
+    folder: Path, name: str, weights: Module | None = None, *, has_hidden_states: object = True
+) -> Path:
+    """Write a family's model whose hidden states are weighed before they are pooled."""
+    write_family(folder, name, modules=[weights or layer_weights(), pooling("mean"), UNIT_LENGTH])
+    edit_json(folder / "config.json", lambda config: config.update(output_hidden_states=has_hidden_states))
+    return folder
+
+
+NORMALIZED_LAYER = (pooling("cls"), DROPOUT, plain_dense(HIDDEN, 24), layer_norm(24), UNIT_LENGTH, DROPOUT)
+
+LAYOUTS: Mapping[str, Callable[[Path], Path]] = {
+    "modernbert_with_layer_norm": partial(write_family, name="modernbert", modules=NORMALIZED_LAYER),
+    **{
+        f"{name}_with_weighted_layers": partial(write_weighted_layers, name=name)
+        for name in ("bert", "qwen3", "gemma3", "t5")
+    },
+}
+"""Modules that few published models have."""
 
 
 # -- serving them ---------------------------------------------------------------------------------------

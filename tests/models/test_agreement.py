@@ -12,8 +12,9 @@ import transformers
 from attrs import define
 
 from tests.models import classifier_families
-from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder, write_classifier
+from tests.models.classifier_families import PAIRS, POOLED, PROMPTS, cross_encoder, write_classifier
 from tests.models.model_families import (
+    LAYOUTS,
     LOADED_BY_ORACLE,
     TEXTS,
     ServedModel,
@@ -93,9 +94,9 @@ def asked(prompts: Sequence[RenderedPrompt], *params: PoolingParams) -> list[Poo
     return [PoolingRequest(prompt, params) for prompt in prompts]
 
 
-async def embedding(path: Path, name: str) -> Agreement:
-    write_family(path, name)
-    oracle = write_family(path.with_name("oracle"), name, as_published=False)
+async def embedding(path: Path, write: Callable[..., Path], **for_oracle: object) -> Agreement:
+    write(path)
+    oracle = write(path.with_name("oracle"), **for_oracle)
     ours, theirs, texts = ServedModel(path), reference(oracle), list(TEXTS)
     requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=ours.folder.prompts["query"])
     expected = np.concatenate([theirs.encode(texts), theirs.encode(texts, prompt_name="query")])
@@ -129,16 +130,23 @@ async def static(path: Path, name: str) -> Agreement:
     return Agreement(ours, requests, expected)
 
 
-async def judge(path: Path, name: str) -> Agreement:
+async def states(path: Path, write: Callable[[Path], Path]) -> Agreement:
+    """The tokens' states, before they are pooled."""
+    ours, texts = ServedModel(write(path)), list(TEXTS)
+    expected = reference(path).encode(texts, output_value="token_embeddings")
+    return Agreement(ours, await ours.requests(TEXTS, TokenEmbed()), [row.numpy() for row in expected])
+
+
+async def judge(path: Path, write: Callable[[Path], Path], tolerance: float = 1e-4) -> Agreement:
     """A cross-encoder: scores, and logits of pairs with an instruction."""
-    write_classifier(path, name, num_labels=1)
+    write(path)
     ours, theirs = ServedModel(path), cross_encoder(path)
     raw = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), prompt="find: ")
     scores = theirs.predict(PAIRS)
     assert np.ptp(scores) > 0.01, "agreement would prove nothing"
     requests = await ours.requests(PROMPTS, Classify("score"))
     requests += await ours.requests(PROMPTS, Classify("raw"), instruction="find: ")
-    return Agreement(ours, requests, np.concatenate([scores, raw]).reshape(-1, 1), tolerance=1e-4)
+    return Agreement(ours, requests, np.concatenate([scores, raw]).reshape(len(requests), -1), tolerance=tolerance)
 
 
 TEXTS_OF: Mapping[InputType | None, Sequence[str]] = {"query": QUERIES, "document": DOCUMENTS, None: DOCUMENTS}
@@ -219,14 +227,28 @@ async def page_retrieval(path: Path, name: str, oracle: str) -> Agreement:
     return Agreement(ours, requests, expected, oracle, scores=scores, queries=len(SENTENCES))
 
 
+BY_ST = "sentence-transformers"
+WEIGHTED = "bert_with_weighted_layers"
 BY_BOTH = ("clip", "clip_of_today")
 BY_SENTENCE_TRANSFORMERS = ("clip_of_sentence_transformers", "clip_with_heads", "siglip_with_modules")
 
 CASES: Mapping[tuple[str, ...], Callable[[Path], Awaitable[Agreement]]] = {
-    **{("embed", name): partial(embedding, name=name) for name in LOADED_BY_ORACLE},
+    **{
+        ("embed", name): partial(embedding, write=partial(write_family, name=name), as_published=False)
+        for name in LOADED_BY_ORACLE
+    },
     ("embed", "embeddinggemma2", "transformers"): partial(mean_at_unit_length, name="embeddinggemma2"),
     **{("embed", name, "sentence-transformers"): partial(static, name=name) for name in STATIC},
-    **{("score", name): partial(judge, name=name) for name in classifier_families.FAMILIES},
+    **{("embed", name, BY_ST): partial(embedding, write=write) for name, write in LAYOUTS.items()},
+    ("token_embed", WEIGHTED, BY_ST): partial(states, write=LAYOUTS[WEIGHTED]),
+    **{
+        ("score", name): partial(judge, write=partial(write_classifier, name=name, num_labels=1))
+        for name in classifier_families.FAMILIES
+    },
+    **{
+        ("classify" if name.endswith("labels") else "score", name, BY_ST): partial(judge, write=write, tolerance=1e-5)
+        for name, write in POOLED.items()
+    },
     **{("token_embed", name): partial(late_interaction, name=name) for name in LATE_INTERACTION},
     **{("sparse_embed", name): partial(sparse, name=name) for name in SPARSE},
     **{

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attrs import evolve
 
 from tests.models.classifier_families import cross_encoder, reranker_tokenizer, write_classifier
 from tests.models.model_families import (
     DENSE,
     HIDDEN,
-    NEW_NORMALIZE,
     TEXTS,
     Module,
     ServedModel,
@@ -22,6 +22,8 @@ from tests.models.model_families import (
     edit_json,
     edit_weights,
     largest_difference,
+    layer_norm,
+    layer_weights,
     legacy_pooling,
     load,
     pooling,
@@ -31,6 +33,7 @@ from tests.models.model_families import (
     write_family,
     write_model,
     write_modules,
+    write_weighted_layers,
 )
 from tests.models.retrieval_families import (
     colbert_v2,
@@ -64,22 +67,22 @@ def after_mean(*modules: Module) -> list[Module]:
 
 MODELS = "sentence_transformers.models"
 WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear.weight": torch.zeros(4, HIDDEN)})
-OF_TOKENS = Module(type=NEW_NORMALIZE, config={"module_input_name": "token_embeddings"})
 
 
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
         *(
-            (after_mean(Module(type=f"{MODELS}.{name}")), f"requires {name}")
-            for name in ("LayerNorm", "WeightedLayerPooling", "Telepathy", "Dropout")
-        ),
-        *(
-            (modules, "not followed by a Pooling module")
-            for modules in (
-                [], [Module(type=NEW_NORMALIZE)], [Module(type=f"{MODELS}.WeightedLayerPooling"), pooling("mean")],
+            ([evolve(layer_weights(*given), config=layer_weights(*given).config | config), pooling("mean")], said)
+            for given, config, said in (
+                ((1, 2), {"layer_start": 2}, r"layer_weights \[2\], layer_start 2 and num_hidden_layers 2; acc"),
+                ((1, 2), {"layer_start": -1, "num_hidden_layers": 0}, "layer_start -1"),
+                ((1, 2), {"layer_start": "1"}, "layer_start '1'"),
             )
         ),
+        ([evolve(layer_weights(), weights={"x": torch.ones(1)}), pooling("mean")], "has no layer_weights"),
+        (after_mean(Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})), "2_LayerNorm holds no weights"),
+        (after_mean(layer_norm(HIDDEN - 1)), "first batch"),
         (after_mean(Module(type="custom_st.Head")), "custom_st.Head is not one of sentence-transformers' own"),
         ([pooling("median")], "Pooling requires median"),
         ([pooling(["mean", "median"])], "known are cls, max, mean"),
@@ -90,11 +93,19 @@ OF_TOKENS = Module(type=NEW_NORMALIZE, config={"module_input_name": "token_embed
         (after_mean(dense(activation="torch.nn.modules.linear.Linear")), "A module cannot be loaded"),
         (after_mean(WITHOUT_A_SIZE), "A module cannot be loaded: .*in_features"),
         (after_mean(dense(2 * HIDDEN)), "first batch"),
-        (after_mean(OF_TOKENS), "Normalize works on 'token_embeddings'"),
     ],
 )  # fmt: skip
 def test_a_module_that_cannot_be_loaded_is_an_error(tmp_path: Path, modules: list[Module], said: str):
-    refuse(write_family(tmp_path / "model", "bert", modules=modules), said)
+    path = write_family(tmp_path / "model", "bert", modules=modules)
+    edit_json(path / "config.json", lambda config: config.update(output_hidden_states=True))
+    refuse(path, said)
+
+
+def test_layer_weights_for_other_hidden_states_than_the_model_s_are_an_error(tmp_path: Path):
+    refuse(
+        write_weighted_layers(tmp_path / "model", "bert", layer_weights(0, 1)),
+        "first batch: there are 2 layer_weights, but 3 such hidden states",
+    )
 
 
 NOT_WEIGHTS = b"version https://git-lfs.github.com/spec/v1\n"

@@ -45,6 +45,8 @@ FOLDERS: Mapping[str, Callable[[Path], Path]] = {
     },
     **{f"late-interaction-{name}": make for name, make in retrieval_families.LATE_INTERACTION.items()},
     **{f"sparse-{name}": make for name, make in retrieval_families.SPARSE.items()},
+    **model_families.LAYOUTS,
+    **classifier_families.POOLED,
     "bge-m3": retrieval_families.write_bge_m3,
 }
 
@@ -52,6 +54,7 @@ IN_THE_NORMAL_RUN = frozenset(
     {
         "embedder-bert", "embedder-modernbert", "embedder-qwen3", "embedder-gemma3", "classifier-deberta-v2",
         "token-classifier-bert", "late-interaction-colbert_v2", "sparse-splade_max", "bge-m3",
+        "bert_with_weighted_layers", "modernbert_with_pooled_scores",
     }
 )  # fmt: skip
 

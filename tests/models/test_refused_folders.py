@@ -103,6 +103,37 @@ KEYS = [
          "tokenizer_config.json": {"model_max_length": 10**30}},
         "set it with --max-model-len",
     ),
+    *(
+        (behind(*modules), said)
+        for modules, said in (
+            ((), r"modules\.json: the transformer is followed by no module; accepted are WeightedLayerPooling, if any"),
+            *(
+                ((models(name), POOLING), f"is followed by {name}, Pooling; accepted are")
+                for name in ("CNN", "LSTM", "WordWeights", "Normalize")
+            ),
+            *(
+                ((POOLING, models(name)), f"requires {name}, which cannot be loaded; accepted there are Dense")
+                for name in ("CNN", "WordWeights", "WeightedLayerPooling", "Pooling", "Telepathy")
+            ),
+        )
+    ),
+    *(
+        ({MODULES: modules_json(models(name), POOLING)}, f"does not begin with a Transformer module, but with {name}")
+        for name in ("BoW", "WordEmbeddings", "Dropout")
+    ),
+    *(
+        (behind(POOLING, models(name)) | {"1/config.json": {key: value}}, said)
+        for name, key, value, said in (
+            ("Normalize", "module_input_name", "token_embeddings", "Normalize maps 'token_embeddings' to"),
+            ("Dense", "module_output_name", "scores", "Dense maps 'sentence_embedding' to 'scores'"),
+            ("LayerNorm", "eps", 1e-3, r"1/config\.json: eps is 0\.001"),
+            ("Dropout", "p", 0.5, r"1/config\.json: p is 0\.5"),
+        )
+    ),
+    (
+        behind(models("WeightedLayerPooling"), POOLING) | {CONFIG: BARE | {"output_hidden_states": [1, 2]}},
+        r"config\.json: output_hidden_states is \[1, 2\]; with WeightedLayerPooling it may be true or false",
+    ),
     ({}, "--max-model-len 513 exceeds the 512 positions", {"max_model_len": 513}),
     ({OWN: {"transformer_task": "fill-mask"}}, "task is 'fill-mask'; this kind of model needs feature-extraction"),
     ({OWN: {"query_length": 32}}, "requires query_length"),
@@ -120,6 +151,15 @@ WORDS = {"yes": 3, "no": 4, "<|im_start|>": 5, "<|im_end|>": 6}
 def cross_encoder(task: str, *modules: tuple[str, str], config: Any = None, **own: Any) -> Files:
     whole = {TEXTS: {"model_type": "CrossEncoder"}, "1/config.json": config or {}}
     return saved_from("X") | whole | behind(*modules, transformer_task=task, **own)
+
+
+SCORES = {"out_features": 1, "module_output_name": "scores"}
+TOWER = {"method": "get_text_features", "method_output_name": "pooler_output"}
+DENSE = models("Dense")
+
+
+def scoring_modules(**own: Any) -> Files:
+    return cross_encoder("feature-extraction", POOLING, DENSE, config=SCORES, **own)
 
 
 def vocabulary(words: Any) -> Files:
@@ -147,7 +187,36 @@ CLASSIFIERS = [
     ),
     *(
         (cross_encoder(task, models("Pooling")), f"does {task}, followed by Pooling")
-        for task in ("sequence-classification", "feature-extraction", "any-to-any")
+        for task in ("sequence-classification", "any-to-any")
+    ),
+    *(
+        (cross_encoder("feature-extraction", *modules, config=config), said)
+        for modules, config, said in (
+            ((), None, r"modules\.json: the transformer is followed by no module; accepted"),
+            ((models("Dense"),), SCORES, "is followed by Dense"),
+            ((POOLING,), None, "Pooling has out_features None; the last module .* must be a Dense"),
+            ((POOLING, models("Normalize")), {"module_output_name": "scores"}, "Normalize has out_features None"),
+            *(
+                ((POOLING, DENSE), SCORES | {"out_features": size}, f"Dense has out_features {size!r}")
+                for size in (0, 2**20 + 1, "1")
+            ),
+            ((POOLING, DENSE), {"out_features": 1}, "maps 'sentence_embedding' to 'sentence_embedding'; accepted"),
+            ((POOLING, DENSE), SCORES | {"module_input_name": "x"}, "maps 'x' to 'scores'; accepted there is"),
+            ((POOLING, DENSE, models("Normalize")), SCORES, "Dense maps 'sentence_embedding' to 'scores'"),
+        )
+    ),
+    *(
+        (scoring_modules(**own) | files, said, *settings)
+        for own, files, said, *settings in (
+            ({"modality_config": {"text": TOWER}}, {}, "computes text by get_text_features"),
+            ({"processing_kwargs": {"text": {"max_length": 3}}}, {}, "requires text"),
+            ({"query_length": 8}, {}, "requires query_length"),
+            ({}, {CONFIG: BARE | {"vision_config": {}}}, "reads images"),
+            ({}, {CONFIG: BARE | {"problem_type": "ranking"}}, "problem_type"),
+            ({}, {"1_Pooling/config.json": {"include_prompt": False}}, "include_prompt"),
+            ({}, {}, "apply to embedding models only", {"pooling": "cls"}),
+            ({}, {}, "apply to embedding models only", {"normalize": True}),
+        )
     ),
     *(
         (saved_from(name), f"{name} is (not an embedding model|an unsupported page retriever)")

@@ -71,8 +71,9 @@ class ModelSpec:
 
     @property
     def pooling(self) -> str:
-        """Pooling type, as ``GET /info`` reports it; ``none`` for one vector per token."""
-        return "none"
+        """Pooling type, as ``GET /info`` reports it: the modes of its Pooling module, joined by ``+``, or ``none``."""
+        declared = (pooling_modes(module.config) for module in self.modules if module.name == "Pooling")
+        return next(map("+".join, declared), "none")
 
     @property
     def pools_instruction(self) -> bool:

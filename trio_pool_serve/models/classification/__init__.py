@@ -1,7 +1,8 @@
 """Classifiers of texts, pairs of texts, or tokens.
 
 transformers' ``*ForSequenceClassification`` and ``*ForTokenClassification``. A sequence classifier with one
-label scores pairs: sentence-transformers' cross-encoders are such models.
+label scores pairs: sentence-transformers' cross-encoders are such models. A cross-encoder may also be a transformer
+with modules of sentence-transformers after it: they pool its states, and map the vector to a number per label.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.embedding import STATES, assumption_of, require_plain_states
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
+from trio_pool_serve.models.files.pooled_modules import SCORES, names_of, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
 from trio_pool_serve.types import Activation, PoolingTask
@@ -93,25 +96,24 @@ class TokenClassifier(Classifier):
     tasks = frozenset({"token_classify"})
 
 
-def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
+def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | None:
     """Read folders saved from a classifier, unless their modules.json declares another kind of model."""
     if files.modules:
         task = files.transformer_task
         if files.encoder_class != "CrossEncoder" or task == "text-generation":
             return None
-        following = ", ".join(module.name for module in files.modules[1:])
-        if task != "sequence-classification" or following:
+        if task == "feature-extraction":
+            return read_pooled_classifier(files, config)
+        if task != "sequence-classification" or files.modules[1:]:
             raise ModelLoadError(
-                f"The cross-encoder's transformer does {task}, followed by {following or 'no module'}; supported are "
-                "sequence-classification with none and text-generation with LogitScore."
+                f"The cross-encoder's transformer does {task}, followed by {names_of(files.modules[1:])}; supported "
+                "are sequence-classification with no module, feature-extraction with Pooling and a Dense that writes "
+                "scores, and text-generation with LogitScore."
             )
     of_texts = bool(files.modules) or files.is_saved_from("ForSequenceClassification")
     if not of_texts and not files.is_saved_from("ForTokenClassification"):
         return None
     labels = read_labels(files.config)
-    problem_type: str | None = files.config.get("problem_type")
-    if problem_type not in PROBLEM_TYPES:
-        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
     is_only_exported = bool(why_not_torch(files.transformer_path)) and has_exported_file(files.transformer_path)
     is_tokenwise = files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS and not is_only_exported
     kind: type[Classifier] = CrossEncoder if len(labels) == 1 else SequenceClassifier
@@ -120,10 +122,41 @@ def read_classifier(files: FolderFiles, _: ModelConfig) -> Classifier | None:
     return kind(
         of_tokens=is_tokenwise,
         labels=labels,
-        problem_type=problem_type,
+        problem_type=read_problem_type(files),
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files) if of_texts else None,
         pooled=files.own_pooling or "lasttoken",
+    )
+
+
+MAX_SCORES = 2**20
+"""Labels of a cross-encoder whose last module computes them: a name is made for each."""
+
+
+def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceClassifier:
+    """Read a cross-encoder that pools its transformer's states; the last Dense has an output for each label."""
+    if files.router is not None or "vision_config" in files.config:
+        raise ModelLoadError("A cross-encoder with a Router, or one that reads images, is not supported.")
+    require_plain_states(files)
+    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
+    modules = read_pooled_modules(files, writes=SCORES)
+    scores, place = modules[-1].config.get("out_features"), modules[-1].path / "config.json"
+    if modules[-1].name != "Dense" or not isinstance(scores, int) or not 1 <= scores <= MAX_SCORES:
+        raise ModelLoadError(
+            f"{place}: {modules[-1].name} has out_features {scores!r}; the last module of a cross-encoder must be a "
+            f"Dense with 1 to {MAX_SCORES}."
+        )
+    if not all(module.config.get("include_prompt", True) for module in modules):
+        raise ModelLoadError("Pooling has include_prompt: false; for pairs of texts only true is supported.")
+    labels = read_labels(files.config)
+    kind = CrossEncoder if scores == 1 else SequenceClassifier
+    return kind(
+        modules=modules,
+        labels=labels if len(labels) == scores else read_labels({"num_labels": scores}),
+        problem_type=read_problem_type(files),
+        score_activation=score_activation(files, scores),
+        chat=read_chat_format(files),
+        assumption=assumption_of(files, config),
     )
 
 
@@ -136,6 +169,14 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     if indices != list(range(len(names))):
         raise ModelLoadError(f"id2label of config.json has the indices {', '.join(map(str, indices))}.")
     return tuple(str(names[str(index)]) for index in indices)
+
+
+def read_problem_type(files: FolderFiles) -> str | None:
+    """Return ``problem_type`` of config.json. Raises ``ModelLoadError``."""
+    problem_type: str | None = files.config.get("problem_type")
+    if problem_type not in PROBLEM_TYPES:
+        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
+    return problem_type
 
 
 def score_activation(files: FolderFiles, labels: int) -> str:
@@ -157,8 +198,11 @@ def score_activation(files: FolderFiles, labels: int) -> str:
 def classifier_heads(spec: Classifier) -> "BuiltHeads":
     """Return the heads. Raises ``UnusableGraphError``."""
     # Imported here: an optional dependency.
+    from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
     from trio_pool_serve.runner.openvino.exported_graph import label_heads
 
+    if spec.modules:
+        raise UnusableGraphError(f"without torch there is no {names_of(spec.modules)}")
     functions: Mapping[str, str] = {
         activation: name.rpartition(".")[2] for activation, name in spec.activations.items()
     }

@@ -8,6 +8,7 @@ from torch import nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.sentence_modules import load_pooled
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.batch_rows import RowState
 from trio_pool_serve.runner.forward_pass import Head
@@ -15,6 +16,7 @@ from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
     Logits,
+    PooledClassificationHead,
     TokenClassificationHead,
     activation_functions,
     identity,
@@ -53,6 +55,8 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     A decoder's head uses the last token, unless its files declare another pooling. transformers finds it by the
     padding token's id, which an input may contain too; here it is the last token that is attended to.
     """
+    if folder.spec.modules:
+        return _load_pooled_classifier(folder, params)
     if isinstance(folder.spec, TokenClassifier):
         model, functions = _load(folder, params, "AutoModelForTokenClassification")
         return LoadedModel(
@@ -81,6 +85,17 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
     return LoadedModel(
         backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where), modules=modules
+    )
+
+
+def _load_pooled_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
+    functions = activation_functions(folder.spec.activations)
+    backbone, pooler, output_width = load_pooled(folder, params)
+    return LoadedModel(
+        backbone=backbone,
+        heads={Classify: PooledClassificationHead(pooler, functions)},
+        description=_description(folder, f"by {'+'.join(pooler.pooling)} pooling"),
+        output_width=output_width,
     )
 
 

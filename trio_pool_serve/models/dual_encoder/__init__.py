@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
+from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
@@ -108,6 +109,7 @@ def _check_modules(files: FolderFiles) -> None:
         files.require_methods(METHODS)
         if (output := files.module_config.get("module_output_name")) != "sentence_embedding":
             raise ModelLoadError(f"The transformer module outputs {output!r}, which is not supported.")
+    require_vector_modules(files.modules[1:])
 
 
 def _image_tower(files: FolderFiles, model_type: str) -> ImageTower:

@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.files.pooled_modules import LAYERS, ignores_layers, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, Similarity, pooling_modes
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 
@@ -35,11 +36,6 @@ class Embedding(ModelSpec):
     def normalizes(self) -> bool:
         """Whether the last of its modules is a Normalize."""
         return bool(self.modules) and self.modules[-1].name == "Normalize"
-
-    @property
-    def pooling(self) -> str:
-        """The modes of the Pooling module, joined by ``+``."""
-        return "+".join(pooling_modes(self.modules[0].config))
 
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
@@ -78,25 +74,27 @@ def modules_after_transformer(
 ) -> tuple[ModuleFiles, ...]:
     """Return the modules after the transformer, as ``with_settings``.
 
-    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers.
+    A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers. Raises
+    ``ModelLoadError`` for modules other than those of ``read_pooled_modules``.
     """
     pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
     bare = (pooling, ModuleFiles(name="Normalize", path=files.path)) if files.own_pooling else (pooling,)
-    return with_settings(files.modules[1:] if files.modules else undeclared or bare, config)
+    return with_settings(read_pooled_modules(files) if files.modules else undeclared or bare, config)
 
 
 def with_settings(declared: Sequence[ModuleFiles], config: ModelConfig) -> tuple[ModuleFiles, ...]:
     """Return the modules as the settings change them.
 
-    Raises ``ModelLoadError`` for ``--pooling`` if no Pooling module comes first.
+    Raises ``ModelLoadError`` for ``--pooling`` if there is no Pooling module.
     """
     modules = list(declared)
     if config.pooling is not None:
-        if not modules or modules[0].name != "Pooling":
+        place = next((place for place, module in enumerate(modules) if module.name == "Pooling"), None)
+        if place is None:
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
-        kept = {name: value for name, value in modules[0].config.items() if not name.startswith("pooling_mode")}
+        kept = {name: value for name, value in modules[place].config.items() if not name.startswith("pooling_mode")}
         kept["pooling_mode"] = MODULE_POOLING.get(config.pooling, config.pooling)
-        modules[0] = evolve(modules[0], config=kept)
+        modules[place] = evolve(modules[place], config=kept)
     if config.normalize is not None:
         modules = [module for module in modules if module.name != "Normalize"]
     if config.normalize:
@@ -116,8 +114,18 @@ ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
 """In the names of classes that vLLM pools by CLS; it pools decoders by LAST."""
 
 
+IGNORED_LAYERS = (
+    f"{LAYERS} has no effect, as in sentence-transformers: config.json does not have output_hidden_states: true."
+)
+
+
 def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
-    """Return what the server, and what others, assume of a folder without modules.json; empty with one."""
+    """Return what the server, and what others, assume of a folder without modules.json, or what has no effect in one.
+
+    Empty if there is neither.
+    """
+    if files.modules and ignores_layers(files):
+        return IGNORED_LAYERS
     if files.modules or files.own_pooling or (config.pooling is not None and config.normalize is not None):
         return ""
     name, pooling = next(iter(files.architectures), ""), _undeclared_pooling(files)

@@ -23,12 +23,6 @@ class ModuleFiles:
     path: Path
     config: Mapping[str, Any] = Factory(dict)
 
-    def require_vectors(self) -> None:
-        """Raise ``ModelLoadError`` unless it maps a text's vector to the text's vector."""
-        for key in ("module_input_name", "module_output_name"):
-            if self.config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-                raise ModelLoadError(f"{self.name} works on {self.config[key]!r}, which is not supported.")
-
 
 @frozen(kw_only=True)
 class RouterFiles:
@@ -236,8 +230,9 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
     if not modules or modules[0].name not in (*TRANSFORMERS, STATIC, "Router"):
-        raise ModelLoadError(f"{listing} does not begin with a Transformer module.")
-    return modules
+        found = f", but with {modules[0].name}" if modules else ""
+        raise ModelLoadError(f"{listing} does not begin with a Transformer module{found}.")
+    return tuple(module for module in modules if module.name != "Dropout")  # only for training
 
 
 def read_router(path: Path) -> RouterFiles:

@@ -27,6 +27,9 @@ KNOWN_KEYS: Mapping[str, str] = {
         "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens include_prompt embedding_dimension "
         "word_embedding_dimension"
     ),
+    "WeightedLayerPooling": "layer_start num_hidden_layers embedding_dimension word_embedding_dimension",
+    "LayerNorm": "dimension",
+    "Dropout": "dropout",
     "SpladePooling": "pooling_strategy activation_function embedding_dimension word_embedding_dimension chunk_size",
     "SparseStaticEmbedding": "frozen",
     **dict.fromkeys(("SparseAutoEncoder", "CSRSparsity"), "input_dim hidden_dim k k_aux normalize dead_threshold"),

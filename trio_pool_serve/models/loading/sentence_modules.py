@@ -1,16 +1,71 @@
 """Loading the modules of sentence-transformers that ``modules.json`` lists after the transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import ModelOutput
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.loading.checkpoint import read_weights
-from trio_pool_serve.models.model_kind import pooling_modes
+from trio_pool_serve.models.files.pooled_modules import has_layers
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
+from trio_pool_serve.models.model_kind import ModelFolder, pooling_modes
 from trio_pool_serve.runner.heads.classification import activation_named
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
+from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
+
+
+def load_pooled(folder: ModelFolder[Any], params: LoadingParams) -> tuple[Backbone, Pooler, int]:
+    """Load a transformer and the modules that pool its states. Raises ``ModelLoadError``.
+
+    The last value is ``LoadedModel.output_width``: not 0 if all hidden states are in memory at once.
+    """
+    require_own_class(folder, params)
+    modules, width = folder.spec.modules, 0
+    pooler = load_pooler(modules[1:] if has_layers(modules) else modules, params.device)
+    mean = LayerMean.load(modules[0]) if has_layers(modules) else None
+    model: Any = load_checkpoint(folder, params)
+    if mean is not None:
+        model.register_forward_hook(mean)
+        width = (mean.start + len(mean.weights)) * model.config.get_text_config().hidden_size
+    return Backbone(model), pooler, width
+
+
+@frozen(eq=False)
+class LayerMean:
+    """WeightedLayerPooling: the hook that replaces a transformer's states by a weighted mean of its hidden states.
+
+    ``weights`` are those of hidden state ``start`` and the ones after it; 0 is the embedding layer's output.
+    """
+
+    start: int
+    weights: Sequence[float]
+
+    @classmethod
+    def load(cls, files: ModuleFiles) -> "LayerMean":
+        """Read the module, with sentence-transformers' defaults. Raises ``ModelLoadError``."""
+        start, layers = files.config.get("layer_start", 4), files.config.get("num_hidden_layers", 12)
+        weights = read_weights(files.path).get("layer_weights")
+        if not isinstance(start, int) or start < 0 or weights is None or weights.shape != (layers + 1 - start,):
+            found = "no layer_weights" if weights is None else f"layer_weights {list(weights.shape)}"
+            raise ModelLoadError(
+                f"{files.path} has {found}, layer_start {start!r} and num_hidden_layers {layers!r}; accepted is a "
+                "weight for each hidden state from layer_start to num_hidden_layers."
+            )
+        return cls(start, weights.tolist())
+
+    def __call__(self, model: nn.Module, args: object, output: ModelOutput) -> BaseModelOutput:
+        """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
+        del model, args
+        states = (output.get("hidden_states") or ())[self.start :]
+        if len(states) != len(self.weights):
+            raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} such hidden states")
+        weighted = [weight * state.float() for weight, state in zip(self.weights, states, strict=True)]
+        return BaseModelOutput(last_hidden_state=sum(weighted) / sum(self.weights))
 
 
 def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
@@ -30,10 +85,6 @@ def load_output_modules(modules: Sequence[ModuleFiles], device: torch.device, *,
 
 def load_modules(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
     """Load modules of ``MODULES``. Raises ``ModelLoadError``."""
-    if unknown := [files.name for files in modules if files.name not in MODULES]:
-        raise ModelLoadError(f"modules.json requires {', '.join(unknown)}, which cannot be loaded.")
-    for files in modules:
-        files.require_vectors()
     try:
         return [MODULES[files.name](files) for files in modules]
     except Exception as error:
@@ -63,6 +114,13 @@ class Dense(nn.Module):
         return out if self.residual is None else out + self.residual(rows)
 
 
+def layer_norm(files: ModuleFiles) -> nn.LayerNorm:
+    """Load a LayerNorm over a vector, with torch's usual epsilon."""
+    norm = nn.LayerNorm(files.config["dimension"], dtype=torch.float32)
+    norm.load_state_dict(read_weights(files.path, "norm."))
+    return norm
+
+
 class Truncate(nn.Module):
     """sentence-transformers' ``truncate_dim``: the beginning of a vector, which is not normalised again."""
 
@@ -77,6 +135,7 @@ class Truncate(nn.Module):
 
 MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {
     "Dense": Dense,
+    "LayerNorm": layer_norm,
     "Normalize": lambda _: Normalize(),
     "Truncate": Truncate,
 }

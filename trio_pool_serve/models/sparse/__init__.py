@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding import read_conversation, require_plain_states
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
+from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, pooling_modes
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import LookupFormat, TextFormat
@@ -141,6 +142,7 @@ def _autoencoder(files: FolderFiles) -> Sparse:
         raise ModelLoadError(
             f"modules.json: {', '.join(names)} is not supported; a SparseAutoEncoder follows Transformer and Pooling."
         )
+    require_vector_modules(files.modules[2:-1])
     require_plain_states(files)
     module = files.modules[-1]
     sizes: dict[str, Any] = {"input_dim": None, "hidden_dim": 512, "k": 8, **module.config}

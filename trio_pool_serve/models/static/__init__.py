@@ -18,6 +18,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of, with_settings
 from trio_pool_serve.models.files.folder_files import STATIC as MODULE
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
+from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.tensors import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
@@ -63,6 +64,7 @@ def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
         return None
     if not files.modules and files.config.get("model_type") != "model2vec":
         return None
+    require_vector_modules(files.modules[1:])
     normalizes = not files.modules and files.config.get("normalize")
     modules = (ModuleFiles(name="Normalize", path=files.path),) if normalizes else files.modules[1:]
     return Static(

@@ -79,7 +79,6 @@ def load_layers(modules: Sequence[ModuleFiles], width: int) -> tuple[list[Vector
     """Return the modules after a table, and the width of the vectors after them. Raises ``ModelLoadError``."""
     layers: list[VectorModule] = []
     for module in modules:
-        module.require_vectors()
         if module.name == "Dense":
             layer = _dense(module, width)
             width = len(layer.weight)

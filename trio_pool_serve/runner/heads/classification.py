@@ -12,6 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.batch_rows import Indices, RowState
 from trio_pool_serve.runner.forward_pass import ForwardPass, HeadRows
 from trio_pool_serve.runner.heads.embedding import split_tokens
+from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.types import Activation, Classify, TokenClassify
 
 Logits: TypeAlias = Callable[[Tensor], Tensor]
@@ -68,6 +69,19 @@ class ClassificationHead:
     def __call__(self, forward: ForwardPass, params: Sequence[Classify]) -> HeadRows:
         """Return rows [rows, labels]."""
         logits = self.logits(forward.row_states(self.state).float())
+        return HeadRows(_activate(logits, [param.activation for param in params], self.functions), list)
+
+
+@frozen(eq=False)
+class PooledClassificationHead:
+    """The head of ``Classify`` whose logits are the pooler's output, [rows, labels], then the activation."""
+
+    pooler: Pooler
+    functions: ActivationFunctions
+
+    def __call__(self, forward: ForwardPass, params: Sequence[Classify]) -> HeadRows:
+        """Return rows [rows, labels]."""
+        logits = self.pooler(forward.required_states, forward.skipped)
         return HeadRows(_activate(logits, [param.activation for param in params], self.functions), list)
 
 

@@ -18,6 +18,7 @@ from trio_pool_serve.runner.batch_rows import IDS, SELECTIONS, Rows
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     ClassificationHead,
+    PooledClassificationHead,
     TokenClassificationHead,
 )
 from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
@@ -77,7 +78,7 @@ class Traced(nn.Module):
     def _add(self, head: Any) -> heads.AnyHead:
         match head:
             case EmbeddingHead(pooler=pooler):
-                return heads.Vector(self._pooled("vectors", pooler), normalizes=pooler.normalizes)
+                return heads.Vector(self._output("vectors", self._pooled(pooler)), normalizes=pooler.normalizes)
             case ChunkEmbeddingHead(pooler=pooler):
                 if len(pooler.modules_after):
                     self.after_pooling, self.poolings = nn.Sequential(*pooler.modules_after), len(pooler.pooling)
@@ -104,20 +105,21 @@ class Traced(nn.Module):
                 return heads.TableWeights(max_active_dims=head.max_active_dims)
             case ClassificationHead(state=state, logits=of_row, functions=functions):
                 return heads.Labels(self._activated("labels", lambda rows: of_row(rows.selected(state)), functions))
+            case PooledClassificationHead(pooler=pooler, functions=functions):
+                return heads.Labels(self._activated("labels", self._pooled(pooler), functions))
             case TokenClassificationHead(logits=of_tokens, functions=functions):
                 name = self._activated("token_labels", lambda rows: of_tokens(rows.states), functions)
                 return heads.TokenLabels(name, step_token_id=head.step_token_id)
         raise TypeError(f"there is no conversion of {type(head).__name__}")
 
-    def _pooled(self, name: str, pooler: Pooler) -> str:
+    def _pooled(self, pooler: Pooler) -> Callable[[TracedRows], Tensor]:
         self.add_module("pooler", pooler)
 
         def pooled(rows: TracedRows) -> Tensor:
-            parts = [rows.selected(selection) for selection in pooler.pooling or ("first",)]
-            vectors: Tensor = pooler.after(torch.cat(parts, dim=-1))
-            return vectors
+            parts = [rows.selected(name) for name in pooler.pooling or ("first",)]
+            return pooler.after(torch.cat(parts, dim=-1))
 
-        return self._output(name, pooled)
+        return pooled
 
     def _token_vectors(self, head: TokenEmbeddingHead) -> str:
         if isinstance(head.project, nn.Identity):
