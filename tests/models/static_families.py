@@ -16,6 +16,7 @@ from tests.models.model_families import (
     bert_tokenizer,
     dense,
     edit_json,
+    layer_norm,
     reference,
     write_modules,
     xlm_roberta_tokenizer,
@@ -90,7 +91,7 @@ def static(folder: Path) -> Path:
 
 @built_once
 def static_of_old(folder: Path) -> Path:
-    modules = (dense(WIDTH, 16, use_residual=True), dense(16, 16, use_residual=True), UNIT_LENGTH)
+    modules = (dense(WIDTH, 16, use_residual=True), dense(16, 16, use_residual=True), layer_norm(16), UNIT_LENGTH)
     return write_static(folder, *modules, path="0_StaticEmbedding", dotted=OLD_STATIC)
 
 

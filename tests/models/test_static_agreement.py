@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.models.model_families import TEXTS, Module, ServedModel, dense, edit_json, pooling, refuse, write_modules
+from tests.models.model_families import (
+    TEXTS,
+    Module,
+    ServedModel,
+    dense,
+    edit_json,
+    layer_norm,
+    pooling,
+    refuse,
+    write_modules,
+)
 from tests.models.static_families import (
     NEW_STATIC,
     POTION,
@@ -179,7 +189,8 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (with_modules(dense(WIDTH, 8, activation=GELU)), "activation_function is 'torch.nn.*GELU'; .*Tanh"),
     (with_modules(dense(WIDTH + 1, 8)), r"has the shapes .*\(8, 25\).*requires .*\(8, 24\)"),
     (with_modules(dense(WIDTH, 8, weights_file="pytorch_model.bin")), r"pytorch_model\.bin are not read"),
-    (with_modules(pooling("mean")), "requires Pooling after a StaticEmbedding"),
+    (with_modules(pooling("mean")), "requires Pooling, which cannot be loaded"),
+    (with_modules(layer_norm(WIDTH + 1)), r"has the shapes .*\(25,\).*requires .*\(24,\)"),
 ]  # fmt: skip
 
 

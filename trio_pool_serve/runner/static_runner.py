@@ -101,6 +101,25 @@ class Dense:
         return sum(array.size for array in (self.weight, self.bias, self.residual) if array is not None)
 
 
+@frozen(eq=False)
+class LayerNorm:
+    """Layer normalisation over a vector, with torch's usual epsilon."""
+
+    weight: Floats
+    bias: Floats
+
+    def __call__(self, vectors: Floats) -> Floats:
+        """Map [rows, d] to [rows, d]."""
+        centred = vectors - vectors.mean(axis=-1, keepdims=True)
+        scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(1e-5))
+        return np.asarray(centred / scale * self.weight + self.bias, np.float32)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of both tensors."""
+        return self.weight.size + self.bias.size
+
+
 def normalized(vectors: Floats) -> Floats:
     """Return vectors of unit length; zeros stay zeros."""
     return finished(vectors, Embed(), normalizes=True)

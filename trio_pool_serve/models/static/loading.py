@@ -1,6 +1,6 @@
 """Loading static embeddings: the table, and the modules after it, into a runner that computes with NumPy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.files.tensors import FILE, read_tensors
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.static import Static
+from trio_pool_serve.runner.openvino.heads import Floats
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.static_runner import (
     ACTIVATIONS,
     Dense,
+    LayerNorm,
     StaticRunner,
     TokenTable,
     VectorModule,
@@ -38,7 +40,7 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
     spec, table = folder.spec, read_table(folder.transformer_path)
     modules = spec.modules[: -1 if spec.normalizes else None]
     layers, width = load_layers(modules, table.width)
-    parameters = table.parameters + sum(layer.parameters for layer in layers if isinstance(layer, Dense))
+    parameters = table.parameters + sum(layer.parameters for layer in layers if isinstance(layer, Dense | LayerNorm))
     return StaticRunner(
         table,
         layers,
@@ -85,13 +87,12 @@ def load_layers(modules: Sequence[ModuleFiles], width: int) -> tuple[list[Vector
             layers.append(layer)
         elif module.name == "Normalize":
             layers.append(normalized)
-        elif module.name == "Truncate":
+        elif module.name == "LayerNorm":
+            tensors = _tensors(module, dict.fromkeys(("norm.weight", "norm.bias"), (width,)))
+            layers.append(LayerNorm(tensors["norm.weight"], tensors["norm.bias"]))
+        else:
             width = min(width, module.config["dimensions"])
             layers.append(partial(truncated, dimensions=width))
-        else:
-            raise ModelLoadError(
-                f"modules.json requires {module.name} after a StaticEmbedding, which is not supported."
-            )
     return layers, width
 
 
@@ -104,9 +105,7 @@ def _dense(module: ModuleFiles, width: int) -> Dense:
     wanted: dict[str, tuple[Any, ...]] = {"linear.weight": (out, width)}
     wanted |= {"linear.bias": (out,)} if config.get("bias", True) else {}
     wanted |= {"residual.weight": (out, width)} if adds_input and out != width else {}
-    tensors = {name: tensor.astype(np.float32) for name, tensor in read_tensors(module.path).items()}
-    if (shapes := {name: tensor.shape for name, tensor in tensors.items()}) != wanted:
-        raise ModelLoadError(f"{module.path / FILE} has the shapes {shapes}; {place} requires {wanted}.")
+    tensors = _tensors(module, wanted)
     return Dense(
         tensors["linear.weight"],
         tensors.get("linear.bias"),
@@ -114,3 +113,12 @@ def _dense(module: ModuleFiles, width: int) -> Dense:
         adds_input=adds_input,
         residual=tensors.get("residual.weight"),
     )
+
+
+def _tensors(module: ModuleFiles, wanted: Mapping[str, tuple[Any, ...]]) -> Mapping[str, Floats]:
+    """Return the tensors of a module. Raises ``ModelLoadError`` for other shapes."""
+    tensors = {name: tensor.astype(np.float32) for name, tensor in read_tensors(module.path).items()}
+    if (shapes := {name: tensor.shape for name, tensor in tensors.items()}) != wanted:
+        place = module.path / "config.json"
+        raise ModelLoadError(f"{module.path / FILE} has the shapes {shapes}; {place} requires {wanted}.")
+    return tensors

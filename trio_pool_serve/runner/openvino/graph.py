@@ -95,7 +95,7 @@ class Traced(nn.Module):
                     max_active_dims=head.max_active_dims,
                 )
             case LatentHead(pooler=pooler, max_active_dims=k):
-                return heads.VocabularyWeights(self._pooled("weights", pooler), max_active_dims=k)
+                return heads.VocabularyWeights(self._output("weights", self._pooled(pooler)), max_active_dims=k)
             case LexicalHead(linear=linear):
                 self.add_module("lexical", linear)
                 output = self._output("token_weights", lambda rows: linear(rows.states).squeeze(-1).relu())
