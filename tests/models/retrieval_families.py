@@ -263,6 +263,9 @@ LATE_INTERACTION: Mapping[str, Callable[[Path], Path]] = {
             folder, "modernbert", tokenizer=marked(modernbert_tokenizer())
         ),
         # A marker that the tokenizer does not know is ordinary text, and comes before a prompt.
+        pylate_lfm2=lambda folder: write_pylate(
+            folder, "lfm2", tokenizer=marked(modernbert_tokenizer()), do_query_expansion=False
+        ),
         pylate_with_prompts=lambda folder: write_pylate(
             folder, "roberta", prompts={"query": "query: ", "document": "[D] text: "}, skiplist_words=None
         ),
