@@ -40,7 +40,7 @@ PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT 
 
 
 @pytest.mark.parametrize(
-    "page", ["settings", "agreement", "cpu-backends", "gpu-launches", "metrics", "routes", "fields"]
+    "page", ["settings", "agreement", "cpu-backends", "gpu-launches", "metrics", "routes", "fields", "published-models"]
 )
 def test_a_generated_page_is_what_its_generator_writes(page: str):
     name = page.replace("-", "_")

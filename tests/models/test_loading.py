@@ -108,6 +108,26 @@ def test_layer_weights_for_other_hidden_states_than_the_model_s_are_an_error(tmp
     )
 
 
+OF_CODE = {"auto_map": {"AutoModelForSequenceClassification": "someone/code--modeling.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "telepathy"}, r"config\.json: model_type is 'telepathy', which transformers does not have\.$"),
+        ({"model_type": "telepathy", **OF_CODE}, "not have: it is code of .* only with --trust-remote-code"),
+        ({"model_type": "vit", **OF_CODE}, "transformers cannot load .*someone/code"),  # it classifies no texts
+    ],
+)
+def test_a_class_of_other_code_is_refused_and_nobody_is_asked_to_run_it(
+    tmp_path: Path, changed: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+):
+    path = write_classifier(tmp_path / "classifier", "bert")
+    edit_json(path / "config.json", lambda config: config.update(changed))
+    refuse(path, said)
+    assert "[y/N]" not in capsys.readouterr().out
+
+
 NOT_WEIGHTS = b"version https://git-lfs.github.com/spec/v1\n"
 
 

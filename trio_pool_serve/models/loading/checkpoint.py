@@ -55,7 +55,10 @@ def load_checkpoint(
         raise ModelLoadError(
             f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto."
         )
-    options: dict[str, Any] = {"trust_remote_code": True} if params.trust_remote_code else {}
+    if not params.trust_remote_code:
+        _require_known_type(folder)
+    # Not left to the default: transformers would ask on the terminal.
+    options: dict[str, Any] = {"trust_remote_code": params.trust_remote_code}
     try:
         options |= native_options(folder)
         model, info = getattr(transformers, auto_class).from_pretrained(
@@ -78,6 +81,9 @@ def load_checkpoint(
     return model.eval().requires_grad_(requires_grad=False)
 
 
+OF_CODE = "it is code of the model's repository (auto_map), which runs only with --trust-remote-code"
+
+
 def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
     """Raise ``ModelLoadError`` for weights of a class that only the repository's own code has.
 
@@ -88,8 +94,18 @@ def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
     if "AutoModel" in (config.get("auto_map") or {}) and not any(hasattr(transformers, name) for name in names):
         raise ModelLoadError(
             f"{folder.transformer_path / 'config.json'}: architectures is {', '.join(names) or 'missing'}, which "
-            f"transformers does not have: it is code of the model's repository (auto_map), which runs only with "
-            "--trust-remote-code."
+            f"transformers does not have: {OF_CODE}."
+        )
+
+
+def _require_known_type(folder: AnyModelFolder) -> None:
+    """Raise ``ModelLoadError`` for a model type that transformers does not have: it would advise its newest code."""
+    path = folder.transformer_path / "config.json"
+    config = {} if folder.native_config is not None else read_json(path)
+    if config.get("model_type", "bert") not in transformers.CONFIG_MAPPING:
+        whose = f": {OF_CODE}" if config.get("auto_map") else ""
+        raise ModelLoadError(
+            f"{path}: model_type is {config['model_type']!r}, which transformers does not have{whose}."
         )
 
 

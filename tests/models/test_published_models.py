@@ -1,0 +1,124 @@
+"""docs/published-models.md is true: each folder that it names is read and computed, or refused, as its row says."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder
+from tests.models.model_families import TEXTS, ServedModel, reference, shuffled
+from tests.models.published_layouts import LAYOUTS, TABLE, write_published, write_tiny
+from tests.models.test_agreement import asked_by_type, difference, encoded_by_type
+from trio_pool_serve.checking.model_report import kind_of
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenEmbed
+
+TOLERANCE = 1e-5
+ROWS = {row["ids"][0]: row for row in TABLE}
+QUOTED = {name: row for name, row in ROWS.items() if "config.json" in row.get("files", {})}
+SERVED = {name: row for name, row in ROWS.items() if row["verdict"] == "served" and name in LAYOUTS}
+REFUSED = {name: row for name, row in ROWS.items() if row["verdict"] == "refused"}
+
+
+def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a row as settings of a ``ModelConfig``."""
+    words = row.get("flags", "").split()
+    return {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_no_model_has_two_rows_and_each_row_is_judged_by_something():
+    ids = [name for row in TABLE for name in row["ids"]]
+    assert len(ids) == len(set(ids)) >= 30
+    assert all(row["verdict"] in ("served", "refused", "unknown") for row in TABLE)
+    assert {*SERVED, *REFUSED} | {"sentence-transformers/all-MiniLM-L6-v2"} == {
+        name for name, row in ROWS.items() if row["verdict"] != "unknown"
+    }
+    assert all(row.get("files") and row["sources"] for row in (*SERVED.values(), *REFUSED.values()))
+
+
+@pytest.mark.parametrize("name", [name for name in QUOTED if name in SERVED])
+def test_the_published_text_is_read_as_the_row_says(name: str, tmp_path: Path):
+    """In its full size, without weights."""
+    path, row = tmp_path / "model", ROWS[name]
+    write_published(path, row)
+    LAYOUTS[name].tokenizer().backend_tokenizer.save(str(path / "tokenizer.json"))
+    folder = read_model_folder(path, ModelConfig(**settings_of(row)))
+    assert {"kind": kind_of(folder), "longest": folder.max_model_len} == {key: row[key] for key in ("kind", "longest")}
+
+
+def test_the_packaged_model_is_what_its_row_says(minilm: Path):
+    folder, row = read_model_folder(minilm), ROWS["sentence-transformers/all-MiniLM-L6-v2"]
+    assert (kind_of(folder), folder.max_model_len) == (row["kind"], row["longest"])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_is_refused_with_the_message_of_its_row(name: str, tmp_path: Path):
+    path, row = tmp_path / "model", ROWS[name]
+    write_tiny(path, row)
+    with pytest.raises(ModelLoadError) as refused:
+        ServedModel(path, settings=settings_of(row))
+    assert str(refused.value).replace(str(path), "MODEL") == row["message"]
+
+
+async def farthest(ours: ServedModel, requests: Sequence[PoolingRequest], expected: Sequence[Any]) -> float:
+    """The largest difference of the rows, each alone and all in a shuffled batch."""
+    batches = [[row] for row in range(len(requests))] + [shuffled(requests)]
+    found = []
+    for batch in batches:
+        values = await ours.runner.launch(Batch(tuple(requests[row] for row in batch)))
+        found += [difference(value, expected[row]) for (value,), row in zip(values, batch, strict=True)]
+    return max(found)
+
+
+async def embedding(ours: ServedModel, path: Path, longest: int) -> float:
+    theirs, texts = reference(path, model_kwargs={"torch_dtype": torch.float32}), list(TEXTS)
+    requests, expected = await ours.requests(TEXTS), [theirs.encode(texts)]
+    for name, prompt in ours.folder.prompts.items():
+        requests += await ours.requests(TEXTS, instruction=prompt)
+        expected.append(theirs.encode(texts, prompt_name=name))
+    assert ours.folder.max_model_len == min(theirs.max_seq_length, longest)
+    assert ours.folder.spec.similarity == theirs.similarity_fn_name
+    return await farthest(ours, requests, np.concatenate(expected))
+
+
+async def pairs(ours: ServedModel, path: Path, _: int) -> float:
+    expected = cross_encoder(path, model_kwargs={"torch_dtype": torch.float32}).predict(PAIRS).reshape(-1, 1)
+    assert np.ptp(expected) > 0.01, "agreement would prove nothing"
+    return await farthest(ours, await ours.requests(PROMPTS, Classify("score")), expected)
+
+
+async def late_interaction(ours: ServedModel, path: Path, _: int) -> float:
+    from sentence_transformers import MultiVectorEncoder
+
+    theirs = MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
+    expected = [vectors.numpy() for rows in encoded_by_type(theirs) for vectors in rows]
+    return await farthest(ours, await asked_by_type(ours, lambda _: TokenEmbed()), expected)
+
+
+async def sparse(ours: ServedModel, path: Path, _: int) -> float:
+    from sentence_transformers import SparseEncoder
+
+    theirs = SparseEncoder(str(path), device="cpu", local_files_only=True)
+    expected = torch.cat(encoded_by_type(theirs, convert_to_sparse_tensor=False)).numpy()
+    return await farthest(ours, await asked_by_type(ours, ours.folder.spec.sparse_params), expected)
+
+
+ORACLES = {
+    "embedding": embedding, "bge_m3": embedding, "cross_encoder": pairs, "generative_reranker": pairs,
+    "late_interaction": late_interaction, "sparse": sparse,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVED)
+async def test_a_tiny_model_with_the_published_text_agrees(name: str, tmp_path: Path):
+    row = ROWS[name]
+    ours = ServedModel(write_tiny(tmp_path / "model", row), settings=settings_of(row))
+    assert kind_of(ours.folder) == row["kind"]
+    oracle = LAYOUTS[name].oracle
+    path = ours.path if oracle is None else oracle(tmp_path / "oracle")
+    assert await ORACLES[row["kind"]](ours, path, row.get("longest", 0)) < TOLERANCE
