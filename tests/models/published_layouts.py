@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from safetensors.torch import save_file
 
 from tests.model_folders import write_json
-from tests.models import retrieval_families
+from tests.models import retrieval_families, static_families
 from tests.models.classifier_families import cross_encoder, paired_modernbert_tokenizer, reranker_tokenizer
 from tests.models.model_families import (
     FAMILIES,
@@ -51,6 +51,8 @@ class Layout:
     """Writes a tiny model in the layout, in place of one of the quoted class."""
     oracle: Callable[[Path], Path] | None = None
     """Writes the same weights as the oracle needs them, if it cannot load the published folder."""
+    is_read_alone: bool = True
+    """Whether the small files suffice to recognise the model."""
 
 
 UNIT_LENGTH = Module(type=NORMALIZE)
@@ -142,6 +144,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "cross-encoder/ms-marco-MiniLM-L6-v2": Layout(),
     "colbert-ir/colbertv2.0": Layout(write=retrieval_families.colbert_v2),
     "lightonai/GTE-ModernColBERT-v1": Layout(write=retrieval_families.pylate_modernbert),
+    "minishlab/potion-base-8M": Layout(write=static_families.potion, is_read_alone=False),
+    "sentence-transformers/static-retrieval-mrl-en-v1": Layout(
+        write=partial(static_families.write_static, path="0_StaticEmbedding", dotted=static_families.OLD_STATIC)
+    ),
     "naver/splade-v3": Layout(write=retrieval_families.early_splade),
     "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill": Layout(write=retrieval_families.opensearch),
 }

@@ -203,7 +203,7 @@ UNFIT = [
     (write_bert, WEIGHTS, fill(NORM, 3e38), r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"),
     *(
         (write_bert, "config.json", changed(**config), "transformers cannot load")
-        for config in ({"intermediate_size": 40}, {"model_type": "telepathy"})
+        for config in ({"intermediate_size": 40}, {"hidden_act": "telepathy"})
     ),
     (with_dense, OF_DENSE, lacking("linear.bias"), r"cannot be loaded: (.|\n)*linear\.bias"),
     (with_dense, OF_DENSE, fill("linear.weight", nan), r"linear\.weight in .*2_Dense has numbers that are not finite"),
