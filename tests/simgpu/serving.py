@@ -12,7 +12,7 @@ from attrs import frozen
 
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import FAMILIES, ServedModel, write_family
-from tests.models.retrieval_families import colbert_v2, splade_max, splade_sum, write_bge_m3
+from tests.models.retrieval_families import colbert_v2, csr, splade_max, splade_sum, write_bge_m3
 from tests.models.test_reranking_agreement import FLAT, write_process_reward, write_reranker
 from tests.models.vision_families import (
     CONTENTS,
@@ -106,6 +106,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("process reward model", write_process_reward, (TokenClassify(),)),
         Kind("splade max", splade_max, (SparseEmbed(),)),
         Kind("splade sum", splade_sum, (SparseEmbed(),)),
+        Kind("csr", csr, (SparseEmbed(60),)),
         Kind("bge-m3", write_bge_m3, (Embed(), SparseEmbed(), TokenEmbed())),
         Kind("colbert", colbert_v2, (TokenEmbed(),)),
         *(Kind(name, DUAL_ENCODERS[name], (Embed(),), sees=True) for name in ("clip", "siglip", "siglip2_naflex")),

@@ -23,21 +23,31 @@ USUAL_WEIGHTS = 512
 """Weights above zero per row that are copied at once, as a mean over the batch: more than trained models are expected
 to give. If one gives more, a second copy has all."""
 
+SELECTED_PART = 8
+"""The numbers that are selected at a time are at most this part of a batch's weights: an index takes 8 bytes, and what
+a request selects must not take more memory than was tried when the model was loaded."""
+
 ACTIVATED_AT_ONCE = 512
 """Tokens whose logits are activated at a time if they are summed: all would take the memory of the logits twice."""
 
 
 def _greatest(weights: Tensor, params: Sequence[SparseEmbed], default: int | None) -> Tensor:
-    """Return weights [rows, width] with all but the ``max_active_dims`` greatest of each row set to zero."""
-    width = weights.shape[1]
+    """Set all but the ``max_active_dims`` greatest of each row of weights [rows, width] to zero, and return them."""
+    rows, width = weights.shape
     limits = np.array([min(param.max_active_dims or default or width, width) for param in params])
     if (most := int(limits.max())) == limits.min() == width:
         return weights
-    indices = weights.abs().topk(most, dim=1).indices
-    greatest = weights.gather(1, indices)
-    if most > limits.min():
-        greatest = greatest * (torch.arange(most, device=weights.device) < to_device(limits, weights.device)[:, None])
-    return torch.zeros_like(weights).scatter_(1, indices, greatest)
+    at_once = max(1, weights.numel() // (SELECTED_PART * most))
+    for some, limits_of_some in zip(
+        weights.split(at_once), np.split(limits, range(at_once, rows, at_once)), strict=True
+    ):
+        indices = some.abs().topk(most, dim=1).indices
+        greatest = some.gather(1, indices)
+        if most > limits_of_some.min():
+            counts = to_device(limits_of_some, weights.device)[:, None]
+            greatest = greatest * (torch.arange(most, device=weights.device) < counts)
+        some.zero_().scatter_(1, indices, greatest)
+    return weights
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
