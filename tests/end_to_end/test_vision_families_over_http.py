@@ -34,7 +34,7 @@ from tests.models.vision_families import (
     Content,
     qwen_states,
 )
-from tests.models.vision_oracles import chat_template_kwargs, dual_encoder_vectors, last_at_unit_length
+from tests.models.vision_oracles import chat_template_kwargs, dual_encoder_vectors, last_at_unit_length, page_vectors
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5
@@ -116,6 +116,22 @@ async def test_images_are_ranked_for_a_text(tmp_path: Path, record_agreement: Re
         assert farthest(rows, scores) < SCORE_TOLERANCE
         assert_same_ranking(np.stack(rows), scores)
     record_agreement("clip_with_heads", "score", "sentence-transformers", farthest([*found, *ranked], [*scores] * 2))
+
+
+@pytest.mark.parametrize("name", ["colqwen2_with_modules", "colqwen2_pooled"])
+async def test_pages_are_ranked_for_a_question_by_all_vectors_or_by_pooled_ones(
+    name: str, tmp_path: Path, record_agreement: Record
+):
+    path = PAGE_RETRIEVERS[name](tmp_path / name)
+    vectors, scores = page_vectors(path, "sentence-transformers")
+    documents = [{"content": parts([picture])} for picture in PICTURES]
+    async with serving_folder(path) as ours:
+        found = [await ours.scores(sentence, documents) for sentence in SENTENCES]
+        asked = [{"messages": [{"role": "user", "content": parts([page])}]} for page in PICTURES]
+        pages = [(await ours.post("/pooling", **body))["data"][0]["data"] for body in asked]
+    assert farthest(found, scores) < SCORE_TOLERANCE
+    assert farthest(pages, vectors[len(SENTENCES) :]) < TOLERANCE
+    record_agreement(name, "score", "sentence-transformers", farthest(found, scores))
 
 
 @pytest.mark.parametrize(("name", "route"), [("clip", "/v1/embeddings"), ("colqwen2", "/pooling")])

@@ -166,6 +166,12 @@ def encoded_by_type(theirs: Any, **options: Any) -> list[list[Vectors]]:
     return [encode(list(TEXTS_OF[input_type]), **options) for input_type, encode in encoders.items()]
 
 
+def pooling_of(ours: ServedModel, types: Sequence[InputType | None]) -> Callable[[int, Vectors], Vectors]:
+    """Pool the vectors of a row, whose input type is among ``types``, if the model does."""
+    pooling = ours.folder.spec.token_pooling
+    return lambda row, of_row: pool_rows(of_row, pooling) if pooling and pooling.applies_to(types[row]) else of_row
+
+
 async def late_interaction(path: Path, name: str) -> Agreement:
     from sentence_transformers import MultiVectorEncoder
 
@@ -173,19 +179,14 @@ async def late_interaction(path: Path, name: str) -> Agreement:
     ours, theirs = ServedModel(path), MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
     assert ours.folder.prompts == {name: text for name, text in theirs.prompts.items() if text is not None}
     queries, documents, others = encoded_by_type(theirs)
-    pooling = ours.folder.spec.token_pooling
     types = [input_type for input_type, texts in TEXTS_OF.items() for _ in texts]
-
-    def finish(row: int, vectors: Vectors) -> Vectors:
-        return pool_rows(vectors, pooling) if pooling and pooling.applies_to(types[row]) else vectors
-
     return Agreement(
         ours,
         await asked_by_type(ours, lambda _: TokenEmbed()),
         [vectors.numpy() for vectors in (*queries, *documents, *others)],
-        scores=None if pooling else theirs.similarity(queries, documents).numpy(),
+        scores=None if ours.folder.spec.token_pooling else theirs.similarity(queries, documents).numpy(),
         queries=len(queries),
-        finish=finish,
+        finish=pooling_of(ours, types),
     )
 
 
@@ -224,7 +225,16 @@ async def page_retrieval(path: Path, name: str, oracle: str) -> Agreement:
     requests = await ours.requests(items, TokenEmbed(), input_type="query")
     expected, scores = page_vectors(path, oracle)
     assert min(np.ptp(scores, axis=1).min(), np.ptp(scores, axis=0).min()) > 0.01, "agreement would prove nothing"
-    return Agreement(ours, requests, expected, oracle, scores=scores, queries=len(SENTENCES))
+    types: list[InputType | None] = ["query"] * len(SENTENCES) + ["document"] * len(PICTURES)
+    return Agreement(
+        ours,
+        requests,
+        expected,
+        oracle,
+        scores=None if ours.folder.spec.token_pooling else scores,
+        queries=len(SENTENCES),
+        finish=pooling_of(ours, types),
+    )
 
 
 BY_ST = "sentence-transformers"

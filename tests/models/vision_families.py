@@ -454,14 +454,16 @@ def colpali(folder: Path) -> Path:
     return write_seeing(folder, transformers.ColPaliForRetrieval(config), tokenizer, processor)
 
 
-def write_page_modules(folder: Path, mask: Mapping[str, Any]) -> Path:
+def write_page_modules(folder: Path, mask: Mapping[str, Any], *, pool_factor: float | None = None) -> Path:
     """Have sentence-transformers write its modules for a bare folder."""
     from sentence_transformers import MultiVectorEncoder
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 
     bare = colqwen2(folder.with_name(f"{folder.name}-bare"))
     model = MultiVectorEncoder(str(bare), device="cpu", local_files_only=True)
     model[1] = MultiVectorMask(**mask)
+    if pool_factor is not None:
+        model.append(HierarchicalTokenPooling(pool_factor))
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
 
@@ -478,7 +480,12 @@ def colqwen2_of_patches_only(folder: Path) -> Path:
     return write_page_modules(folder, {"keep_only_token_ids": [image]})
 
 
-PAGE_RETRIEVERS = by_name(colqwen2, colpali, colqwen2_with_modules, colqwen2_of_patches_only)
+@built_once
+def colqwen2_pooled(folder: Path) -> Path:
+    return write_page_modules(folder, {}, pool_factor=3)
+
+
+PAGE_RETRIEVERS = by_name(colqwen2, colpali, colqwen2_with_modules, colqwen2_of_patches_only, colqwen2_pooled)
 
 
 # -- serving them ---------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ class TokenPooling:
     normalizes: bool = True
     input_types: frozenset[InputType] = frozenset({"document"})
 
+    def __str__(self) -> str:
+        return f"{' and '.join(sorted(self.input_types))} tokens pooled by {self.factor:g}"
+
     def applies_to(self, input_type: InputType | None) -> bool:
         """Return whether texts of this input type are pooled."""
         return (input_type or "document") in self.input_types

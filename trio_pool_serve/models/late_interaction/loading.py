@@ -32,7 +32,7 @@ def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingP
     return LoadedModel(
         backbone=backbone,
         heads={TokenEmbed: tokens, MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores)},
-        description="late interaction",
+        description="late interaction" if spec.token_pooling is None else f"late interaction, {spec.token_pooling}",
     )
 
 

@@ -19,6 +19,7 @@ from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder, ModelKind
+from trio_pool_serve.models.token_pooling import TokenPooling, read_token_pooling
 from trio_pool_serve.models.vision_language import ImagePatches, grid_processor, read_patches, reject_placeholders
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
@@ -64,9 +65,11 @@ def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | N
         raise ModelLoadError(f"A {name.removesuffix('ForRetrieval')} of {vlm['model_type']} is not supported.")
     processor = read_json(files.transformer_path / "processor_config.json")
     spec = _colqwen2(vlm, processor) if model_type == "qwen2_vl" else _colpali(vlm, processor)
+    mask, token_pooling = _modules(files)
     return evolve(
         spec,
-        mask=_mask(files),
+        mask=mask,
+        token_pooling=token_pooling,
         mean_scores=files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim",
     )
 
@@ -97,21 +100,25 @@ def _colpali(vlm: Mapping[str, Any], processor: Mapping[str, Any]) -> PageRetrie
     )
 
 
-def _mask(files: FolderFiles) -> ScoringMask | None:
-    """Return the mask of modules.json, if any. Raises ``ModelLoadError`` for any other module."""
+def _modules(files: FolderFiles) -> tuple[ScoringMask | None, TokenPooling | None]:
+    """Return the mask and the token pooling of modules.json, if any. Raises ``ModelLoadError`` for other modules."""
     files.reject_processing_kwargs()
     files.reject_input_type_lengths()
     if not files.modules:
-        return None
+        return None, None
     task = files.transformer_task
     names = [module.name for module in files.modules[1:]]
-    if task != "retrieval" or names not in ([], ["MultiVectorMask"]):
+    pools, masks = names[-1:] == ["HierarchicalTokenPooling"], names[:1] == ["MultiVectorMask"]
+    if task != "retrieval" or len(names) != masks + pools:
         raise ModelLoadError(f"The model's transformer does {task}, followed by {names}, which is not supported.")
     if files.modality_config:
         files.require_methods({"text": ("forward", "embeddings"), "image": ("forward", "embeddings")})
     if "message" in files.modality_config:
         raise ModelLoadError("The model takes conversations, which is not supported for a page retriever.")
-    return scoring_mask(files.modules[1]) if names else None
+    return (
+        scoring_mask(files.modules[1]) if masks else None,
+        read_token_pooling(files.modules[-1]) if pools else None,
+    )
 
 
 @frozen(kw_only=True, eq=False)

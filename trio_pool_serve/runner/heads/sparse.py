@@ -38,9 +38,8 @@ def _greatest(weights: Tensor, params: Sequence[SparseEmbed], default: int | Non
     if (most := int(limits.max())) == limits.min() == width:
         return weights
     at_once = max(1, weights.numel() // (SELECTED_PART * most))
-    for some, limits_of_some in zip(
-        weights.split(at_once), np.split(limits, range(at_once, rows, at_once)), strict=True
-    ):
+    for begin in range(0, rows, at_once):
+        some, limits_of_some = weights[begin : begin + at_once], limits[begin : begin + at_once]
         indices = some.abs().topk(most, dim=1).indices
         greatest = some.gather(1, indices)
         if most > limits_of_some.min():
