@@ -12,8 +12,8 @@ import trio
 from attrs import evolve
 
 from tests.end_to_end.folder_over_http import serving_folder
-from tests.models.classifier_families import write_classifier
-from tests.models.model_families import edit_json, pooling, write_family
+from tests.models.classifier_families import POOLED, write_classifier
+from tests.models.model_families import edit_json, pooling, write_family, write_weighted_layers
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT
@@ -40,6 +40,7 @@ KINDS = {
     "embedding": (partial(write_family, name="bert"), "embed"),
     "sequence_classifier": (partial(write_classifier, name="bert", num_labels=3), "classify"),
     "cross_encoder": (partial(write_classifier, name="bert", num_labels=1), "score"),
+    "cross_encoder of modules": (POOLED["modernbert_with_pooled_scores"], "score"),
     "late_interaction": (pylate_bert, "score"),
     "sparse": (splade_max, "sparse_embed"),
     "dual_encoder": (clip, "embed"),
@@ -57,14 +58,15 @@ async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kin
         facts = asked.service.default.engine.facts
         assert report.max_batch_tokens == info["max_batch_tokens"] == facts.max_batch_tokens
         assert report.dimensions == facts.dimensions
-    assert (report.kind, report.task) == (kind, task)
+    assert (report.kind, report.task) == (kind.partition(" ")[0], task)
     for name in ("id", "task", "tasks", "max_model_len", "backend", "dtype", "fingerprint"):
         assert getattr(report, name) == card[name], name
     assert report.max_model_len == info["max_input_length"]
     if (embedding := info["model_type"].get("embedding")) is not None:
         assert report.pooling == embedding["pooling"]
     else:
-        ((_, labels),) = info["model_type"].items()
+        ((name, labels),) = info["model_type"].items()
+        assert name == ("reranker" if report.scoring == "pairs" else "classifier")
         assert [labels["id2label"][str(index)] for index in range(len(report.labels))] == report.labels
     assert ("image" in report.accepts) == (kind == "dual_encoder")
     assert (report.backend, report.computation[:8]) == ("torch", "by torch")
@@ -105,6 +107,15 @@ async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
     ]  # fmt: skip
     assert declared.warnings == []
     assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
+
+
+async def test_the_report_lists_the_modules_of_a_cross_encoder_and_weighted_layers_without_effect(tmp_path: Path):
+    scored = await check(POOLED["modernbert_with_pooled_scores"](tmp_path / "scored"))
+    assert scored.modules == ["Pooling", "Dense", "LayerNorm", "Dense"]
+    assert (scored.pooling, scored.pooling_from, scored.labels) == ("cls", "1_Pooling/config.json", ["LABEL_0"])
+    ignored = await check(write_weighted_layers(tmp_path / "ignored", "bert", has_hidden_states=False))
+    assert (ignored.modules, ignored.pooling_from) == (["Pooling", "Normalize"], "2_Pooling/config.json")
+    assert "WeightedLayerPooling has no effect" in ignored.warnings[0]
 
 
 async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):

@@ -12,14 +12,18 @@ from tests.models.classifier_families import (
     DECODERS,
     ENCODERS,
     FAMILIES,
+    LONG,
     PAIRS,
+    POOLED,
     PROMPTS,
     cross_encoder,
     write_classifier,
 )
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
+from tests.models.test_reranking_agreement import FLAT
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.prompts import PairPrompt, TextPrompt
-from trio_pool_serve.types import Classify, TokenClassify
+from trio_pool_serve.types import Batch, Classify, TokenClassify
 
 TOLERANCE = 1e-4
 TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]
@@ -113,6 +117,51 @@ async def test_a_cross_encoder_saved_with_modules_agrees(name: str, tmp_path: Pa
     ours = ServedModel(tmp_path / "saved")
     assert ours.folder.spec.scoring == "pairs"
     assert largest_difference(await ours.compute(PROMPTS, SCORE), rows(theirs.predict(PAIRS))) < TOLERANCE
+
+
+@pytest.mark.parametrize("chat_template", [None, FLAT])
+async def test_a_cross_encoder_of_modules_agrees_as_saved_with_its_chat_template(
+    chat_template: str | None, tmp_path: Path
+):
+    path = POOLED["qwen3_with_pooled_scores"](tmp_path / "written")
+    if chat_template is not None:
+        states = {"method": "forward", "method_output_name": "last_hidden_state"}
+        conversations = {
+            "modality_config": {"text": states, "message": {**states, "format": "flat"}},
+            "module_output_name": "token_embeddings",
+            "max_seq_length": LONG,
+        }
+        edit_json(path / "tokenizer_config.json", lambda file: file.update(chat_template=chat_template))
+        edit_json(path / "sentence_bert_config.json", lambda file: file.update(conversations))
+    theirs = cross_encoder(path)
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    ours = ServedModel(tmp_path / "saved")
+    assert (ours.folder.spec.chat is None) == (chat_template is None)
+    for instruction in ("", "find: "):
+        expected = rows(theirs.predict(PAIRS, prompt=instruction or None))
+        found = await ours.compute(PROMPTS, SCORE, instruction)
+        assert largest_difference(found, expected) < TOLERANCE / 10
+
+
+@pytest.mark.parametrize("name", POOLED)
+async def test_all_activations_of_labels_that_modules_compute_are_in_one_row(name: str, tmp_path: Path):
+    """Labels have softmax, one score has a sigmoid; the same in a batch with rows of one activation."""
+    path = POOLED[name](tmp_path / name)
+    ours, theirs = ServedModel(path), cross_encoder(path)
+    raw = rows(theirs.predict(PAIRS, activation_fn=torch.nn.Identity()))
+    likely = torch.from_numpy(raw).softmax(-1) if raw.shape[1] > 1 else torch.from_numpy(raw).sigmoid()
+    expected = [(likely[row].numpy(), *[raw[row]] * (row % 2)) for row in range(len(raw))]
+    wanted = [(Classify(), *[RAW] * (row % 2)) for row in range(len(raw))]
+    found = await ours.runner.launch(Batch(tuple(await ours.requests(PROMPTS, wanted))))
+    for row, other in zip(found, expected, strict=True):
+        assert largest_difference(row, other) < TOLERANCE / 10
+    assert ours.folder.spec.labels == tuple(f"LABEL_{index}" for index in range(raw.shape[1]))
+
+
+async def test_labels_of_modules_have_the_names_of_the_config_if_it_has_as_many(tmp_path: Path):
+    path = POOLED["bert_with_pooled_labels"](tmp_path / "model")
+    edit_json(path / "config.json", lambda config: config.update(LABELS))
+    assert read_model_folder(path).spec.labels == tuple(NAMES)
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.onnx._internal.torchscript_exporter import onnx_proto_utils
 
 from tests.lanes import sampled
-from tests.models.classifier_families import write_classifier
-from tests.models.model_families import TEXTS, ServedModel, pooling, write_family
+from tests.models.classifier_families import POOLED, write_classifier
+from tests.models.model_families import LAYOUTS, TEXTS, ServedModel, pooling, write_family
 from tests.models.test_openvino_agreement import TOLERANCE, difference, prompts_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
@@ -147,6 +147,15 @@ async def test_a_cross_encoder_s_file_has_no_numbers_of_tokens(tmp_path: Path):
     alone = ServedModel(folder, settings=EXACT)
     assert "token_classify" not in alone.folder.spec.tasks
     await assert_same(alone, by_torch, Classify)
+
+
+@pytest.mark.parametrize("write", [LAYOUTS["bert_with_weighted_layers"], POOLED["bert_with_pooled_labels"]])
+def test_without_weights_for_torch_modules_that_only_torch_computes_are_refused(tmp_path: Path, write: Any):
+    folder = write(tmp_path / "model")
+    export(folder, OPENVINO)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"without torch there is no (WeightedLayerPooling|Pooling, Dense)"):
+        ServedModel(folder, settings=EXACT)
 
 
 def write_other_weights(folder: Path) -> None:

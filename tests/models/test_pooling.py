@@ -25,6 +25,7 @@ from tests.models.model_families import (
     pooling,
     reference,
     write_family,
+    write_weighted_layers,
 )
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.models.files.folder_files import ModuleFiles
@@ -215,6 +216,24 @@ async def test_settings_count_for_more_than_the_files(settings: dict, modules: l
     theirs = reference(write_family(tmp_path / "meant", "qwen3", modules=modules))
     ours = ServedModel(declared, settings=settings)
     assert largest_difference(await ours.embed(TEXTS), theirs.encode(list(TEXTS))) < TOLERANCE
+
+
+async def test_weighted_layers_are_pooled_as_told_and_left_out_without_hidden_states(tmp_path: Path):
+    """sentence-transformers leaves them out without a word."""
+    weighted, ignored = [
+        write_weighted_layers(tmp_path / str(on), "bert", has_hidden_states=on) for on in (True, False)
+    ]
+    ours = ServedModel(weighted, settings={"pooling": "cls", "normalize": False})
+    edit_json(weighted / "2_Pooling" / "config.json", lambda config: config.update(pooling_mode="cls"))
+    edit_json(weighted / "modules.json", lambda modules: modules[:-1])
+    assert largest_difference(await ours.embed(TEXTS), reference(weighted).encode(list(TEXTS))) < TOLERANCE
+    assert (ours.folder.spec.pooling, ours.folder.spec.assumption) == ("cls", "")
+    without = ServedModel(ignored)
+    found = await without.embed(TEXTS)
+    assert largest_difference(found, reference(ignored).encode(list(TEXTS))) < TOLERANCE
+    assert largest_difference(found, await ServedModel(weighted, settings={"pooling": "mean"}).embed(TEXTS)) > 0.1
+    assert "WeightedLayerPooling has no effect" in without.folder.spec.assumption
+    assert [module.name for module in without.folder.spec.modules] == ["Pooling", "Normalize"]
 
 
 @pytest.mark.parametrize(

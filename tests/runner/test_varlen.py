@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from benchmarks.segment_attention import ONE_BY_ONE
-from tests.models.classifier_families import PROMPTS, write_classifier
-from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from tests.models.classifier_families import POOLED, PROMPTS, write_classifier
+from tests.models.model_families import (
+    FAMILIES,
+    TEXTS,
+    ServedModel,
+    largest_difference,
+    write_family,
+    write_weighted_layers,
+)
 from trio_pool_serve.runner.cuda import varlen
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
@@ -76,6 +83,13 @@ async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed
     assert largest_difference([row[0] for row in ours], [row[0] for row in theirs]) < TOLERANCE
 
 
+async def test_weighted_layers_agree(tmp_path: Path):
+    served = ServedModel(write_weighted_layers(tmp_path / "bert", "bert"))
+    expected = await served.values(TEXTS, Embed(), TokenEmbed())
+    ours = await serve_packed(served).values(TEXTS, Embed(), TokenEmbed())
+    assert max(largest_difference(row, other) for row, other in zip(ours, expected, strict=True)) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", PADDED)
 async def test_a_family_that_computes_otherwise_is_padded_as_before(tmp_path: Path, name: str):
     served = ServedModel(write_family(tmp_path / name, name))
@@ -119,6 +133,13 @@ async def test_a_row_that_brings_embeddings_is_packed_too(padded: ServedModel, p
 async def test_cross_encoders_agree(tmp_path: Path, name: str):
     """Their own heads read the first token of each row, behind the transformer."""
     served = ServedModel(write_classifier(tmp_path / name, name, num_labels=1))
+    expected = await served.compute(PROMPTS, Classify("raw"))
+    assert largest_difference(await serve_packed(served).compute(PROMPTS, Classify("raw")), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", POOLED)
+async def test_cross_encoders_of_modules_agree(tmp_path: Path, name: str):
+    served = ServedModel(POOLED[name](tmp_path / name))
     expected = await served.compute(PROMPTS, Classify("raw"))
     assert largest_difference(await serve_packed(served).compute(PROMPTS, Classify("raw")), expected) < TOLERANCE
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from tests.lanes import sampled
-from tests.models.model_families import pooling, write_family
+from tests.models.classifier_families import POOLED
+from tests.models.model_families import LAYOUTS, pooling, write_family
 from tests.simgpu.launch_counts import RECORD, LaunchCounts, launch
 from tests.simgpu.serving import KINDS, TEXTS, WAYS, Kind, Way
 from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams
-from trio_pool_serve.types import Batch, Embed, EmbedChunks, PoolingRequest, SparseVector, TokenEmbed
+from trio_pool_serve.types import Batch, Classify, Embed, EmbedChunks, PoolingRequest, SparseVector, TokenEmbed
 
 NEAR = 0.98
 """Cosine of an output in bfloat16 with the same in float32."""
@@ -69,6 +70,23 @@ async def test_a_launch_does_not_wait_and_gives_what_a_cpu_gives(
     for counted in ("launches", "to_device_bytes", "to_host_bytes"):
         assert getattr(counts, counted) <= recorded[counted], "more than docs/gpu-launches.md has"
     assert (counts.peak_share or 0) <= 1, "the most uneven batch needs more memory than was tried at the start"
+
+
+MODULES = (
+    Kind("weighted layers", LAYOUTS["bert_with_weighted_layers"], (Embed(), TokenEmbed())),
+    Kind("scores", POOLED["modernbert_with_pooled_scores"], (Classify("raw"),), scores_pairs=True),
+)
+
+
+@pytest.mark.parametrize(
+    "way", ["packed", *(pytest.param(way, marks=pytest.mark.slow) for way in ("padded", "graphed"))]
+)
+@pytest.mark.parametrize("kind", MODULES, ids=[kind.name for kind in MODULES])
+async def test_modules_before_and_after_pooling_do_not_wait(tmp_path: Path, kind: Kind, way: Way):
+    path = kind.write(tmp_path / "model")
+    served = kind.serve(path, dtype="float32")
+    batch = Batch(tuple(await kind.requests(served)))
+    await launch_and_compare(kind, path, way, batch, await served.runner.launch(batch))
 
 
 @pytest.mark.parametrize("way", ["padded", "packed", pytest.param("graphed", marks=pytest.mark.slow)])
