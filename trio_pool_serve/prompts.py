@@ -164,7 +164,7 @@ class RenderingParams:
     ``truncate_to`` is the maximum number of tokens, including special tokens; ``None`` rejects inputs longer than the
     model's maximum. ``max_text_tokens`` truncates a text before anything is added to it. ``instruction`` is put in
     front of every text, or at its place in the model's template. ``input_type`` is for models that treat queries and
-    documents differently.
+    documents differently, ``task`` for models that have adapters by task.
     """
 
     truncate_to: int | None = None
@@ -172,6 +172,7 @@ class RenderingParams:
     add_special_tokens: bool = True
     instruction: str = ""
     input_type: InputType | None = None
+    task: str | None = None
     max_text_tokens: int | None = None
 
 

@@ -36,10 +36,11 @@ def registered(folder: Path) -> Adapter:
     return Adapter(str(folder), read_adapter(folder).digest)
 
 
-def vectors_by_peft(base: Path, adapter: Adapter | None, texts: Sequence[str], **options: Any) -> list[Vectors]:
-    """Return what sentence-transformers computes with the adapter, or without one."""
+def vectors_by_peft(base: Path, adapter: Adapter | Path | None, texts: Sequence[str], **options: Any) -> list[Vectors]:
+    """Return what sentence-transformers computes with the adapter or its folder, or without one."""
     theirs = reference(base)
     if adapter is not None:
+        folder = adapter if isinstance(adapter, Path) else adapter.folder
         with warnings.catch_warnings(action="ignore", category=Warning):
-            theirs[0].auto_model = PeftModel.from_pretrained(theirs[0].auto_model, adapter.folder)
+            theirs[0].auto_model = PeftModel.from_pretrained(theirs[0].auto_model, folder)
     return list(theirs.encode(list(texts), **options))

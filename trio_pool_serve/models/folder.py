@@ -15,6 +15,7 @@ from trio_pool_serve.models.files.chat_template import (
 )
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.native_configs import native_config, native_of
+from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
 
@@ -90,7 +91,9 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
-    of_card = {} if native is None or files.prompts else native.prompts
+    adapters = read_task_adapters(files.transformer_path, files.config)
+    of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
+    of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
     return ModelFolder(
         path=path,
@@ -101,6 +104,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         native_config=None if native is None else files.config,
         max_model_len=_max_model_len(files, config.max_model_len, spec),
         lower_case=bool(files.module_config.get("do_lower_case")),
+        task_adapters=adapters,
         prompts=prompts,
         default_prompt_name=_default_prompt_name(files, prompts, config),
         default_prompt=config.default_prompt,

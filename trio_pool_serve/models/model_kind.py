@@ -172,6 +172,8 @@ class ModelFolder(Generic[Spec]):
     max_model_len: int
     """Maximum input length in tokens, special tokens included."""
     lower_case: bool = False
+    task_adapters: Mapping[str, Path] = Factory(dict)
+    """The folders of adapters that belong to the model, by task."""
     prompts: Mapping[str, str] = Factory(dict)
     default_prompt_name: str | None = None
     default_prompt: str | None = None

@@ -1,5 +1,6 @@
 """Builds the engine, the tokenizer and the renderer of a served model."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from attrs import Factory, define, field
@@ -26,6 +27,7 @@ from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Adapter
 
 NO_WINDOWS = "--long-text chunk: this model does not embed texts in windows; long ones would be refused."
 
@@ -114,7 +116,9 @@ class ModelMaker:
             memory=self.memory,
         )
 
-    def make_model(self, served: ServedModel, folder: AnyModelFolder, renderer: Renderer) -> Model:
+    def make_model(
+        self, served: ServedModel, folder: AnyModelFolder, renderer: Renderer, task_adapters: Mapping[str, Adapter]
+    ) -> Model:
         """Return the ``Model`` for requests. Its engine must be ready."""
         renderer.embeds_format = embeds_format_of(
             folder, served.engine.facts.embeds_width, enabled=self.config.input.enable_prompt_embeds
@@ -126,4 +130,5 @@ class ModelMaker:
             served.engine,
             long_text=served.source.loading.long_text,
             results=ModelResults(self.results) if self.results.max_bytes else None,
+            task_adapters=task_adapters,
         )

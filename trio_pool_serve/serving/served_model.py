@@ -1,6 +1,7 @@
 """One model of a server: its source, its state, its engine and the requests that use it."""
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import ComputedBy
+from trio_pool_serve.types import Adapter, ComputedBy
 
 ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
 """draining: to be unloaded once the requests that use it have ended. unloading: its memory is being freed."""
@@ -77,17 +78,19 @@ class ServedModel:
     unused: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked once no request uses it."""
 
-    async def check_adapters(self, offload: Offload) -> None:
-        """Check the adapters that are not checked yet; the engine must be ready. Raises ``ModelLoadError``.
+    async def check_adapters(self, folder: AnyModelFolder, offload: Offload) -> Mapping[str, Adapter]:
+        """Check the adapters that are not checked yet; return those of the model's own tasks. The engine must be ready.
 
-        Cancellation: as ``ServedAdapter.check``.
+        Raises ``ModelLoadError``. Cancellation: as ``ServedAdapter.check``.
         """
-        for adapter in self.adapters.values():
+        of_tasks = {task: ServedAdapter(task, str(path)) for task, path in folder.task_adapters.items()}
+        for adapter in (*of_tasks.values(), *self.adapters.values()):
             if adapter.adapter is None:
                 try:
                     await adapter.check(self.engine, offload)
                 except ModelLoadError as error:
                     raise ModelLoadError(f"the adapter {adapter.name}: {error}") from error
+        return {task: served.adapter for task, served in of_tasks.items() if served.adapter is not None}
 
     def begin_loading(self) -> None:
         """Begin to load it: requests wait until it has settled."""

@@ -142,8 +142,8 @@ class ServedModels:
             logger.info(
                 "loaded in %.1f s: %s: %s", worker.memory.loading_s, served.source.name, worker.loaded.describe()
             )
-        await served.check_adapters(offload)
-        served.finish_loading(maker.make_model(served, folder, renderer))
+        of_tasks = await served.check_adapters(folder, offload)
+        served.finish_loading(maker.make_model(served, folder, renderer, of_tasks))
         maker.metrics.model_changes["loads"].inc()
 
     def _note_error(self, served: ServedModel, cause: BaseException) -> None:

@@ -185,10 +185,10 @@ class FanOut:
         await trio.lowlevel.checkpoint_if_cancelled()
         work = self.admitted.work
         turn = work.priority, self._group, work.client.number, work.rank, work.deadline
-        adapter = self.model.adapter
         requests: list[PoolingRequest] = []
         for index, _, prompt in windows:
-            requests.append(PoolingRequest(prompt, self.rows[index].params, *turn, adapter=adapter))
+            row = self.rows[index]
+            requests.append(PoolingRequest(prompt, row.params, *turn, adapter=self.model.adapter_of(row.rendering)))
             self._windows[index].append(None)
         self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         with self.model.renderer.memory.holding((request.prompt for request in requests), work.client):

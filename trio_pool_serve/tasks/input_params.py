@@ -20,7 +20,8 @@ class InputParams:
     ``truncate_to`` is in tokens; −1 is the model's maximum. If it is ``None``, ``--long-text`` decides about longer
     inputs, with ``dialect_truncates`` as its default; with ``refuses_longer`` they are refused. ``instruction`` is the
     client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
-    selects the model's template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded``
+    selects the model's template for queries or documents. ``task`` selects an adapter of a model that has some for its
+    tasks, by default ``prompt_name`` or ``input_type`` does. ``truncation_side`` is by default the tokenizer's. ``padded``
     requests padding to the model's maximum, which is accepted for models that always pad.
     """
 
@@ -32,6 +33,7 @@ class InputParams:
     prompt_name: str | None = None
     instruction: str | None = None
     input_type: InputType | None = None
+    task: str | None = None
     padded: bool = False
 
     @property
@@ -76,6 +78,7 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
         add_special_tokens=input_params.add_special_tokens,
         instruction=_instruction(model, input_params),
         input_type=input_params.effective_input_type,
+        task=input_params.task or input_params.prompt_name,
     )
 
 

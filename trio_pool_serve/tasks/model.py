@@ -1,9 +1,9 @@
 """A model that tasks can use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from trio_pool_serve.config.model_config import LongText
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
@@ -13,7 +13,9 @@ from trio_pool_serve.engine.queue_entry import RowsDone
 from trio_pool_serve.engine.result_cache import ModelResults
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.files.model_digest import fingerprint_of
+from trio_pool_serve.models.files.task_adapters import SIDES, of_task
 from trio_pool_serve.models.model_kind import ModelFolder, ModelSpec
+from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Adapter, ComputedBy, PoolingRequest, PoolingTask
@@ -36,14 +38,17 @@ class Model:
     in every run, and the last bits of an output depend on its batch."""
     adapter: Adapter | None = None
     """Of all rows of a request."""
+    task_adapters: Mapping[str, Adapter] = Factory(dict)
+    """The adapters that belong to the model, by task."""
 
     @property
     def computed_by(self) -> ComputedBy:
         """What computes its outputs. The fingerprint also depends on settings of rendering, and on the adapter."""
-        folder, adapter = self.folder, () if self.adapter is None else (self.adapter.digest,)
+        folder = self.folder
+        adapters = [each.digest for each in (*self.task_adapters.values(), self.adapter) if each is not None]
         prompts = folder.default_prompt_name, folder.default_prompt, folder.chat_template
         loaded_by = self.engine.worker.computed_by
-        return _with_settings(loaded_by, self.long_text, folder.max_model_len, *prompts, *adapter)
+        return _with_settings(loaded_by, self.long_text, folder.max_model_len, *prompts, *adapters)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:
         """Admit a request until the returned context ends. Raises as ``Engine.admit``."""
@@ -62,6 +67,14 @@ class Model:
             await self.results.submit_all(self.engine, requests, rows_done, timings)
         else:
             await self.engine.submit_all(requests, rows_done)
+
+    def adapter_of(self, rendering: RenderingParams) -> Adapter | None:
+        """Return the adapter of rows that are rendered that way: the request's own, or that of their task."""
+        if self.adapter is not None or not self.task_adapters:
+            return self.adapter
+        return of_task(self.task_adapters, rendering.task) or of_task(
+            self.task_adapters, SIDES.get(rendering.input_type)
+        )
 
     def label(self, index: int) -> str:
         """Return the name of a label; if the model has none, ``LABEL_0`` and so on, as in transformers."""

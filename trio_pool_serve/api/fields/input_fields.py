@@ -19,6 +19,7 @@ from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.models.files.task_adapters import of_task
 from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
@@ -207,11 +208,12 @@ def with_input_type(
     if input_type is None:
         return job
     prompts = model.folder.prompts
-    if input_type not in {*INPUT_TYPES, *others, *prompts}:
+    if input_type not in {*INPUT_TYPES, *others, *prompts} and of_task(model.task_adapters, input_type) is None:
         own = f", or a prompt of the model: {', '.join(sorted(prompts))}" if prompts else ""
         known = ", ".join(sorted({*INPUT_TYPES, *others}))
         raise InvalidRequestError(f"{param} must be one of {known}{own}; not {quoted(input_type)}.", param=param)
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None
     named = input_type if input_type in prompts and not chosen else input_params.prompt_name
-    return evolve(job, input_params=evolve(input_params, input_type=INPUT_TYPES.get(input_type), prompt_name=named))
+    side = INPUT_TYPES.get(input_type)
+    return evolve(job, input_params=evolve(input_params, input_type=side, prompt_name=named, task=input_type))

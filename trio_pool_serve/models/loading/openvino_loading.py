@@ -92,6 +92,8 @@ class CpuModel:
             return "OpenVINO is not installed"
         if self.folder.reads_images:
             return "OpenVINO is not used for models that read images"
+        if self.config.adapter or self.folder.task_adapters:
+            return "OpenVINO applies no adapters"
         if self.folder.kind.read.__module__ == "__main__":
             return "OpenVINO is not used for kinds of models that a program itself registers"
         if self._dtype == "bfloat16" and not has_native_bfloat16():

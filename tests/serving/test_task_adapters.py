@@ -1,0 +1,112 @@
+"""A model with adapters for its tasks: the request's task selects one, and its prompt."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import client_of, listening, running
+from tests.model_folders import write_json
+from tests.models.adapter_folders import write_adapter
+from tests.models.lora_adapters import vectors_by_peft, write_lora
+from tests.models.model_families import TEXTS, edit_json, write_family
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.service import Service
+
+TEXT = TEXTS[0]
+QUERY, DOCUMENT = "q: ", "d: "
+"""Those of the model's card are longer than the texts that a tiny model reads."""
+
+ASKED: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "no task": ({}, None, ""),
+    "a query": ({"task": "retrieval.query"}, "retrieval_query", QUERY),
+    "a passage": ({"task": "retrieval.passage"}, "retrieval_passage", DOCUMENT),
+    "text-matching": ({"task": "text-matching"}, "text_matching", ""),
+    "classification": ({"task": "classification"}, "classification", ""),
+    "separation": ({"task": "separation"}, "separation", ""),
+    "a query by Voyage's name": ({"input_type": "query"}, "retrieval_query", QUERY),
+    "a document by the prompt's name": ({"prompt_name": "document"}, "retrieval_passage", DOCUMENT),
+    "an own prompt": ({"task": "retrieval.query", "prompt": "find "}, "retrieval_query", "find "),
+    "a task without an adapter": ({"task": "code.query"}, None, ""),
+}
+"""Fields, the adapter's folder, and the prompt."""
+
+
+def config_of(folder: Path) -> Config:
+    # Without --backend: adapters of its own make torch compute it.
+    return Config(
+        models=(f"jina={folder}",),
+        loading=ModelConfig(device="cpu", dtype="float32"),
+        processes=ProcessesConfig(engine="local"),
+    )
+
+
+def write_jina(folder: Path) -> Path:
+    write_family(folder, "jina-embeddings-v3")
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": QUERY, "document": DOCUMENT}})
+    for seed, task in enumerate(
+        ("retrieval_query", "retrieval_passage", "separation", "classification", "text_matching")
+    ):
+        write_lora(folder / task, folder, seed, target_modules=["query", "key", "value", "dense", "word_embeddings"])
+    return folder
+
+
+async def test_the_task_selects_the_adapter_and_its_prompt(tmp_path: Path, record_agreement):
+    folder = write_jina(tmp_path / "jina")
+    largest = 0.0
+    service = Service(config_of(folder))
+    async with running(service), listening(service) as url, client_of(url) as client:
+        for fields, task, prompt in ASKED.values():
+            (expected,) = vectors_by_peft(folder, None if task is None else folder / task, [TEXT], prompt=prompt)
+            answer = await client.post("/v1/embeddings", json={"input": TEXT, **fields})
+            found = np.array(answer.json()["data"][0]["embedding"], np.float32)
+            largest = max(largest, float(np.abs(found - expected).max()))
+        assert largest <= 1e-5
+        scores = await client.post("/score", json={"text_1": TEXT, "text_2": TEXT})
+        sides = [
+            vectors_by_peft(folder, folder / task, [TEXT], prompt=prompt)[0]
+            for task, prompt in (("retrieval_query", QUERY), ("retrieval_passage", DOCUMENT))
+        ]
+        assert scores.json()["data"][0]["score"] == pytest.approx(float(sides[0] @ sides[1]), abs=1e-5)
+        refused = await client.post("/v1/embeddings", json={"input": TEXT, "task": "nothing"})
+        assert refused.status_code == 400
+    record_agreement("jina-embeddings-v3, adapter by task", "embed", "PEFT", largest)
+
+
+def test_a_folder_without_prompts_has_those_of_the_model_s_card(tmp_path: Path):
+    folder = write_jina(tmp_path / "jina")
+    (folder / "config_sentence_transformers.json").unlink()
+    assert read_model_folder(folder).prompts == PROMPTS["jina_embeddings_v3"]
+    for place in folder.glob("*/adapter_config.json"):
+        place.unlink()
+    assert read_model_folder(folder).prompts == {}, "they are the adapters' prompts"
+
+
+@pytest.mark.parametrize(
+    ("task", "folder"),
+    [
+        ("retrieval.query", "adapters/retrieval"),
+        ("retrieval", "adapters/retrieval"),
+        ("text-matching", "adapters/text-matching"),
+        ("code.query", None),
+        ("matching", None),
+        (None, None),
+    ],
+)
+def test_adapters_below_one_folder_are_named_by_task(tmp_path: Path, task: str | None, folder: str | None):
+    for name in ("retrieval", "text-matching", "clustering"):
+        write_adapter(tmp_path / "adapters" / name)
+    write_adapter(tmp_path / "elsewhere")
+    found = of_task(read_task_adapters(tmp_path, {"model_type": "qwen3"}), task)
+    assert found == (None if folder is None else tmp_path / folder)
+
+
+async def test_an_adapter_of_a_task_that_does_not_fit_is_refused_at_load(tmp_path: Path):
+    folder = write_jina(tmp_path / "jina")
+    edit_json(folder / "separation" / "adapter_config.json", lambda config: config.update(r=3))
+    with pytest.raises(ModelLoadError, match=r"the adapter separation: .*with r = 3"):
+        await Service(config_of(folder)).run()

@@ -1,0 +1,41 @@
+"""LoRA adapters in a model's own folder, one for each task that it was trained for."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trio_pool_serve.models.files.adapter_files import CONFIG
+
+T = TypeVar("T")
+
+LAYOUTS = {"jina_embeddings_v3": "*"}
+"""Where the adapters' folders are, by model type; ``adapters/*`` for all others."""
+
+PROMPTS: Mapping[str, Mapping[str, str]] = {
+    "jina_embeddings_v3": {
+        "query": "Represent the query for retrieving evidence documents: ",
+        "document": "Represent the document for retrieval: ",
+    },
+}
+"""The prompts of the models' cards, by model type, for folders whose files have none."""
+
+SIDES: Mapping[str | None, str] = {"query": "retrieval.query", "document": "retrieval.passage"}
+"""The task of each input type."""
+
+
+def read_task_adapters(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Path]:
+    """Return the folders of the adapters that a model's folder has of its own, by task."""
+    places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
+    return {_key(place.parent.name): place.parent for place in sorted(places)}
+
+
+def of_task(adapters: Mapping[str, T], task: str | None) -> T | None:
+    """Return the adapter of a task, or of what is before its dot: ``retrieval`` for ``retrieval.query``."""
+    if task is None:
+        return None
+    return adapters.get(_key(task)) or adapters.get(_key(task.partition(".")[0]))
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[._]", "-", name.lower())
